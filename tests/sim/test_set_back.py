@@ -16,7 +16,7 @@ from procession.sim.environment import Machine
 from procession.sim.fault_plan import FaultPlan, PlannedFault, SinkPlan, StreamPlan
 from procession.sim.runner import SCHEDULE, plan_of
 from procession.sim.set_back import copied
-from procession.sim.simulated_log import SimulatedLog
+from procession.sim.simulated_log import SimulatedLog, read_rows
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
 from procession.storage.segment import INGRESS_SCHEMA
@@ -75,6 +75,8 @@ def test_an_older_copy_is_another_log_also_when_it_is_filled_up_again(files: Fil
     log.append(rows(2))
     with pytest.raises(StorageError, match="the records before 2 are others"):
         check_offered(log, offered, "g")
+    with pytest.raises(StorageError, match="the records before 2 are others"):
+        read_rows(files, "log", 0, offered)
 
 
 def test_a_new_directory_is_another_log_also_when_the_same_records_are_in_it(files: Files) -> None:

@@ -112,6 +112,17 @@ def test_with_tls_both_sides_show_what_they_are(gateway_process: Make, tmp_path:
         rows(FlightLog(place, FlightAccess(tls=ClientTls(authority.ca)), patience_s=0.0), 0, 10)
 
 
+def test_a_log_that_is_not_the_offered_one_is_not_given_away(gateway_process: Make) -> None:
+    gateway = gateway_process()
+    place = filled(gateway, 10)
+    with gateway.client() as client:
+        offered = client.offer(1, 0, 2**40, 2**40).offset
+    log = FlightLog(place, FlightAccess(), patience_s=0.0)
+    assert sum(batch.num_rows for batch in log.read(0, 10, offered)) == 10
+    with pytest.raises(RoundError, match="the records before 10 are others"):
+        list(log.read(0, 10, offered._replace(checksum="0123")))
+
+
 def test_a_log_that_is_nowhere_says_what_to_do() -> None:
     with pytest.raises(StorageError, match="is not on this machine"):
         open_log(LogLocation("elsewhere/log", "identity"), FlightAccess())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from procession.storage.log_reader import LogReader
 from procession.storage.segment import (
     INGRESS_SCHEMA,
     KIND_RECORD,
+    encode_entry,
+    encode_header,
     segment_name,
 )
 
@@ -67,6 +70,65 @@ def test_a_log_that_is_begun_anew_is_another_one(tmp_path: Path) -> None:
     with IngressLog(tmp_path, committed_end=4) as log:
         assert log.next_sequence == 4
         assert log.offset(4).incarnation != before.incarnation
+
+
+@pytest.mark.parametrize("segment_bytes_max", [1, LARGE])
+def test_a_reader_that_is_told_what_was_offered_reads_no_other_rows(tmp_path: Path, segment_bytes_max: int) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    with IngressLog(right, segment_bytes_max=segment_bytes_max) as log:
+        fill(log, 2)
+        shutil.copytree(right, wrong)
+        fill(log, 8)
+        offered = [log.offset(sequence) for sequence in range(1, 9)]
+    with IngressLog(wrong, segment_bytes_max=segment_bytes_max) as log:
+        for start in range(2, 8, 2):
+            log.append(batch(start, 2, b"changed"))
+    for offset in offered:
+        assert ids(LogReader(right).read(0, offset.sequence, offset)) == list(range(offset.sequence))
+        assert ids(LogReader(right).read(offset.sequence - 1, offset.sequence, offset)) == [offset.sequence - 1]
+        if offset.sequence > 2:
+            with pytest.raises(StorageError, match=f"the records before {offset.sequence} are others"):
+                ids(LogReader(wrong).read(0, 1, offset))
+    with pytest.raises(StorageError, match="not the one that records were offered from"):
+        ids(LogReader(right).read(0, 8, offered[-1]._replace(incarnation="begun anew")))
+    with IngressLog(right, segment_bytes_max=segment_bytes_max) as log:
+        fill(log, 10)
+        assert ids(LogReader(right).read(0, 8, offered[-1])) == list(range(8)), "a gateway that goes on changes nothing"
+        log.trim(6)
+        assert ids(LogReader(right).read(6, 8, offered[-1])) == [6, 7]
+
+
+def test_a_segment_of_another_log_is_refused_where_it_does_not_join(tmp_path: Path) -> None:
+    """The last segment is right, and one before it was exchanged."""
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    with IngressLog(right, segment_bytes_max=1) as log:
+        fill(log, 6)
+        offered = log.offset(6)
+    with IngressLog(right) as log:
+        header = log._segments[1].header
+    index = b"".join(map(bytes, encode_entry(batch(2, 2, b"changed"), 2, 2)))
+    shutil.copytree(right, wrong)
+    (wrong / segment_name(2)).write_bytes(encode_header(header) + index)
+    assert ids(LogReader(wrong).read(4, 6, offered)) == [4, 5]
+    with pytest.raises(StorageError, match="are others"):
+        ids(LogReader(wrong).read(0, 1, offered))
+
+
+def test_a_reader_that_has_indexed_a_log_reads_no_rows_of_one_in_its_place(tmp_path: Path) -> None:
+    with IngressLog(tmp_path / "log") as log:
+        fill(log, 2)
+        shutil.copytree(tmp_path / "log", tmp_path / "wrong")
+        fill(log, 4)
+        reader = LogReader(tmp_path / "log")
+        assert ids(reader.read(0, 4)) == [0, 1, 2, 3]
+    with IngressLog(tmp_path / "wrong") as log:
+        log.append(batch(2, 2, b"changed"))
+        log.append(batch(4, 2, b"payload"))
+        log.sync()
+        (tmp_path / "log").rename(tmp_path / "right")
+        (tmp_path / "wrong").rename(tmp_path / "log")
+    with pytest.raises(StorageError, match="does not match its checksum"):
+        ids(reader.read(2, 6))
 
 
 def test_what_no_later_entry_calls_synced_is_in_a_new_file_before_it_is_offered(tmp_path: Path) -> None:

@@ -23,11 +23,8 @@ from procession.driver.last_commit import LastCommit, last_commit, tell_commit
 from procession.errors import ConfigError, ProcessionError, RecordError, RoundError
 from procession.gateway.control_client import ControlClient, EpochOffer, FenceReply
 from procession.gateway.members import Member
-from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, LogOffset, read_offsets
+from procession.storage.log_ranges import FIRST_GATEWAY, NOTHING, LogLocation, LogOffset, read_offsets
 from procession.tls import ClientTls
-
-NOTHING = LogOffset()
-"""The start offset of a new gateway: the beginning of its log, whichever log it is."""
 
 
 @dataclass(frozen=True)

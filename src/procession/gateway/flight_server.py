@@ -21,8 +21,9 @@ from procession.address import Address, parse_address
 from procession.errors import ConfigError, ProcessionError, RemoteProtocolError
 from procession.format_number import is_known_format
 from procession.gateway.gateway_options import GatewayConfig
-from procession.gateway.request_parsing import integers
+from procession.gateway.request_parsing import integers, offset
 from procession.storage.flight_reader import TICKET_FORMAT
+from procession.storage.log_ranges import LogOffset
 from procession.storage.log_reader import LogReader
 
 
@@ -54,8 +55,9 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             if request.get("identity") != self._identity:
                 raise flight.FlightUnavailableError("the request is for another gateway")
             first, last = integers(request, "first", "last")
-            batches = LogReader(self._config.offered_directory, self._config.offered_use).read(first, last)
-            return flight.GeneratorStream(self._config.offered_use.schema, self._counted(batches))
+            log = LogReader(self._config.offered_directory, self._config.offered_use)
+            rows = log.read(first, last, offset(request, "offered") or LogOffset())
+            return flight.GeneratorStream(self._config.offered_use.schema, self._counted(rows))
         except (ValueError, AttributeError) as error:
             raise flight.FlightServerError("a ticket that is not JSON") from error
         except RemoteProtocolError as error:

@@ -119,7 +119,7 @@ class Environment:
         """Gateways whose directories are currently set back or lost."""
         self.refused: Callable[[str], None]
         """Called for every gateway that refuses a driver because of its log."""
-        self.confirmed: Callable[[str], None]
+        self.confirmed: Callable[[str, int], None]
         """Called for every gateway that a driver confirms."""
         self.identities: dict[str, str] = {}
         """Of each gateway's first directory; a checkpoint keeps them."""

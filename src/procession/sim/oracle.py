@@ -278,6 +278,11 @@ class Oracle:
         """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
         self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
 
+    def set_back(self, gateway: str, end: int) -> None:
+        """The gateway's directory is an older copy. The driver accepts it, and knows of no offer behind `end`: what was
+        read there belongs to an offer that a power cut has undone."""
+        self._sequences = {at: record for at, record in self._sequences.items() if at[0] != gateway or at[1] < end}
+
     def read(self, gateway: str, sequence: int, record: Record) -> None:
         """A task read this record at this sequence number of this gateway's log."""
         known = self._sequences.setdefault((gateway, sequence), record)

@@ -45,9 +45,11 @@ class SetBackOperator:
             self._is_mending.add(part)
             self._when(MEND_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
 
-    def confirmed(self, part: str) -> None:
-        """A driver takes the directory for the right one. If it is a copy, it has what it lacked, or is wrong."""
+    def confirmed(self, part: str, offered: int) -> None:
+        """A driver that was offered records up to here takes the directory for the right one. If it is a copy, it has
+        what it lacked, or is wrong."""
         if part in self._site.set_back:
+            self._site.oracle.set_back(name_of(part), offered)
             self._site.tell(part, "= the copy is taken")
             self._is_mending.discard(part)
             self._site.set_back.discard(part)
@@ -95,14 +97,13 @@ class SetBackOperator:
 
 
 def copied(directory: Directory) -> Directory:
-    """A copy of the durable content. Unsynced writes are left out: a power cut may lose them, and then the copy would
-    hold data that never existed."""
+    """A copy as any program makes it: with writes that are not synced, and that a power cut may undo later."""
     copy = Directory()
-    for name, node in directory.durable.items():
+    for name, node in directory.names.items():
         if isinstance(node, Directory):
             copy.names[name] = copied(node)
         else:
-            copy.names[name] = file = File(node.durable)
+            copy.names[name] = file = File(node.data)
             file.sync()
     copy.durable = dict(copy.names)
     return copy

@@ -64,10 +64,10 @@ class Confirmation:
         """Whether producers wait until the driver has sent the last commit to this gateway."""
         return not self.is_confirmed and snapshot.epoch + 1 < known.epochs
 
-    def confirm(self, known: KnownGateway, snapshot: Snapshot) -> bool:
+    def confirm(self, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot) -> bool:
         """A driver has named this log. Whether that admits producers."""
-        if self.is_confirmed or self.is_behind(known, snapshot):
+        if self.is_confirmed or self.is_behind(asked.known, snapshot):
             return False
         self.is_confirmed = True
-        self._site.confirmed(self._part)
+        self._site.confirmed(self._part, asked.offered.sequence)
         return True

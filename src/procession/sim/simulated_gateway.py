@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from procession.errors import ConfigError, ProcessionError, StorageError
 from procession.gateway import gateway_events as ev
-from procession.gateway.confirmation import KnownGateway
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.leader import Leadership
 from procession.gateway.members import Members
@@ -373,13 +372,13 @@ class SimulatedGateway(SimulatedProcess):
             self._flush()
             self._log.sync()
             end = self._log.end_for(request.offered.sequence, request.records_max)
-        is_behind = isinstance(request, ConfirmRequest | OfferRequest) and not self._confirmed(request.known)
+        is_behind = isinstance(request, ConfirmRequest | OfferRequest) and not self._confirmed(request)
         offset = self._log.offset(end) if isinstance(request, OfferRequest) else LogOffset(end)
         self._answer(reply, GatewayReply(offset, self._gateways(), is_behind))
 
-    def _confirmed(self, known: KnownGateway) -> bool:
+    def _confirmed(self, request: ConfirmRequest | OfferRequest) -> bool:
         """A driver knows this log. Whether producers may come now."""
-        if self.confirmation.confirm(known, self.state.snapshot):
+        if self.confirmation.confirm(request, self.state.snapshot):
             if self._leadership is not None:
                 self._leadership.lead()
             elif self._link is not None:

@@ -226,10 +226,11 @@ class SimulatedLeaderLink:
         self._heard_s = self._gateway.site.clock.now
         for reply in self._lines.heard(data):
             if not reply["ok"]:
-                if reply["is_config"] and not self._gateway.site.set_back:
-                    raise InvariantViolation(
-                        "I8", f"the leader has no place for {self._gateway.part}: {reply['error']}"
-                    )
+                part, site = self._gateway.part, self._gateway.site
+                if reply["is_config"] and not site.set_back:
+                    raise InvariantViolation("I8", f"the leader has no place for {part}: {reply['error']}")
+                if reply["is_config"]:
+                    site.refused(part)
                 self.lost(end)
                 return
             self._handle_reply(end, self._unanswered.popleft(), reply)

@@ -228,6 +228,19 @@ def _parts(files: Files, folder: str, start: int, end: int) -> Iterator[tuple[by
         raise StorageError(f"The ingress log has no records {reached} to {end}.", next_step="Check the log.")
 
 
+def _check_rows(files: Files, folder: str, offered: LogOffset) -> None:
+    """As `LogReader`: the running checksum at the offered end is the one that was offered."""
+    bases = [base for base in map(int, filter(str.isdigit, files.names(folder))) if base < offered.sequence]
+    if not bases:
+        return
+    data = files.read(f"{folder}/{max(bases)}") or b""
+    buffer, index = pa.py_buffer(data), SegmentIndex(_header(data, max(bases)))
+    while index.end < offered.sequence and (entry := entry_at(buffer, index.position_end, index.end)):
+        index.add(entry)
+    if f"{index.checksum_at(offered.sequence):016x}" != offered.checksum:
+        raise StorageError(f"The ingress log is not the offered one: the records before {offered.sequence} are others.")
+
+
 def read_tail(files: Files, folder: str, start: int, end: int) -> list[pa.RecordBatch]:
     """The rows [start, end), as a gateway that recovers reads them: its log is checked already."""
     return [
@@ -237,6 +250,9 @@ def read_tail(files: Files, folder: str, start: int, end: int) -> list[pa.Record
     ]
 
 
-def read_rows(files: Files, folder: str, start: int, end: int) -> list[Row]:
-    """The rows [start, end). As `storage.log.LogReader`."""
+def read_rows(files: Files, folder: str, start: int, offered: LogOffset) -> list[Row]:
+    """The rows from `start` to the offered end. As `storage.log_reader.LogReader`."""
+    end = offered.sequence
+    if offered.checksum and start < end:
+        _check_rows(files, folder, offered)
     return [row for data, first, upto in _parts(files, folder, start, end) for row in _rows(data)[first:upto]]

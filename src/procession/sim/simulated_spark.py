@@ -175,7 +175,7 @@ class Spark(SimulatedProcess):
         self.site.runs += 1
         attempt = self.site.runs
         first, last = numbered_from(starts), numbered_from(ends)
-        logs = [self._read(name, start, end) for name, start, end in ranges]
+        logs = [self._read(name, start, self._ends[name]) for name, start, _ in ranges]
         rows: list[Row] = []
         positions: dict[int, int] = {}
         number = first
@@ -200,7 +200,7 @@ class Spark(SimulatedProcess):
         else:
             self.kill()
 
-    def _read(self, name: str, start: int, end: int) -> list[LogRow]:
+    def _read(self, name: str, start: int, end: LogOffset) -> list[LogRow]:
         part = part_of(name)
         try:
             return read_rows(self._logs[name], log_folder(part), start, end)

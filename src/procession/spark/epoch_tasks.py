@@ -13,7 +13,7 @@ from itertools import chain as flatten
 
 from procession.spark.manifest_routing import RoutedManifest, changes_in, heard, loaded, opened, sent, slots, unloaded
 from procession.spark.tasks import Attempt, Task
-from procession.storage.log_ranges import LogLocation, LogRange, cut, laid, numbered_from
+from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, cut, laid, numbered_from
 from procession.storage.run_store import Manifest
 
 
@@ -40,10 +40,16 @@ def deal(start: int, end: int, parallelism: int) -> list[Range]:
 
 
 def ranges_of(
-    task: Task, starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, LogLocation], parallelism: int
+    task: Task,
+    starts: Mapping[str, int],
+    ends: Mapping[str, int],
+    places: Mapping[str, LogLocation],
+    parallelism: int,
+    offered: Mapping[str, LogOffset] | None = None,
 ) -> list[Range]:
-    """Return what each task of the first chain reads in an epoch with these start and end offsets per gateway."""
-    pieces = list(laid(starts, ends, places))
+    """Return what each task of the first chain reads in an epoch with these start and end offsets per gateway.
+    `offered` says of which logs the end offsets are."""
+    pieces = list(laid(starts, ends, places, offered))
     first = numbered_from(starts)
     ranges = deal(first, numbered_from(ends), parallelism)
     if task.is_woven(pieces):

@@ -30,7 +30,7 @@ from procession.spark.epoch_tasks import Range, ranges_of, run_first
 from procession.spark.manifest_routing import SCHEMA, as_rows
 from procession.spark.session import TASK_FAILURES_MAX
 from procession.spark.tasks import Attempt, Task
-from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, sequences
+from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, read_offsets, sequences
 
 HOLD_S_MAX = 1.0
 """Maximum wait per poll, in seconds. Stopping a query may take this long."""
@@ -96,7 +96,7 @@ class Ranges(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         starts, ends = sequences(start), sequences(end)
-        ranges = ranges_of(self._task, starts, ends, self._feed.places(), self._parallelism)
+        ranges = ranges_of(self._task, starts, ends, self._feed.places(), self._parallelism, read_offsets(end))
         return [InputPartition(task_range) for task_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -273,7 +273,7 @@ class Task:
 
     def _read(self, piece: LogRange, first: int, last: int) -> Iterator[pa.RecordBatch]:
         rows = _reader(piece.place, self.access, self._use) if self.rows is None else self.rows
-        return rows.read(first, last)
+        return rows.read(first, last, piece.offered)
 
     def _piece(self, first: int, last: int) -> LogRange:
         """Return a range of the first gateway's log. With one gateway a record's number is its sequence number."""

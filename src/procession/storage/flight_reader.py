@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
 from procession.format_number import check_format
-from procession.storage.log_ranges import LogLocation
+from procession.storage.log_ranges import NOTHING, LogLocation, LogOffset
 from procession.storage.log_reader import LogReader
 from procession.storage.segment import INGRESS, LogUse
 from procession.tls import ClientTls
@@ -54,7 +54,7 @@ class FlightAccess:
 class RowReader(Protocol):
     """What has rows: a log here, or one elsewhere."""
 
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]: ...
+    def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]: ...
 
 
 @functools.cache
@@ -114,14 +114,14 @@ class FlightLog:
         self._patience_s = patience_s
         self._client: Any = None
 
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]:
         """The rows [start, end), however often the gateway is started again meanwhile."""
         from pyarrow import flight
 
         deadline = time.monotonic() + self._patience_s
         while start < end:
             try:
-                for batch in self._fetch(flight, start, end):
+                for batch in self._fetch(flight, start, end, offered):
                     start += batch.num_rows
                     deadline = time.monotonic() + self._patience_s
                     yield batch
@@ -144,11 +144,11 @@ class FlightLog:
                     ) from error
                 time.sleep(RETRY_S)
 
-    def _fetch(self, flight: Any, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def _fetch(self, flight: Any, start: int, end: int, offered: LogOffset) -> Iterator[pa.RecordBatch]:
         if self._client is None:
             self._client = flight.FlightClient(self._place.flight, **self._security())
         request = {"format": TICKET_FORMAT, "identity": self._place.identity, "first": start, "last": end}
-        request["cookie"] = self._access.cookie.hex()
+        request |= {"offered": offered.as_json(), "cookie": self._access.cookie.hex()}
         options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
         rows = 0
         for chunk in self._client.do_get(flight.Ticket(json.dumps(request).encode()), options):

@@ -31,6 +31,10 @@ class LogOffset(NamedTuple):
         return list(self) if self.checksum else self.sequence
 
 
+NOTHING = LogOffset()
+"""Nothing was offered, or it is not known from which log."""
+
+
 def read_offsets(offsets: Mapping[str, Any]) -> dict[str, LogOffset]:
     """Raises ValueError or TypeError if these are none."""
     return {str(name): _offset(value) for name, value in offsets.items()}
@@ -69,10 +73,13 @@ class LogRange:
     first: int
     last: int
     place: LogLocation
+    offered: LogOffset = NOTHING
+    """The end of the epoch in this log, by which a reader knows it. The default: unknown."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> LogRange:
-        return cls(fields["gateway"], fields["first"], fields["last"], LogLocation(**fields["place"]))
+        offered = LogOffset(*fields.get("offered", ()))
+        return cls(fields["gateway"], fields["first"], fields["last"], LogLocation(**fields["place"]), offered)
 
 
 def numbered_from(starts: Mapping[str, int]) -> int:
@@ -80,12 +87,19 @@ def numbered_from(starts: Mapping[str, int]) -> int:
     return sum(starts.values())
 
 
-def laid(starts: Mapping[str, int], ends: Mapping[str, int], places: Mapping[str, LogLocation]) -> Iterator[LogRange]:
-    """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0."""
+def laid(
+    starts: Mapping[str, int],
+    ends: Mapping[str, int],
+    places: Mapping[str, LogLocation],
+    offered: Mapping[str, LogOffset] | None = None,
+) -> Iterator[LogRange]:
+    """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0. `offered` says
+    of which logs the `ends` are."""
     for gateway in sorted(ends):
         start = starts.get(gateway, 0)
         if start < ends[gateway]:
-            yield LogRange(gateway, start, ends[gateway], places[gateway])
+            known = (offered or {}).get(gateway, NOTHING)
+            yield LogRange(gateway, start, ends[gateway], places[gateway], known)
 
 
 def cut(pieces: Iterable[LogRange], first: int, last: int) -> Iterator[LogRange]:

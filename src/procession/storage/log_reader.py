@@ -1,7 +1,8 @@
 """Reads the segments of a log that another process may be writing.
 
-Invariant: a reader reads no byte beyond the requested range, because `storage/log` may be writing there.
-`spark/log_source` slices the mapped files.
+Invariant: a reader reads no byte beyond the offered end, because `storage/log` may be writing there. A caller that
+names the offered end gets exactly those rows: a directory that was replaced since has another running checksum, and is
+refused. `spark/log_source` slices the mapped files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from procession.errors import StorageError
 from procession.storage.durable import storage_error
+from procession.storage.log_ranges import NOTHING, LogOffset
 from procession.storage.segment import (
     INGRESS,
     SUFFIX,
@@ -55,7 +57,7 @@ class SegmentReader:
         while start < end:
             first, position = self.index.at(start)
             entry = entry_at(self._data, position, first)
-            if entry is None or not is_intact(self._data, entry):
+            if entry is None or not is_intact(self._data, entry) or not self.index.is_indexed(entry):
                 raise damaged(self.path, position, self._use)
             batch = batch_at(self._data, entry, self._use.schema)
             yield batch.slice(start - first, min(end, entry.end) - start)
@@ -70,9 +72,12 @@ class LogReader:
         self._use = use
         self._readers: dict[int, SegmentReader] = {}
 
-    def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), cut exactly, as batches that lie in the mapped files."""
+    def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]:
+        """The rows [start, end), cut exactly, as batches that lie in the mapped files. Raises StorageError if the log
+        at the end that was `offered`, which is not below `end`, is another one."""
         bases = self.refresh()
+        if offered.checksum and start < end:
+            self._check(bases, start, offered)
         for number, base in enumerate(bases):
             if start >= end:
                 return
@@ -83,6 +88,20 @@ class LogReader:
                 start = upper
         if start < end:
             raise missing(self.directory, start, end, self._use)
+
+    def _check(self, bases: list[int], start: int, offered: LogOffset) -> None:
+        """Follow the running checksum from the segment that holds `start` to the offered end."""
+        expected, upper = offered.checksum, offered.sequence
+        for base in reversed([base for base in bases if base < offered.sequence]):
+            index = self._segment(base, upper).index
+            if (f"{index.header.incarnation:016x}", f"{index.checksum_at(upper):016x}") != (
+                offered.incarnation,
+                expected,
+            ):
+                raise replaced(self.directory, offered.sequence, self._use)
+            if base <= start:
+                return
+            expected, upper = f"{index.header.checksum:016x}", base
 
     def refresh(self) -> list[int]:
         """The existing segments. Unmaps deleted ones, because a mapping keeps their disk space in use."""
@@ -118,6 +137,16 @@ def missing(directory: Path, start: int, end: int, use: LogUse) -> StorageError:
         next_step=f"Check that this is the right {use.name}, and that no file of it was removed by hand.",
         path=str(directory),
         start=start,
+        end=end,
+    )
+
+
+def replaced(directory: Path, end: int, use: LogUse) -> StorageError:
+    return StorageError(
+        f"The {use.name} in {directory} is not the one that records were offered from: the records before {end} are"
+        " others.",
+        next_step="Put back the directory that this gateway had last, not an older copy, and start again.",
+        path=str(directory),
         end=end,
     )
 

@@ -149,6 +149,12 @@ class SegmentIndex:
         number = bisect_right(self._firsts, sequence - 1) - 1
         return self._checksums[number] if number >= 0 else self.header.checksum
 
+    def is_indexed(self, entry: SegmentEntry) -> bool:
+        """Whether the index has this entry: one with the same checksum at the same place."""
+        number = bisect_right(self._firsts, entry.first) - 1
+        before = self._checksums[number - 1] if number else self.header.checksum
+        return self._firsts[number] == entry.first and self._checksums[number] == linked(before, entry.crc)
+
     def first_from(self, sequence: int) -> SegmentHeader:
         """The header of a file that begins with the entry which holds `sequence`."""
         first, _ = self.at(sequence)

@@ -38,7 +38,7 @@ from procession.spark.epoch_tasks import ranges_of, run_first, run_slot
 from procession.spark.manifest_routing import RoutedManifest, addressed, manifests
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Attempt, Task, TaskTables
-from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
+from procession.storage.log_ranges import FIRST_GATEWAY, NOTHING, LogLocation, LogOffset
 from procession.storage.run_store import Manifest, Run, RunStore
 from procession.storage.segment import KIND_EOS
 from procession.storage.state_version import StateVersion
@@ -185,7 +185,7 @@ class _Memory:
 
     batch: pa.RecordBatch
 
-    def read(self, start: int, end: int) -> Any:
+    def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Any:
         if start < end:
             yield self.batch.slice(start, end - start)
 
