@@ -13,7 +13,9 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -368,6 +370,45 @@ def reminders(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+SALES_OF_MONTHS = [
+    json.dumps(
+        {
+            "shop": f"s{number % 3}",
+            "customer": f"c{number * number % 41}",
+            "cents": number * 13 % 977,
+            "at": 1_772_000_000 + number * 30_011 - (number % 7 == 3) * 9_000,
+        }
+    )
+    for number in range(500)
+]
+
+
+def turnover(lines: Iterable[str]) -> list[str]:
+    """By hand: a month is told by the first sale behind it, to a quarter of an hour; of one month, shop by shop. Late
+    sales are dropped."""
+    held: dict[tuple[int, int, str], list[dict[str, int]]] = {}
+    told: list[dict[str, object]] = []
+    zone, watermark = ZoneInfo("Europe/Berlin"), 0
+
+    def month_of(at: int) -> tuple[int, int]:
+        day = datetime.fromtimestamp(at, zone)
+        first = datetime(day.year, day.month, 1, tzinfo=zone)
+        later = datetime(day.year + day.month // 12, day.month % 12 + 1, 1, tzinfo=zone)
+        return int(later.timestamp()), int(first.timestamp())
+
+    for sale in [*map(json.loads, lines), None]:
+        watermark = 2**40 if sale is None else max(watermark, sale["at"] // 900 * 900)
+        for end, start, shop in sorted(one for one in held if one[0] <= watermark):
+            sales = held.pop((end, start, shop))
+            cents = sorted(one["cents"] for one in sales)
+            quantiles = [cents[-(-len(cents) * share // 100) - 1] for share in (50, 95)]
+            value = {"cents": sum(cents), "customers": len({one["customer"] for one in sales}), "sale": quantiles}
+            told.append({"shop": shop, "from": start, "hours": (end - start) // 3600, **value})
+        if sale is not None and month_of(sale["at"])[0] > watermark:
+            held.setdefault((*month_of(sale["at"]), sale["shop"]), []).append(sale)
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 READINGS = [
     json.dumps({"sensor": f"s{number % 5}", "celsius": number * 37 % 130 - 20})
     if number % 11
@@ -398,6 +439,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "call_rating": ("call-rating-bills-0", CALLS, bills),
     "spoofing": ("spoofing-alerts-0", QUOTES, spoofed),
     "abandoned_carts": ("abandoned-carts-reminders-0", SHOP_CLICKS, reminders),
+    "monthly_turnover": ("monthly-turnover-months-0", SALES_OF_MONTHS, turnover),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

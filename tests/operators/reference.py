@@ -466,7 +466,7 @@ class Sequential:
         if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
             if stage.late is LateWindowRule.FIRE:
                 for end in by.ends(time):
-                    yield told(end - by.size, end, 1, [value], key, "late")
+                    yield told(by.start(end), end, 1, [value], key, "late")
             if stage.late is not LateWindowRule.OLDEST:
                 self.aside = late_record(time, watermark)
                 return
@@ -481,7 +481,7 @@ class Sequential:
         else:
             ends = [end for end in by.ends(time) if end > watermark]
             for end in ends:
-                opened.setdefault((key, end), (end - by.size, []))[1].append(value)
+                opened.setdefault((key, end), (by.start(end), []))[1].append(value)
         for end in ends:
             start, values = opened[key, end]
             if stage.early_records and len(values) % stage.early_records == 0:

@@ -30,7 +30,7 @@ def out(inputs: Inputs = INPUTS, *, dead_letter: str | None = None, **options: A
     events = pipeline.source("events", codec="json")
     events.with_broadcast(rules, **options).sink("out", to="file:out")
     found = run(pipeline, inputs)
-    for epochs, tasks in ((1, 1), (1, 4), (3, 3)):
+    for epochs, tasks in ((None, 1), (1, 1), (1, 4), (3, 3)):
         assert run(pipeline, inputs, epochs=epochs, parallelism=tasks) == found
     return found
 

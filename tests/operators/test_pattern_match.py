@@ -91,7 +91,7 @@ def out(pattern: Pattern, text: str, *, ends: bool = True, **options: Any) -> Ou
     events.match(pattern, **options).sink("out", to="file:out")
     records = {"events": [[word[0], int(word[1:])] for word in text.split()]}
     found = run(pipeline, records, ends=ends)
-    for epochs, tasks in ((1, 2), (3, 3)):
+    for epochs, tasks in ((None, 1), (1, 2), (3, 3)):
         assert run(pipeline, records, epochs=epochs, parallelism=tasks, ends=ends) == found
     return found
 

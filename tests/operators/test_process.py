@@ -76,7 +76,7 @@ def out(events: list[Event], function: Any, on_timer: Any, *, ends: bool = True,
     stage.sink("out", to="file:out")
     records = {"events": [list(event) for event in events]}
     found = run(pipeline, records, ends=ends)["out"]
-    for epochs, tasks in ((1, 1), (2, 3)):
+    for epochs, tasks in ((None, 1), (1, 1), (2, 3)):
         assert run(pipeline, records, epochs=epochs, parallelism=tasks, ends=ends)["out"] == found
     return found
 

@@ -68,7 +68,8 @@ def out(*inputs: tuple[str, Any], **options: Any) -> Outputs:
     )
     rated.sink("out", to="file:out")
     found = run(pipeline, list(inputs))
-    assert run(pipeline, list(inputs), epochs=1, parallelism=3) == found
+    for epochs, tasks in ((None, 1), (1, 3)):
+        assert run(pipeline, list(inputs), epochs=epochs, parallelism=tasks) == found
     return found
 
 

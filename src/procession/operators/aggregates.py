@@ -10,11 +10,19 @@ intermediate value is a state, made of plain values. Rolling, windowed and final
 
 from __future__ import annotations
 
+import hashlib
+import math
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
+from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
+
+KEYS = KeyCodec(has_any_enum=True)
+"""Encodes values that are only compared."""
 
 TOP_MAX = 100_000
 """The largest n of `top`: its whole state is written whenever it changes."""
@@ -182,6 +190,109 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
         lambda held: {name: aggregate.finish(held[name]) for name, aggregate in named.items()},
         combine if all(aggregate.combine is not None for aggregate in named.values()) else None,
         any(aggregate.is_holding for aggregate in named.values()),
+    )
+
+
+def weighted_mean(of: By, weight: By) -> Aggregate:
+    """The mean of `of(record)`, each with `weight(record)`. None if the weights are 0 in sum.
+
+    Example:
+        >>> from procession import aggregates
+        >>> aggregates.weighted_mean(lambda trade: trade[0], lambda trade: trade[1]).of([(10, 3), (20, 1)])
+        12.5
+    """
+
+    def add(held: tuple[Any, Any], value: Any) -> tuple[Any, Any]:
+        share = weight(value)
+        return held[0] + share, held[1] + share * of(value)
+
+    return Aggregate(
+        lambda: (0, 0),
+        add,
+        lambda held: held[1] / held[0] if held[0] else None,
+        lambda left, right: (left[0] + right[0], left[1] + right[1]),
+        is_holding=False,
+    )
+
+
+def quantiles(*shares: float, of: By = same) -> Aggregate:
+    """The smallest `of(record)` that at least this share of the records does not exceed, for each share: a list.
+
+    `quantiles(0.5, 0.99)` is the median and the 99th percentile. They are exact, so all values are held: for a window
+    or a key whose values fit in memory. None for each share if there are no records.
+
+    Raises:
+        ValueError: A share is not a number above 0 and up to 1.
+
+    Example:
+        >>> from procession import aggregates
+        >>> aggregates.quantiles(0.5, 0.9).of([5, 1, 4, 2, 3])
+        [3, 5]
+    """
+    for share in shares:
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ValueError(f"quantiles({share!r}): a share is a number above 0 and up to 1")
+    if not shares:
+        raise ValueError("quantiles() needs a share, such as 0.5")
+    exact = [Fraction(str(share)) for share in shares]
+
+    def add(held: list[Any], value: Any) -> list[Any]:
+        insort(held, of(value))
+        return held
+
+    def finish(held: list[Any]) -> list[Any]:
+        return [held[math.ceil(share * len(held)) - 1] if held else None for share in exact]
+
+    return Aggregate(list, add, finish, lambda left, right: sorted([*left, *right]))
+
+
+def distinct(of: By = same) -> Aggregate:
+    """The number of different `of(record)`, exact. The values are keys (docs/reference/values.md), and all are held."""
+
+    def add(held: dict[bytes, bool], value: Any) -> dict[bytes, bool]:
+        held[KEYS.encode(of(value))] = True
+        return held
+
+    return Aggregate(dict, add, len, lambda left, right: left | right, is_holding=False)
+
+
+def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
+    """The number of different `of(record)`, estimated by HyperLogLog in 2 to the power of `bits` bytes.
+
+    With 12 bits the standard error is 1.6 %; two bits more halve it. The estimate depends on the values alone, not on
+    their order.
+
+    Args:
+        of: Returns a key (docs/reference/values.md).
+        bits: A number from 4 to 16.
+
+    Raises:
+        ValueError: `bits` is out of range.
+    """
+    if not isinstance(bits, int) or isinstance(bits, bool) or not 4 <= bits <= 16:
+        raise ValueError(f"approximate_distinct(bits={bits!r}): bits must be a number from 4 to 16")
+    rest = 64 - bits
+
+    def add(held: bytearray, value: Any) -> bytearray:
+        digest = int.from_bytes(hashlib.blake2b(KEYS.encode(of(value)), digest_size=8).digest(), "big")
+        register, zeros = digest >> rest, rest - (digest & ((1 << rest) - 1)).bit_length() + 1
+        held[register] = max(held[register], zeros)
+        return held
+
+    def finish(held: bytearray) -> int:
+        count = len(held)
+        correction = {16: 0.673, 32: 0.697, 64: 0.709}.get(count, 0.7213 / (1 + 1.079 / count))
+        estimate = correction * count * count / math.fsum(2.0**-register for register in held)
+        empty = held.count(0)
+        # Few values: how many registers are empty tells more.
+        return round(count * math.log(count / empty) if estimate <= 2.5 * count and empty else estimate)
+
+    return Aggregate(
+        lambda: bytearray(1 << bits),
+        add,
+        finish,
+        lambda left, right: bytearray(map(max, left, right)),
+        is_holding=False,
     )
 
 

@@ -168,7 +168,7 @@ class CountWindowOperator(UntimedOperator, WindowAggregate):
 
 
 class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
-    """Windows of time: tumbling, sliding and session windows."""
+    """Windows of time: tumbling, sliding, session and calendar windows."""
 
     @property
     def state(self) -> StateSpec:
@@ -197,7 +197,7 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
             self._add_at(progress, value, watermark, windows.ends(watermark), watermark, opened)
         elif self.late is LateWindowRule.FIRE:
             for number, end in enumerate(ends):
-                window = self.new_window(end - windows.size, end)
+                window = self.new_window(windows.start(end), end)
                 self.fill(window, value, number)
                 progress.emit(self.result(progress.key, window, "late"), number)
         raise late_record(time, watermark)
@@ -211,7 +211,7 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
             return
         by_end = {window.end: window for window in opened}
         for number, end in enumerate([end for end in ends if end > watermark]):
-            window = by_end.get(end) or self.new_window(end - self.windows.size, end)
+            window = by_end.get(end) or self.new_window(self.windows.start(end), end)
             self.fill(window, value, number)
             if end not in by_end:
                 opened.append(window)

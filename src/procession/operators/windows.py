@@ -1,4 +1,4 @@
-"""Window types: tumbling, sliding, session and counting.
+"""Window types: tumbling, sliding, session, calendar and counting.
 
 Invariant: a window type is a value that says where a window starts and ends, in nanoseconds of event time; it does
 not know what is put into it. `operators/window_operator` fills windows and fires them. Pure.
@@ -15,13 +15,20 @@ from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
+from typing import Literal
+from zoneinfo import ZoneInfo
 
 from procession.errors import PlanError
+from procession.operators.calendar import Period, bounds
 from procession.planner.event_order import LateRecord
 from procession.times import NS, in_unit, length
 
 SESSION_STEPS = 8
 """The watermark of a session moves in steps of its gap divided by this, so it may fire up to one step late."""
+
+CALENDAR_STEP = 15 * 60 * NS
+"""The watermark of calendar windows moves in steps of 15 minutes: local midnights are at such times in all zones of
+today. At other midnights a window fires up to one step late."""
 
 SPAN_MAX = 1_000_000_000 * NS
 """The longest duration, in nanoseconds."""
@@ -44,20 +51,25 @@ class LateWindowRule(Enum):
 
 @dataclass(frozen=True)
 class Windows:
-    """A window type, as `tumbling`, `sliding`, `session` and `counting` make it. Times are in nanoseconds.
+    """A window type, as `tumbling`, `sliding`, `session`, `calendar` and `counting` make it. Times are in nanoseconds.
 
     `size` is the length of a window, or the gap of a session. `every` is the distance between two windows. With
-    `count`, a window has this many records, whatever their times.
+    `count`, a window has this many records, whatever their times. With `period`, a window is one of these in the time
+    zone `zone`.
     """
 
     size: int = 0
     every: int = 0
     is_session: bool = False
     count: int = 0
+    period: Period | None = None
+    zone: str = "UTC"
 
     @cached_property
     def step(self) -> int:
         """The watermark moves in steps of this: no window can fire in between."""
+        if self.period is not None:
+            return CALENDAR_STEP
         return max(1, self.size // SESSION_STEPS) if self.is_session else self.every
 
     @property
@@ -65,16 +77,24 @@ class Windows:
         """A description that is the same for equal window types."""
         if self.count:
             return f"{self.count} records"
+        if self.period is not None:
+            return f"calendar {self.period.value}s in {self.zone}"
         if self.is_session:
             return f"sessions with gaps of {in_unit(self.size)} s"
         return f"{in_unit(self.size)} s, every {in_unit(self.every)} s"
 
     def ends(self, time: int) -> tuple[int, ...]:
         """The ends of the windows that contain this time, the earliest first."""
+        if self.period is not None:
+            return (bounds(self.period, self.zone, time)[1],)
         if self.is_session:
             return (time + self.size,)
         first = (time // self.every + 1) * self.every
         return tuple(range(first, time + self.size + 1, self.every))
+
+    def start(self, end: int) -> int:
+        """The start of the window with this end. Not for sessions."""
+        return end - self.size if self.period is None else bounds(self.period, self.zone, end - 1)[0]
 
 
 def tumbling(size_s: Length) -> Windows:
@@ -116,6 +136,30 @@ def session(gap_s: Length) -> Windows:
         gap_s: The gap in seconds. A session ends this long after its last record.
     """
     return Windows(span(gap_s, "gap_s"), is_session=True)
+
+
+def calendar(period: Literal["day", "week", "month", "quarter", "year"], *, tz: str = "UTC") -> Windows:
+    """Windows of the calendar, from one local midnight to another. When clocks change, a day has 23 or 25 hours.
+
+    Args:
+        period: "day", "week" (from Monday), "month", "quarter" or "year".
+        tz: Name of the time zone, such as "Europe/Berlin".
+
+    Raises:
+        PlanError: The period or the time zone is not known.
+    """
+    try:
+        found = Period(period)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in Period)
+        raise PlanError(f"calendar({period!r}) is not known", next_step=f"choose one of {known}") from None
+    try:
+        ZoneInfo(tz)
+    except (OSError, TypeError, ValueError, KeyError):  # what zoneinfo raises for a name that is not one
+        raise PlanError(
+            f"the time zone {tz!r} is not known", next_step='pass a name such as "Europe/Berlin" or "UTC"'
+        ) from None
+    return Windows(period=found, zone=tz)
 
 
 def counting(records: int) -> Windows:

@@ -1,0 +1,110 @@
+"""Aggregates of windows, keys and totals: what they give, and that order, cuts and merged sessions cannot be seen."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procession import Aggregate, Pipeline, aggregates, windows
+from procession.operators.value_codec import PLAIN
+from procession.testing import run
+
+NUMBERS = st.lists(st.integers(-50, 50), max_size=60)
+
+
+def weight(number: int) -> int:
+    return number % 4
+
+
+ALL: dict[str, Aggregate] = {
+    "weighted_mean": aggregates.weighted_mean(lambda number: number, weight),
+    "quantiles": aggregates.quantiles(0.1, 0.5, 1),
+    "distinct": aggregates.distinct(),
+    "approximate_distinct": aggregates.approximate_distinct(bits=6),
+}
+
+
+@given(numbers=NUMBERS)
+def test_aggregates_are_what_anybody_would_compute(numbers: list[int]) -> None:
+    weights = sum(map(weight, numbers))
+    mean = sum(number * weight(number) for number in numbers) / weights if weights else None
+    assert ALL["weighted_mean"].of(numbers) == mean
+    assert ALL["distinct"].of(numbers) == len(set(numbers))
+    ranked = sorted(numbers)
+    for share, found in zip((0.1, 0.5, 1), ALL["quantiles"].of(numbers), strict=True):
+        enough = [
+            one for one in ranked if sum(other <= one for other in ranked) * 10 >= round(share * 10) * len(ranked)
+        ]
+        assert found == (enough[0] if ranked else None)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(before=NUMBERS, after=NUMBERS)
+def test_two_states_combined_are_the_state_of_all_records(name: str, before: list[int], after: list[int]) -> None:
+    aggregate = ALL[name]
+    assert aggregate.combine is not None
+
+    def state(numbers: list[int]) -> Any:
+        held = aggregate.create()
+        for number in numbers:
+            held = PLAIN.thawed(PLAIN.packed(aggregate.add(held, number)))
+        return held
+
+    assert aggregate.finish(aggregate.combine(state(before), state(after))) == aggregate.of([*before, *after])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_neither_epochs_nor_tasks_can_be_seen_in_an_aggregate(name: str) -> None:
+    pipeline = Pipeline("p")
+    numbers = pipeline.source("numbers", codec="json")
+    options: Any = {"key": lambda number: number % 3, "time": lambda number: number}
+    numbers.window(windows.session(3), ALL[name], **options).sink("sessions", to="file:out")
+    numbers.rolling(ALL[name], key=lambda number: number % 3).sink("rolling", to="file:out")
+    numbers.aggregate(ALL[name]).sink("total", to="file:out")
+    records = {"numbers": [number * 37 % 101 for number in range(80)]}
+    whole = run(pipeline, records)
+    assert all(whole.values())
+    assert run(pipeline, records, epochs=7, parallelism=3) == whole
+
+
+def test_distinct_tells_keys_apart_as_keyed_stages_do() -> None:
+    assert aggregates.distinct().of([1, 1.0, True, "1", b"1", Decimal(1), (1,), None, 1]) == 8
+    assert aggregates.distinct(str.lower).of(["a", "A", "b"]) == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 1_000, 30_000])
+def test_an_estimate_is_within_four_standard_errors(count: int) -> None:
+    for bits in (10, 12):
+        error = 1.04 / math.sqrt(2**bits)
+        assert abs(aggregates.approximate_distinct(bits=bits).of(range(count)) - count) <= 4 * error * count
+
+
+def test_an_estimate_does_not_depend_on_order_or_repetition() -> None:
+    aggregate = aggregates.approximate_distinct()
+    assert aggregate.of([*range(500), *reversed(range(500))]) == aggregate.of(range(500))
+
+
+def test_quantiles_go_by_the_decimal_number_that_a_share_is_written_as() -> None:
+    assert aggregates.quantiles(0.07).of(range(100)) == [6]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: aggregates.quantiles(),
+        lambda: aggregates.quantiles(0),
+        lambda: aggregates.quantiles(1.5),
+        lambda: aggregates.quantiles("half"),  # type: ignore[arg-type]
+        lambda: aggregates.approximate_distinct(bits=3),
+        lambda: aggregates.approximate_distinct(bits=17),
+        lambda: aggregates.approximate_distinct(bits="many"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_mistake_is_told_where_it_was_made(mistake: Any) -> None:
+    with pytest.raises(ValueError, match=r"quantiles|bits"):
+        mistake()
