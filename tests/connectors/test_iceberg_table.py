@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -110,3 +111,40 @@ def test_what_names_no_table_or_catalog_is_refused(tmp_path: Path) -> None:
         open_iceberg("s3://bucket/sales.orders")
     with pytest.raises(ConfigError, match="Cannot open the Iceberg catalog nobody"):
         open_iceberg("sales.orders", "nobody")
+
+
+def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_path: Path, made: Table) -> None:
+    url = f"{tmp_path}/warehouse/sales.orders"
+    participant = opened(tmp_path / "sink", open_iceberg(url, compact_every=4))
+    for epoch in range(1, 12):
+        participant.phase2(prepare(participant, epoch, epoch), True)
+    participant.close()
+    assert len(list(made.refresh().scan().plan_files())) <= 4
+    assert ids(made) == list(range(1, 12))
+    participant = opened(tmp_path / "sink", open_iceberg(url, compact_every=1))
+    participant.phase2(prepare(participant, 12, 12), True)
+    participant.close()
+    assert ids(made) == list(range(1, 13))
+    assert len(list(made.refresh().scan().plan_files())) == 1
+
+
+def test_a_compaction_that_another_writer_overtakes_is_given_up_and_nothing_is_lost(
+    tmp_path: Path, made: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{tmp_path}/warehouse/sales.orders"
+    participant = opened(tmp_path / "sink", open_iceberg(url, compact_every=2))
+    participant.phase2(prepare(participant, 1, 1), True)
+    from procession.connectors import iceberg_table
+
+    merge = iceberg_table.merge_files
+
+    def overtaken(*words: Any) -> Any:
+        made.refresh().append(pa.table({"id": [1000]}))
+        return merge(*words)
+
+    monkeypatch.setattr(iceberg_table, "merge_files", overtaken)
+    participant.phase2(prepare(participant, 2, 2), True)
+    participant.close()
+    assert ids(made) == [1, 2, 1000]
+    assert len(list(made.refresh().scan().plan_files())) == 3
+    assert not list(tmp_path.rglob("part-compacted-*"))

@@ -221,6 +221,24 @@ def test_a_table_that_was_set_back_stops_the_sink(place: Place) -> None:
         place.open()
 
 
+def test_an_old_copy_whose_transaction_was_redone_up_to_the_same_end_is_refused(place: Place, tmp_path: Path) -> None:
+    import shutil
+
+    participant = place.open()
+    commit(participant, 1, records(1))
+    aborted = prepare(participant, 2, records(2))
+    shutil.copytree(place.directory, tmp_path / "copy")
+    participant.phase2(aborted, False)
+    commit(participant, 3, records(3))
+    place.close()
+    copy = Place(place.kind, tmp_path)
+    copy.directory = tmp_path / "copy"
+    with pytest.raises(StorageError, match="old copy of the sink's directory"):
+        copy.open()
+    copy.close()
+    assert place.ids() == [1, 3]
+
+
 def test_a_lost_upload_that_was_voted_for_stops_the_sink(place: Place) -> None:
     participant = place.open()
     commit(participant, 1, records(1))

@@ -17,8 +17,8 @@ from tests.systems.postgres_server import needs_postgres, programs
 
 pytestmark = needs_postgres
 
-PATIENCE_S = 600.0
-"""Longer than any test: what is refused for good is not tried again."""
+PATIENCE_S = 30.0
+"""What is refused for good is not tried again: it is another error than that of a server which cannot be reached."""
 
 
 @pytest.fixture(scope="module")

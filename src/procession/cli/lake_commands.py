@@ -15,6 +15,7 @@ from procession.cli.command_options import with_groups
 from procession.cli.sink_commands import Json, ReceiveOptions, Records, print_json
 
 if TYPE_CHECKING:
+    from procession.connectors.parquet_output import LakeTable
     from procession.connectors.parquet_sink import LakeOptions, OpenTable
 
 Url = Annotated[
@@ -24,6 +25,13 @@ Url = Annotated[
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The sink's own directory: its transaction logs and notes of uploads.")
 ]
+
+
+CompactEvery = Annotated[int, typer.Option(min=0, help="Put small files together after so many commits; 0: never.")]
+FileBytes = Annotated[
+    int, typer.Option(min=1024 * 1024, help="Size up to which small files are put together, in bytes.")
+]
+FILE_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +91,15 @@ def _serve(directory: Path, open_table: OpenTable, rows: RowOptions, receive: Re
 def sink_parquet(
     url: Url,
     directory: Directory,
+    epochs_per_file: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Show so many committed epochs together, as one file; earlier if they have --file-bytes, or if the"
+            " sink is stopped.",
+        ),
+    ] = 1,
+    file_bytes: FileBytes = FILE_BYTES,
     as_json: Json = False,
     *,
     rows: RowOptions,
@@ -91,19 +108,18 @@ def sink_parquet(
     """Write one Parquet file per committed epoch to a directory or an object store. It appears at the commit."""
     from procession.connectors.parquet_sink import open_parquet
 
-    _serve(directory, lambda: open_parquet(url), rows, receive, as_json)
+    def open_table() -> LakeTable:
+        return open_parquet(url, epochs_per_file=epochs_per_file, file_bytes=file_bytes)
+
+    _serve(directory, open_table, rows, receive, as_json)
 
 
 @with_groups
 def sink_delta(
     url: Url,
     directory: Directory,
-    compact_every: Annotated[
-        int, typer.Option(min=0, help="Put small files together after so many commits; 0: never.")
-    ] = 0,
-    file_bytes: Annotated[
-        int, typer.Option(min=1024 * 1024, help="Size up to which small files are put together, in bytes.")
-    ] = 128 * 1024 * 1024,
+    compact_every: CompactEvery = 0,
+    file_bytes: FileBytes = FILE_BYTES,
     as_json: Json = False,
     *,
     rows: RowOptions,
@@ -112,7 +128,7 @@ def sink_delta(
     """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none."""
     from procession.connectors.delta_table import DeltaLakeTable
 
-    def open_table() -> DeltaLakeTable:
+    def open_table() -> LakeTable:
         return DeltaLakeTable(url, compact_every=compact_every, file_bytes=file_bytes)
 
     _serve(directory, open_table, rows, receive, as_json)
@@ -135,6 +151,8 @@ def sink_iceberg(
             help="Catalog of pyiceberg's configuration: PYICEBERG_CATALOG__NAME__URI and others, or .pyiceberg.yaml.",
         ),
     ] = "",
+    compact_every: CompactEvery = 0,
+    file_bytes: FileBytes = FILE_BYTES,
     as_json: Json = False,
     *,
     rows: RowOptions,
@@ -143,4 +161,7 @@ def sink_iceberg(
     """Append each committed epoch to an Iceberg table, in one commit of its catalog. The table is made if need be."""
     from procession.connectors.iceberg_table import open_iceberg
 
-    _serve(directory, lambda: open_iceberg(url, catalog), rows, receive, as_json)
+    def open_table() -> LakeTable:
+        return open_iceberg(url, catalog, compact_every=compact_every, file_bytes=file_bytes)
+
+    _serve(directory, open_table, rows, receive, as_json)

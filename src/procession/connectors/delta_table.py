@@ -1,9 +1,10 @@
 """A Delta table: an epoch is one commit of its log, with the file and an application transaction.
 
-Invariant: the version of the application transaction `procession:<output>` is the token. It is compared with the
-transaction's start on the same snapshot from which the commit is made; the log accepts an older version without a word,
-but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`; downstream:
-deltalake.
+Invariant: the version of the application transaction `procession:<output>` is the token; that of
+`procession:<output>:transaction`, in the same commit, is a number made of the transaction's id. The token is compared
+with the transaction's start on the same snapshot from which the commit is made; the log accepts an older version
+without a word, but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`;
+downstream: deltalake.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import structlog
 
 from procession.connectors.object_store import LocalStore, local_path, open_store
 from procession.connectors.object_store_remote import missing_package, storage_options, store_error
-from procession.connectors.parquet_output import LakeTable, LakeToken, Upload
+from procession.connectors.parquet_output import FILE_BYTES, LakeTable, LakeToken, Upload, transaction_number
 from procession.errors import ConfigError, DiskError, StorageError
 from procession.storage.durable import fsync_dir, storage_error, sync
 
@@ -56,7 +57,7 @@ class DeltaLakeTable(LakeTable):
         file_bytes: Target size of compacted files.
     """
 
-    def __init__(self, url: str, *, compact_every: int = 0, file_bytes: int = 128 * 1024 * 1024) -> None:
+    def __init__(self, url: str, *, compact_every: int = 0, file_bytes: int = FILE_BYTES) -> None:
         self.store = open_store(url)
         self.url = self.store.url
         self._compact_every = compact_every
@@ -104,18 +105,22 @@ class DeltaLakeTable(LakeTable):
         if table is None:
             return LakeToken()
         with self._told("read"):
-            return LakeToken(table.transaction_version(_application(instance)) or 0)
+            end = table.transaction_version(_application(instance)) or 0
+            return LakeToken(end, txn_number=table.transaction_version(_last_transaction(instance)))
 
     def publish(self, instance: str, upload: Upload) -> None:
         """From the snapshot of the last `token`, which the caller has compared."""
         assert self._table is not None
         before = self._table.version()
-        facts = upload.facts
-        add = AddAction(upload.name, facts.bytes, {}, time.time_ns() // 1_000_000, True, facts.statistics)
+        facts, now_ms = upload.facts, time.time_ns() // 1_000_000
+        add = AddAction(upload.name, facts.bytes, {}, now_ms, True, facts.statistics)
         properties = CommitProperties(
             custom_metadata={TRANSACTION: upload.txn_id},
             max_commit_retries=COMMIT_RETRIES_MAX,
-            app_transactions=[Transaction(_application(instance), upload.end, time.time_ns() // 1_000_000)],
+            app_transactions=[
+                Transaction(_application(instance), upload.end, now_ms),
+                Transaction(_last_transaction(instance), transaction_number(upload.txn_id), now_ms),
+            ],
         )
         with self._told("commit to"):
             self._table.create_write_transaction(
@@ -156,6 +161,9 @@ class DeltaLakeTable(LakeTable):
         if self._log is not None:
             self._sync_added(range(before + 1, self._table.version() + 1))
         log.info("sink.compacted", table=self.url, added=done["numFilesAdded"], removed=done["numFilesRemoved"])
+
+    def close(self) -> None:
+        """Nothing."""
 
     def _refreshed(self) -> DeltaTable | None:
         if self._table is None:
@@ -199,6 +207,10 @@ class DeltaLakeTable(LakeTable):
 
 def _application(instance: str) -> str:
     return f"procession:{instance}"
+
+
+def _last_transaction(instance: str) -> str:
+    return f"{_application(instance)}:transaction"
 
 
 def _log_name(version: int) -> str:

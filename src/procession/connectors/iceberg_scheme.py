@@ -9,7 +9,7 @@ from procession.connectors.parquet_scheme import PASSWORD_HINT, lake_arguments, 
 from procession.planner.connector import Connector, SinkTraits
 from procession.planner.connector_url import ConnectorUrl
 
-_check_options = lake_check(("catalog",))
+_check_options = lake_check(("catalog",), numbers=("compact_every", "file_bytes"))
 
 
 def check_iceberg(url: ConnectorUrl) -> None:

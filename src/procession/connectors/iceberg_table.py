@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from procession.connectors.object_store import ObjectStore, local_path, open_store
 from procession.connectors.object_store_remote import missing_package, store_error
-from procession.connectors.parquet_output import LakeTable, LakeToken, Upload
+from procession.connectors.parquet_output import FILE_BYTES, LakeTable, LakeToken, Upload
+from procession.connectors.parquet_spool import merge_files
 from procession.errors import ConfigError, DiskError, StorageError, UsageError
 from procession.storage.durable import make_directory
 
@@ -31,7 +34,10 @@ try:
         NoSuchNamespaceError,
         NoSuchTableError,
         TableAlreadyExistsError,
+        ValidationException,
     )
+    from pyiceberg.io.pyarrow import parquet_files_to_data_files
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 except ImportError as error:
     raise missing_package("iceberg", error) from error
@@ -49,6 +55,8 @@ S3_SETTINGS = (
 """What pyiceberg does not take from the environment by itself. Without a region it asks AWS for it."""
 NO_RETRY = {"commit.retry.num-retries": "0"}
 
+log = structlog.get_logger()
+
 
 class IcebergLakeTable(LakeTable):
     """The Iceberg table of a catalog.
@@ -56,9 +64,15 @@ class IcebergLakeTable(LakeTable):
     Args:
         catalog: The catalog.
         name: NAMESPACE.TABLE.
+        compact_every: Number of commits after which small files are compacted; 0: never.
+        file_bytes: Target size of compacted files.
     """
 
-    def __init__(self, catalog: Catalog, name: str) -> None:
+    def __init__(self, catalog: Catalog, name: str, *, compact_every: int = 0, file_bytes: int = FILE_BYTES) -> None:
+        self._compact_every = compact_every
+        self._file_bytes = file_bytes
+        self._commits = 0
+        self._merge_path = Path()
         self._catalog = catalog
         self._name = name
         self.url = f"{catalog.name}/{name}"
@@ -107,6 +121,7 @@ class IcebergLakeTable(LakeTable):
         return found
 
     def spool_path(self, spare: Path) -> Path:
+        self._merge_path = spare.with_suffix(".merge")
         return spare
 
     def upload_name(self, stem: str) -> str:
@@ -138,9 +153,43 @@ class IcebergLakeTable(LakeTable):
         )
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
-        """Nothing: the catalog's commit is durable, and all files that it names were synced before it."""
+        """The catalog's commit is durable, and all files that it names were synced before it."""
+        self._commits += 1
 
     def tidy(self) -> None:
+        if not self._compact_every or self._commits < self._compact_every:
+            return
+        self._commits = 0
+        table = self._refreshed()
+        groups = small_files(table, self._file_bytes) if table is not None else []
+        if table is None or not groups:
+            return
+        merged: list[str] = []
+        try:
+            with self._told("compact"):
+                for group in groups:
+                    merged.append(f"data/part-compacted-{secrets.token_hex(8)}.parquet")
+                    self._merge(table, group, merged[-1])
+                locations = [f"{table.location()}/{name}" for name in merged]
+                with table.transaction() as transaction, transaction.update_snapshot().overwrite() as snapshot:
+                    for file in (file for group in groups for file in group):
+                        snapshot.delete_data_file(file)
+                    for file in parquet_files_to_data_files(table.io, table.metadata, iter(locations)):
+                        snapshot.append_data_file(file)
+        except (StorageError, CommitFailedException, ValidationException) as error:
+            for name in merged:
+                self.store.delete(name)
+            log.warning("sink.compaction_failed", table=self.url, reason=str(error)[:300])
+            return
+        log.info("sink.compacted", table=self.url, added=len(merged), removed=sum(map(len, groups)))
+
+    def _merge(self, table: Table, files: Sequence[DataFile], name: str) -> None:
+        names = (file.file_path.removeprefix(f"{table.location()}/") for file in files)
+        schema = _plain_schema(table.schema().as_arrow())
+        merge_files((self.store.open_input(file) for file in names), schema, self._merge_path)
+        self.store.upload(self._merge_path, name)
+
+    def close(self) -> None:
         """Nothing."""
 
     def _refreshed(self) -> Table | None:
@@ -161,6 +210,24 @@ class IcebergLakeTable(LakeTable):
             raise
         except Exception as error:  # a catalog raises errors of its own driver: SQLAlchemy, HTTP, Thrift
             raise store_error(self.url, doing, error) from error
+
+
+def small_files(table: Table, file_bytes: int) -> list[list[DataFile]]:
+    """Groups of data files that together have at most `file_bytes`, in the order of their names. Files that rows were
+    deleted from, or that are elsewhere, are left alone."""
+    tasks = [task for task in table.scan().plan_files() if not task.delete_files]
+    files = sorted((task.file for task in tasks), key=lambda file: file.file_path)
+    groups: list[list[DataFile]] = []
+    size = file_bytes + 1
+    for file in files:
+        if file.file_size_in_bytes >= file_bytes or not file.file_path.startswith(f"{table.location()}/"):
+            continue
+        size += file.file_size_in_bytes
+        if size > file_bytes:
+            groups.append([])
+            size = file.file_size_in_bytes
+        groups[-1].append(file)
+    return [group for group in groups if len(group) > 1]
 
 
 def _property(instance: str) -> str:
@@ -200,13 +267,17 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if pa.types.is_large_binary(kind) else kind
 
 
-def open_iceberg(url: str, catalog_name: str = "") -> IcebergLakeTable:
+def open_iceberg(
+    url: str, catalog_name: str = "", *, compact_every: int = 0, file_bytes: int = FILE_BYTES
+) -> IcebergLakeTable:
     """The table of a URL.
 
     Args:
         url: With a catalog NAMESPACE.TABLE; without one DIR/NAMESPACE.TABLE: the directory is the warehouse, and has a
             SQLite catalog.
         catalog_name: A catalog of pyiceberg's configuration: `PYICEBERG_CATALOG__<NAME>__…` or `.pyiceberg.yaml`.
+        compact_every: As of `IcebergLakeTable`.
+        file_bytes: As of `IcebergLakeTable`.
     """
     properties: dict[str, Any] = {}
     for name, variable in S3_SETTINGS:
@@ -227,9 +298,10 @@ def open_iceberg(url: str, catalog_name: str = "") -> IcebergLakeTable:
         properties |= {"type": "sql", "uri": f"sqlite:///{local / CATALOG_FILE}", "warehouse": local.as_uri()}
         properties |= {"py-io-impl": FILE_IO}
     try:
-        return IcebergLakeTable(load_catalog(catalog_name or "procession", **properties), name)
+        catalog = load_catalog(catalog_name or "procession", **properties)
     except Exception as error:
         raise ConfigError(
             f"Cannot open the Iceberg catalog {catalog_name or warehouse}: {error}.",
             next_step="Check the catalog's settings (PYICEBERG_CATALOG__… in the environment, or .pyiceberg.yaml).",
         ) from error
+    return IcebergLakeTable(catalog, name, compact_every=compact_every, file_bytes=file_bytes)

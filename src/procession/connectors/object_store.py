@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+
 from procession.errors import UsageError
 from procession.storage.durable import fsync_dir, make_directory, renew_durably, storage_error, sync, write_durably
 
@@ -47,6 +49,9 @@ class ObjectStore(Protocol):
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
         """The first bytes of a file; None if there is none."""
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        """A whole file, to read. Raises StorageError if there is none."""
 
     def has(self, name: str) -> bool: ...
 
@@ -138,6 +143,12 @@ class LocalStore(ObjectStore):
                 return file.read(bytes_max)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise storage_error(self.root / name, "read", error) from error
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        try:
+            return pa.OSFile(str(self.root / name))
         except OSError as error:
             raise storage_error(self.root / name, "read", error) from error
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
+
 from procession.connectors.object_store import ObjectStore
 from procession.errors import ConfigError, DiskError, StorageError, UsageError
 
@@ -117,6 +119,10 @@ class RemoteStore(ObjectStore):
             except FileNotFoundError as error:
                 self._refuse_missing_bucket(error)
                 return None
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        with self._told(f"read {name} of"):
+            return pa.BufferReader(bytes(self._obstore.get(self._store, name).bytes()))
 
     def has(self, name: str) -> bool:
         with self._told(f"read {name} of"):

@@ -1,9 +1,10 @@
-"""A directory or prefix of Parquet files as table: one visible file for each epoch.
+"""A directory or prefix of Parquet files as table: one visible file for each epoch, or for each range of epochs.
 
 Invariant: the create-only manifest `_procession/<output>/<start>.json` is the step that publishes an epoch: two sinks
 that race for the same position cannot both write it. The epoch's file then gets its visible name in one step, so a
-reader that lists the directory sees whole epochs only. An epoch has one file, so none is seen in part. Upstream:
-`connectors/parquet_output`; downstream: `connectors/object_store`.
+reader that lists the directory sees whole epochs only. An epoch is in one file, so none is seen in part. Upstream:
+`connectors/parquet_output`; downstream: `connectors/object_store`, and `connectors/parquet_ranges` if epochs are held
+back to be shown together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pyarrow as pa
 
 from procession import faults
 from procession.connectors.object_store import HIDDEN, ObjectStore
-from procession.connectors.parquet_output import LakeTable, LakeToken, Upload, safe_name
+from procession.connectors.parquet_output import FILE_BYTES, LakeTable, LakeToken, Upload, safe_name
+from procession.connectors.parquet_ranges import EpochRanges, HeldEpoch
 from procession.errors import StorageError
 from procession.format_number import check_format
 
@@ -28,11 +30,21 @@ PENDING = ".pending"
 
 
 class ParquetDirectory(LakeTable):
-    """Visible files are `part-<output>-<position>-<attempt>.parquet`: their names sort in the order of the output."""
+    """Visible files are `part-<output>-<position>-<attempt>.parquet`: their names sort in the order of the output.
 
-    def __init__(self, store: ObjectStore) -> None:
+    Args:
+        store: The directory.
+        epochs_per_file: Epochs that become visible together, as one file.
+        file_bytes: Size at which they become visible before there are so many.
+    """
+
+    def __init__(self, store: ObjectStore, *, epochs_per_file: int = 1, file_bytes: int = FILE_BYTES) -> None:
         self.store = store
         self.url = store.url
+        self._epochs_per_file = epochs_per_file
+        self._file_bytes = file_bytes
+        self._merge_path = Path()
+        self._ranges: EpochRanges | None = None
 
     def schema(self) -> pa.Schema | None:
         data = self.store.read(SCHEMA, SCHEMA_BYTES_MAX)
@@ -53,7 +65,9 @@ class ParquetDirectory(LakeTable):
         return found
 
     def spool_path(self, spare: Path) -> Path:
-        return self.store.spool_path(spare)
+        path = self.store.spool_path(spare)
+        self._merge_path = path.with_suffix(".merge")
+        return path
 
     def upload_name(self, stem: str) -> str:
         return f"{HIDDEN}/uploads/{stem}{PENDING}"
@@ -68,16 +82,21 @@ class ParquetDirectory(LakeTable):
         return self._manifest(f"{folder}/{names[-1]}") if names else LakeToken()
 
     def publish(self, instance: str, upload: Upload) -> None:
+        ranges = self._opened(instance)
+        if self._epochs_per_file == 1:
+            ranges.show()  # what a sink with more epochs to a file has held back
         name = f"{_folder(instance)}/{_manifest_name(upload.start)}"
         manifest = {
             "format": FORMAT,
             "transaction": upload.txn_id,
             "start": upload.start,
             "end": upload.end,
-            "file": _visible_name(upload),
+            "file": _visible_name(upload.name),
             "rows": upload.facts.rows,
             "bytes": upload.facts.bytes,
         }
+        if self._epochs_per_file > 1:
+            manifest["held"] = upload.name
         if not self.store.create(name, json.dumps(manifest).encode()):
             raise StorageError(
                 f"Another sink has written the output {instance} from position {upload.start} on to {self.store.url}.",
@@ -87,9 +106,15 @@ class ParquetDirectory(LakeTable):
         faults.point("sink:manifest-written")
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
+        ranges = self._opened(instance)
+        if ranges.is_held(upload.start) or (is_fresh and self._epochs_per_file > 1):
+            if not is_fresh:
+                self.store.renew(f"{_folder(instance)}/{_manifest_name(upload.start)}")
+            ranges.add(HeldEpoch(upload.start, upload.end, upload.name, upload.facts.bytes))
+            return
         if not self.store.has(upload.name):
             return  # it became visible, and was removed here; a reader may have taken the visible file away since
-        visible = _visible_name(upload)
+        visible = _visible_name(upload.name)
         if not is_fresh:
             self.store.renew(f"{_folder(instance)}/{_manifest_name(upload.start)}")
         if not self.store.publish(upload.name, visible):
@@ -99,6 +124,23 @@ class ParquetDirectory(LakeTable):
 
     def tidy(self) -> None:
         """Nothing: a file of a directory that anybody may list cannot be replaced unseen."""
+
+    def close(self) -> None:
+        if self._ranges is not None:
+            self._ranges.show()
+
+    def _opened(self, instance: str) -> EpochRanges:
+        if self._ranges is None:
+            self._ranges = EpochRanges(
+                self.store,
+                _folder(instance),
+                self._epochs_per_file,
+                self._file_bytes,
+                self._merge_path,
+                self.schema,
+                _visible_name,
+            )
+        return self._ranges
 
     def _manifest(self, name: str) -> LakeToken:
         data = self.store.read(name, MANIFEST_BYTES_MAX)
@@ -124,6 +166,6 @@ def _manifest_name(start: int) -> str:
     return f"{start:020d}.json"
 
 
-def _visible_name(upload: Upload) -> str:
-    stem = upload.name.rpartition("/")[2].removesuffix(PENDING)
+def _visible_name(upload_name: str) -> str:
+    stem = upload_name.rpartition("/")[2].removesuffix(PENDING)
     return f"part-{stem}.parquet"

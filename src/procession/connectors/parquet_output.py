@@ -35,16 +35,26 @@ from procession.storage.durable import storage_error, write_durably
 
 FORMAT = 1
 NAME_CHARACTERS_MAX = 100
+FILE_BYTES = 128 * 1024 * 1024
+"""Size up to which small files are put together, unless the user names another."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class LakeToken:
-    """Where an output ends in a table, and the transaction that brought it there, if the table says so."""
+    """Where an output ends in a table, and the transaction that brought it there: its id, or a number made of it. If
+    there is neither, any transaction may have done it."""
 
     end: int = 0
     txn_id: str | None = None
+    txn_number: int | None = None
+
+    def is_of(self, txn_id: str) -> bool:
+        """Whether this transaction brought the output to its end."""
+        if self.txn_number is not None:
+            return self.txn_number == transaction_number(txn_id)
+        return self.txn_id in (None, txn_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,9 @@ class LakeTable(Protocol):
     def tidy(self) -> None:
         """After a commit: whatever maintenance is due. It changes no rows."""
 
+    def close(self) -> None:
+        """The sink stops in good order: show what was held back."""
+
 
 class LakeOutput(Output):
     """One output of a lake sink.
@@ -125,6 +138,14 @@ class LakeOutput(Output):
         allowed = (prepared.start, prepared.end) if prepared else (committed_end,)
         if token.end not in allowed:
             raise self._elsewhere(token, committed_end)
+        if prepared and prepared.start < token.end == prepared.end and not token.is_of(prepared.txn_id):
+            raise StorageError(
+                f"The table at {self._table.url} holds the output {self.instance} up to position {token.end}, but not"
+                f" by {prepared.txn_id}: {self._note.parent} is an old copy of the sink's directory.",
+                next_step="Start the sink with the directory that this output was written from, or begin with a new"
+                " table.",
+                instance=self.instance,
+            )
         if prepared is not None and prepared.start < prepared.end:
             if upload is None or upload.txn_id != prepared.txn_id:
                 raise self._lost(prepared, f"{self._note} does not know it")
@@ -159,7 +180,7 @@ class LakeOutput(Output):
             raise self._lost(transaction, f"{self._note} does not know it")
         token = self._token(transaction.start)
         is_fresh = token.end == transaction.start
-        if token.end == transaction.end and token.txn_id in (None, transaction.txn_id):
+        if token.end == transaction.end and token.is_of(transaction.txn_id):
             log.info("sink.already_committed", transaction=transaction.txn_id)
         elif is_fresh:
             faults.point("sink:before-publish")
@@ -182,6 +203,10 @@ class LakeOutput(Output):
 
     def close(self) -> None:
         self._spool.close()
+        try:
+            self._table.close()
+        except StorageError as error:  # it is done when the sink starts again
+            log.warning("sink.close_failed", table=self._table.url, reason=error.sentence)
 
     def _read_schema(self) -> None:
         schema = self._table.schema()
@@ -260,6 +285,11 @@ def file_stem(instance: str, transaction: Transaction) -> str:
         else hashlib.sha256(transaction.txn_id.encode()).hexdigest()[:20]
     )
     return f"{safe_name(instance)}-{transaction.start:020d}-{attempt}-{secrets.token_hex(4)}"
+
+
+def transaction_number(txn_id: str) -> int:
+    """A number for a transaction, of 63 bits, for tables whose tokens are numbers."""
+    return int.from_bytes(hashlib.sha256(txn_id.encode()).digest()[:8]) >> 1
 
 
 def safe_name(instance: str) -> str:

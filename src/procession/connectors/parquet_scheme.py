@@ -45,7 +45,7 @@ CONNECTOR = Connector(
     form="parquet:DIR-or-s3://BUCKET/PREFIX",
     sink=SinkTraits(
         help="Write one Parquet file per epoch to a directory or to S3.",
-        check=lake_check(()),
+        check=lake_check((), numbers=("epochs_per_file", "file_bytes")),
         arguments=lake_arguments,
     ),
     commands="procession.cli.lake_commands",

@@ -16,7 +16,7 @@ import pyarrow as pa
 from procession.connectors.object_store import open_store
 from procession.connectors.parquet_columns import ColumnNames, RecordFormat, RowConverter
 from procession.connectors.parquet_directory import ParquetDirectory
-from procession.connectors.parquet_output import LakeOutput, LakeTable
+from procession.connectors.parquet_output import FILE_BYTES, LakeOutput, LakeTable
 from procession.connectors.parquet_schema import load_schema
 from procession.sdk.output import OpenOutput
 from procession.sdk.record_blocks import RecordForm
@@ -69,6 +69,6 @@ def run_lake_sink(
     run_sink(lake_opener(directory, open_table, options), directory, listen, cookie=cookie, tls=tls, tell=tell)
 
 
-def open_parquet(url: str) -> ParquetDirectory:
-    """The directory or prefix of Parquet files at a URL."""
-    return ParquetDirectory(open_store(url))
+def open_parquet(url: str, *, epochs_per_file: int = 1, file_bytes: int = FILE_BYTES) -> ParquetDirectory:
+    """The directory or prefix of Parquet files at a URL. The options are those of `ParquetDirectory`."""
+    return ParquetDirectory(open_store(url), epochs_per_file=epochs_per_file, file_bytes=file_bytes)

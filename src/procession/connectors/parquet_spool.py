@@ -9,7 +9,7 @@ which takes the file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,8 +107,7 @@ class ParquetSpool:
         try:
             self._writer.close()
             self._writer = None
-            metadata = pq.read_metadata(self.path)
-            return FileFacts(metadata.num_rows, self.path.stat().st_size, json.dumps(_statistics(metadata)))
+            return _facts(self.path)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
@@ -150,12 +149,8 @@ class ParquetSpool:
     def _write(self, rows: list[pa.Table]) -> None:
         try:
             if self._writer is None:
-                self._writer = pq.ParquetWriter(
-                    self.path,
-                    self._columns.schema,
-                    compression="snappy",
-                    dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
-                )
+                assert self._columns.schema is not None
+                self._writer = _new_writer(self.path, self._columns.schema)
             faults.disk("full")
             if rows:
                 self._writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
@@ -178,6 +173,34 @@ class ParquetSpool:
                     writer.close()
                 except OSError as error:
                     raise storage_error(self.path, "write", error) from error
+
+
+def merge_files(sources: Iterable[pa.NativeFile], schema: pa.Schema, path: Path) -> FileFacts:
+    """Writes the rows of Parquet files, in this order, to one file at `path`. It is not synced."""
+    rows: list[pa.Table] = []
+    try:
+        with _new_writer(path, schema) as writer:
+            for source in sources:
+                with pq.ParquetFile(source) as file:
+                    for index in range(file.num_row_groups):
+                        rows.append(file.read_row_group(index).cast(schema))
+                        if sum(table.nbytes for table in rows) >= ROW_GROUP_BYTES_MAX:
+                            writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
+                            rows = []
+            if rows:
+                writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
+        return _facts(path)
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
+
+
+def _new_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="snappy", dictionary_pagesize_limit=DICTIONARY_BYTES_MAX)
+
+
+def _facts(path: Path) -> FileFacts:
+    metadata = pq.read_metadata(path)
+    return FileFacts(metadata.num_rows, path.stat().st_size, json.dumps(_statistics(metadata)))
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
