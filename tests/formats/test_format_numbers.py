@@ -30,6 +30,7 @@ from procession.connectors import (
     kafka_token,
     parquet_directory,
     parquet_output,
+    parquet_ranges,
     postgres_position,
     stdout_sink,
 )
@@ -300,6 +301,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "tokens in the Kafka control topic": kafka_token.FORMAT,
         "`*.upload` (lake sinks)": parquet_output.FORMAT,
         "`_procession/OUTPUT/*.json` of a Parquet table": parquet_directory.FORMAT,
+        "`_procession/OUTPUT/ranges/*.json` of a Parquet table": parquet_ranges.FORMAT,
         "`*.kafka` (`source kafka`)": kafka_positions.FORMAT,
         "`position.json` (`source postgres`)": postgres_position.FORMAT,
         "`--spool` (`*.segment`)": segment.VERSION,
