@@ -1,0 +1,207 @@
+"""Retirement: which streams leave the snapshot, when, and how they come back with their positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.errors import StorageError
+from procession.gateway.gateway_events import (
+    EpochCommitted,
+    FrameReceived,
+    RetireStreams,
+    SessionClosed,
+    SessionOpened,
+    SnapshotWritten,
+    WriteSnapshot,
+)
+from procession.gateway.gateway_limits import Limits
+from procession.gateway.log_rows import LogTail
+from procession.gateway.plausibility import check_positions, news_of
+from procession.gateway.registry import Registry
+from procession.gateway.retired_streams import HEADER, RetiredStreams
+from procession.gateway.snapshot import Position
+from procession.gateway.state import GatewayState
+from procession.wire.messages import NOTHING_COMMITTED, Messages, Notify, NotifyAck
+from tests.gateway.bench import A, B, Bench
+from tests.gateway.several import HELLO, Several
+
+AT_ONCE = Limits(credits_max=100, streams_retire_after_s=0)
+S = 7
+
+
+def retired_bench(limits: Limits = AT_ONCE) -> Bench:
+    """A gateway that has had a stream up to message 2, and has retired it."""
+    bench = Bench(limits)
+    bench.open(A, S)
+    bench.message(A, S, 0, 1, 2)
+    bench.do(SessionClosed(A))
+    bench.commit(0, s7=2)
+    bench.do(RetireStreams())
+    return bench
+
+
+def test_a_stream_that_is_idle_is_retired_and_comes_back_with_its_position() -> None:
+    bench = retired_bench()
+    assert S not in bench.state.registry
+    assert bench.state.snapshot.streams == {}
+    assert len(bench.state.retired) == 1
+    bench.hello(B)
+    assert bench.notify(B, S) == NotifyAck(True, S, 2)
+    bench.message(B, S, 1, 2, 3)
+    assert bench.ids == [0, 1, 2, 3], "what had come before is a duplicate"
+    bench.commit(1, s7=3)
+    assert bench.state.snapshot.streams == {S: Position("stream 7", 3)}
+    assert len(bench.state.retired) == 0, "the snapshot has it again"
+
+
+def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_committed() -> None:
+    state = GatewayState(Limits(streams_retire_after_s=60))
+    for session in (A, B):
+        state.handle(SessionOpened(session), 0.0)
+        state.handle(FrameReceived(session, HELLO), 0.0)
+        state.handle(FrameReceived(session, Notify(session, "", 0)), 0.0)
+        state.handle(FrameReceived(session, Messages.of([session], [0], [0], [b""], [b""])), 0.0)
+    state.handle(SessionClosed(A), 1.0)
+    assert state.handle(RetireStreams(), 100.0) == [], "nothing is committed"
+    (write,) = state.handle(EpochCommitted(1, 0, 2, {A: 0, B: 0}), 110.0)
+    assert isinstance(write, WriteSnapshot)
+    state.handle(SnapshotWritten(write.snapshot), 110.0)
+    assert state.handle(RetireStreams(), 169.0) == []
+    (write,) = state.handle(RetireStreams(), 171.0)
+    assert isinstance(write, WriteSnapshot)
+    assert write.retiring is not None
+    assert write.retiring.streams == {A: 0}
+    assert list(write.snapshot.streams) == [B], "a session has it open"
+
+
+def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -> None:
+    bench = Bench(Limits(credits_max=1000, streams_max=16))
+    bench.hello(A)
+    for stream_id in range(13):
+        assert bench.notify(A, stream_id).success
+        bench.message(A, stream_id, 0)
+        if stream_id == 5:
+            bench.do(SessionClosed(A))
+            bench.commit(0, **{f"s{one}": 0 for one in range(6)})
+            bench.hello(A)
+    bench.do(SessionClosed(A))
+    bench.commit(1, **{f"s{one}": 0 for one in range(6, 13)})
+    bench.do(RetireStreams())
+    assert [stream.stream_id for stream in bench.state.registry] == list(range(5, 13))
+
+
+def test_a_stream_that_comes_back_while_it_is_being_retired_stays() -> None:
+    bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=60))
+    (write,) = bench.state.handle(RetireStreams(), 100.0)
+    assert isinstance(write, WriteSnapshot)
+    assert write.retiring is not None
+    bench.retired = write.retiring.data
+    bench.hello(B)
+    assert bench.notify(B, S) == NotifyAck(True, S, 2)
+    bench.message(B, S, 3)
+    bench.do(SnapshotWritten(write.snapshot, write.retiring))
+    assert bench.state.registry[S].session == B
+    # Before the next snapshot the record is in the log only, and the position among the retired only.
+    bench.restart()
+    assert (bench.state.registry[S].committed, bench.state.registry[S].seen) == (2, 3)
+    bench.commit(1, s7=3)
+    assert bench.state.snapshot.streams[S].committed == 3
+
+
+def test_a_commit_that_is_sent_again_brings_no_retired_or_forgotten_stream_back() -> None:
+    bench = retired_bench()
+    for positions in ({"s7": 2}, {"s7": 1}, {"s8": 4}):
+        bench.commit(0, **positions)
+        assert bench.state.snapshot.streams == {}
+    assert bench.state.retired.committed(S) == 2
+
+
+def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() -> None:
+    retired = RetiredStreams(Limits())
+    retired.retired(retired.retiring({S: 41}, 0.0))
+    registry = Registry({}, LogTail(), retired)
+    check_positions({S: 41}, registry, None)
+    assert news_of({S: 41, 8: 1, 9: NOTHING_COMMITTED}, registry, is_late=False) == {8: 1}
+    assert news_of({S: 42, 8: 1}, registry, is_late=True) == {S: 42}
+    with pytest.raises(StorageError, match="Message 42 of stream 7 was reported as committed, but the last"):
+        check_positions({S: 42}, registry, None)
+
+
+# Several gateways
+
+
+def test_a_retired_stream_is_granted_with_its_position_to_another_gateway() -> None:
+    several = Several(3)
+    producer = several[1].open(S)
+    several.settle()
+    producer.send()
+    producer.send()
+    several.take()
+    producer.close()
+    several.settle()
+    for node in several.nodes:
+        node.retire()
+        assert S not in node.state.registry
+        assert node.snapshot.streams == {}
+    several.crash(0)
+    several.settle()
+    other = several[2].open(S)
+    several.settle()
+    assert other.answers == [NotifyAck(True, S, 1)]
+    other.send()
+    several.take()
+    several.check()
+    assert several.ids(S) == [0, 1, 2]
+
+
+def test_a_gateway_keeps_what_the_leader_has_not_on_disk() -> None:
+    several = Several(3)
+    producer = several[1].open(S)
+    several.settle()
+    producer.send()
+    several.take(tells=lambda number: number != 0)
+    producer.close()
+    several.settle()
+    several[1].retire()
+    several.crash(0)
+    several.settle()
+    other = several[2].open(S)
+    several.settle()
+    assert other.answers == [NotifyAck(True, S, 0)]
+
+
+def test_the_leader_keeps_a_stream_that_another_gateway_holds() -> None:
+    several = Several(2)
+    producer = several[1].open(S)
+    several.settle()
+    producer.send()
+    several.take()
+    several.settle()
+    several[0].retire()
+    assert S in several[0].state.registry
+    producer.close()
+    several.settle()
+    several[0].retire()
+    assert S not in several[0].state.registry
+
+
+def test_a_gateway_that_does_not_lead_writes_no_file() -> None:
+    several = Several(2)
+    producer = several[1].open(S)
+    several.settle()
+    producer.send()
+    producer.close()
+    several.take()
+    several.settle()
+    several[1].retire()
+    assert S not in several[1].state.registry
+    assert several[1].files == {}
+    assert several[1].snapshot.retired is None
+
+
+def test_what_is_too_old_is_forgotten_although_nobody_is_retired() -> None:
+    bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=50))
+    (write,) = bench.state.handle(RetireStreams(), 1000.0)
+    assert isinstance(write, WriteSnapshot)
+    assert write.retiring is not None
+    assert write.retiring.data == HEADER
