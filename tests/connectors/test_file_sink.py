@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
 from procession.errors import StorageError
+from procession.sdk.testing import Worker
 from procession.sdk.transaction_log import committed_ranges
 from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
@@ -18,6 +20,20 @@ from tests.sdk.loops import on_a_loop
 @pytest.fixture
 def sink(tmp_path: Path) -> SinkProgram:
     return SinkProgram(tmp_path)
+
+
+async def dies_of(process: asyncio.subprocess.Process, worker: Worker, decision: Phase2) -> None:
+    """Send a decision during which the sink is killed."""
+    worker.send(two_phase_commit.wrap(decision))
+    assert await worker.receive() is None
+    await process.wait()
+
+
+async def check_restarted(sink: SinkProgram) -> None:
+    """After a restart `abc` is committed and no transaction is open."""
+    async with sink.running(), await sink.worker() as worker:
+        assert await worker.hello() == (3, ())
+        assert sink.data() == b"abc"
 
 
 @on_a_loop
@@ -80,12 +96,8 @@ async def test_killed_after_the_commit_it_lists_nothing_and_says_the_new_end(sin
         await worker.hello()
         worker.data(0, b"abc")
         assert await worker.phase1("t1", 0, 3)
-        worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
-        assert await worker.receive() is None
-        await process.wait()
-    async with sink.running(), await sink.worker() as worker:
-        assert await worker.hello() == (3, ())
-        assert sink.data() == b"abc"
+        await dies_of(process, worker, Phase2("t1", commit=True))
+    await check_restarted(sink)
 
 
 @on_a_loop
@@ -97,12 +109,8 @@ async def test_killed_after_the_abort_it_lists_nothing_and_has_dropped_the_data(
         await worker.phase2("t1", commit=True)
         worker.data(3, b"d")
         assert await worker.phase1("t2", 3, 4)
-        worker.send(two_phase_commit.wrap(Phase2("t2", commit=False)))
-        assert await worker.receive() is None
-        await process.wait()
-    async with sink.running(), await sink.worker() as worker:
-        assert await worker.hello() == (3, ())
-        assert sink.data() == b"abc"
+        await dies_of(process, worker, Phase2("t2", commit=False))
+    await check_restarted(sink)
 
 
 @on_a_loop

@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from procession.address import Address, parse_address
 from procession.connectors.file_source import stream_id_of
 from procession.connectors.generator_source import GeneratorSource, Recipe
 from procession.sdk.source_records import Stream
-from tests.connectors.commands import command, until
+from tests.connectors.commands import Command, command, until
 from tests.sdk.gateways import LivingGateway, living_gateway
 
 STDIN, TCP, UDP = (Stream.named(name).id for name in ("stdin", "tcp-lines", "udp"))
@@ -119,7 +119,9 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
     assert gateway.payloads(STDIN) == [*(b"%d" % number for number in range(1001)), b"the last"]
 
 
-def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to_stop(gateway: LivingGateway) -> None:
+@contextmanager
+def asked_to_stop(gateway: LivingGateway) -> Iterator[Command]:
+    """A source without a spool that was asked to stop while two records are not committed."""
     gateway.hold_commits()
     with command("stdin", "--best-effort", "--to", gateway.listen) as source:
         source.stdin.write(b"one\ntwo\n")
@@ -128,20 +130,18 @@ def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to
             until(lambda: client.status()["next_sequence"] == 2)
         source.signal()
         source.wait_for("program.stopping")
+        yield source
+
+
+def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to_stop(gateway: LivingGateway) -> None:
+    with asked_to_stop(gateway) as source:
         gateway.let_commit()
         assert source.status() == 0, source.said
     assert gateway.payloads(STDIN) == [b"one", b"two"]
 
 
 def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gateway: LivingGateway) -> None:
-    gateway.hold_commits()
-    with command("stdin", "--best-effort", "--to", gateway.listen) as source:
-        source.stdin.write(b"one\ntwo\n")
-        source.stdin.flush()
-        with gateway.client() as client:
-            until(lambda: client.status()["next_sequence"] == 2)
-        source.signal()
-        source.wait_for("program.stopping")
+    with asked_to_stop(gateway) as source:
         source.signal()
         assert source.status() == 1
         lost = source.wait_for("source.records_lost")

@@ -103,6 +103,13 @@ def expected(start: int, end: int, stream: Stream = ONE) -> list[tuple[int, int,
     return [(stream.id, number, TEN[number]) for number in range(start, end)]
 
 
+async def ends_cleanly(peer: Peer, client: asyncio.Task[None]) -> None:
+    """The source has closed its side; the gateway closes too, and the client ends without an error."""
+    assert await peer.receive() is None
+    peer.close()
+    await client
+
+
 @on_a_loop
 async def test_every_record_is_sent_once_in_order_and_the_end_waits_for_the_last_ack() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
@@ -167,9 +174,7 @@ async def test_streams_share_the_credits_and_each_keeps_its_order() -> None:
             assert [record for record in records if record[0] == stream.id] == expected(0, 10, stream)
         peer.send(Ack(2, ((ONE.id, 9), (TWO.id, 9))))
         await confirmed(peer, ONE, TWO)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -195,18 +200,14 @@ async def test_a_stream_without_records_ends_without_an_ack() -> None:
         await confirmed(peer, ONE, is_committed=False)
         peer.send(Ack(0))
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
 async def test_a_source_without_streams_is_done_when_it_is_welcome() -> None:
     async with Gateway() as gateway, running(ListSource({}), gateway) as client:
         peer = await greeted(gateway)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -266,9 +267,7 @@ async def test_restart_with_an_address_goes_there() -> None:
         assert await peer.receive() == Eos(ONE.id)
         peer.send(Ack(0, ((ONE.id, 9),)))
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -289,9 +288,7 @@ async def test_a_lost_session_replays_from_the_notify_ack_and_never_below_what_w
         assert await peer.receive() == Eos(ONE.id)
         peer.send(Ack(0, ((ONE.id, 9),)))
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -304,9 +301,7 @@ async def test_an_end_that_the_gateway_may_not_have_read_is_sent_again() -> None
         peer = await opened(gateway, committed=9)
         assert await peer.receive() == Eos(ONE.id)
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -322,9 +317,7 @@ async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() 
             assert not client.done()
             peer.send(Ack(0))
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -346,9 +339,7 @@ async def test_ends_are_confirmed_one_after_the_other_in_the_order_of_ids() -> N
         peer.send(Ack(0))
         await confirmed(peer, ONE)
         await confirmed(peer, TWO)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop
@@ -363,9 +354,7 @@ async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_begun_agai
         peer = await opened(gateway, committed=9)
         assert await peer.receive() == Eos(ONE.id), "nobody knows whether the first one arrived"
         await confirmed(peer, ONE)
-        assert await peer.receive() is None
-        peer.close()
-        await client
+        await ends_cleanly(peer, client)
 
 
 @on_a_loop

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from procession.errors import LocalProtocolError
 from procession.wire import frame_codec, two_phase_commit, v3
 from procession.wire.connection import Connection, Violation
+from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import TABLES, ConnectionSide, ConnectionState, Role
 from procession.wire.messages import (
     Ack,
@@ -29,6 +30,7 @@ from procession.wire.messages import (
     Restart,
 )
 from procession.wire.stream_lifecycle import STREAM, StreamState, StreamStep
+from tests.wire.connection_steps import JoinedConnections
 
 HELLO = Hello("0.0.1", b"", "program", "instance")
 LIST = two_phase_commit.wrap(ListUncommitted(1))
@@ -45,20 +47,16 @@ FRAMES: list[Frame] = [
 ]
 
 
-class Pair:
-    """Two connections joined in memory: what one sends, the other receives at once."""
+class Pair(JoinedConnections):
+    """Two ends of version 3."""
 
     def __init__(self, role: Role = Role.SOURCE, *, credits_max: int = 10) -> None:
         self.initiator = Connection(ConnectionSide.INITIATOR, role)
         self.acceptor = Connection(ConnectionSide.ACCEPTOR, role)
         self.credits_max = credits_max
 
-    def pass_on(self, frame: Frame, sender: ConnectionSide) -> list[object]:
-        ends = {ConnectionSide.INITIATOR: self.initiator, ConnectionSide.ACCEPTOR: self.acceptor}
-        return list(ends[sender.other].receive(ends[sender].send(frame)))
-
     def to(self, state: ConnectionState) -> Pair:
-        script: dict[ConnectionState, list[tuple[ConnectionSide, Frame]]] = {
+        script: dict[ConnectionState, list[tuple[ConnectionSide, AnyFrame]]] = {
             ConnectionState.CONNECTED: [],
             ConnectionState.HANDSHAKE: [(ConnectionSide.INITIATOR, HELLO)],
             ConnectionState.STREAMING: [
@@ -72,9 +70,7 @@ class Pair:
                 (ConnectionSide.ACCEPTOR, Restart()),
             ],
         }
-        for sender, frame in script[state]:
-            self.pass_on(frame, sender)
-        assert (self.initiator.state, self.acceptor.state) == (state, state)
+        self.pass_all(script[state], state)
         return self
 
     def open(self, stream_id: int) -> Pair:
@@ -107,25 +103,7 @@ def test_both_ends_move_as_the_table_says_or_not_at_all(
 ) -> None:
     pair = Pair(role).to(state)
     ready_for(pair, frame, role)
-    ours, theirs = (
-        (pair.initiator, pair.acceptor) if sender is ConnectionSide.INITIATOR else (pair.acceptor, pair.initiator)
-    )
-    following = TABLES[role][state][sender].get(type(frame))
-    if following is not None:
-        events = theirs.receive(ours.send(frame))
-        assert (ours.state, theirs.state) == (following, following)
-        assert len(events) == 1
-        assert not isinstance(events[0], Violation)
-        return
-    with pytest.raises(LocalProtocolError):
-        ours.send(frame)
-    assert ours.state is state
-    events = theirs.receive(v3.encode(frame))
-    if state in (ConnectionState.ERROR, ConnectionState.DISCONNECTED):
-        assert (events, theirs.state) == ([], state)
-    else:
-        assert [type(event) for event in events] == [Violation]
-        assert theirs.state is ConnectionState.ERROR
+    pair.check_step(sender, frame, v3.encode(frame), TABLES[role][state][sender].get(type(frame)))
 
 
 STREAM_FRAMES: dict[StreamStep, tuple[ConnectionSide, Frame]] = {

@@ -20,6 +20,8 @@ bench_app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each variant, in turn.")]
+RoundRecords = Annotated[int, typer.Option(min=1, help="Records per round.")]
+RoundEpochs = Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")]
 Directory = Annotated[Path | None, typer.Option("--dir", show_default="memory", help="Directory of the log.")]
 MIB = 1024 * 1024
 
@@ -221,8 +223,8 @@ def state(
 @bench_app.command()
 def postgres(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4,
+    records: RoundRecords = 400_000,
+    epochs: RoundEpochs = 4,
     rounds: Rounds = 5,
     as_json: Json = False,
 ) -> None:
@@ -236,8 +238,8 @@ def postgres(
 @bench_app.command()
 def delta(
     context: typer.Context,
-    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4,
+    records: RoundRecords = 400_000,
+    epochs: RoundEpochs = 4,
     rounds: Rounds = 5,
     as_json: Json = False,
 ) -> None:

@@ -1,0 +1,55 @@
+"""One step of a connection, seen from both ends: what the tests of both protocol versions check."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.errors import LocalProtocolError
+from procession.wire.connection import Connection, Violation
+from procession.wire.draft_messages import AnyFrame
+from procession.wire.lifecycle import ConnectionSide, ConnectionState
+
+
+class JoinedConnections:
+    """Two connections joined in memory: what one sends, the other receives at once."""
+
+    initiator: Connection
+    acceptor: Connection
+
+    def ends(self, sender: ConnectionSide) -> tuple[Connection, Connection]:
+        """The connection that sends, and the one that receives."""
+        is_initiator = sender is ConnectionSide.INITIATOR
+        return (self.initiator, self.acceptor) if is_initiator else (self.acceptor, self.initiator)
+
+    def pass_on(self, frame: AnyFrame, sender: ConnectionSide) -> list[object]:
+        sending, receiving = self.ends(sender)
+        return list(receiving.receive(sending.send(frame)))
+
+    def pass_all(self, frames: list[tuple[ConnectionSide, AnyFrame]], state: ConnectionState) -> None:
+        """Send these frames, after which both ends must be in this state."""
+        for sender, frame in frames:
+            self.pass_on(frame, sender)
+        assert (self.initiator.state, self.acceptor.state) == (state, state)
+
+    def check_step(
+        self, sender: ConnectionSide, frame: AnyFrame, encoded: bytes, following: ConnectionState | None
+    ) -> None:
+        """A frame that is allowed moves both ends to `following`; one that is not (None) moves neither, and is a
+        violation if it arrives nevertheless."""
+        sending, receiving = self.ends(sender)
+        state = sending.state
+        if following is not None:
+            events = receiving.receive(sending.send(frame))
+            assert (sending.state, receiving.state) == (following, following)
+            assert len(events) == 1
+            assert not isinstance(events[0], Violation)
+            return
+        with pytest.raises(LocalProtocolError):
+            sending.send(frame)
+        assert sending.state is state
+        events = receiving.receive(encoded)
+        if state in (ConnectionState.ERROR, ConnectionState.DISCONNECTED):
+            assert (events, receiving.state) == ([], state)
+        else:
+            assert [type(event) for event in events] == [Violation]
+            assert receiving.state is ConnectionState.ERROR
