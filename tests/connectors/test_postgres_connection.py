@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from procession.chaos.postgres_server import PostgresServer
@@ -93,3 +94,26 @@ def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
         connect("postgres://procession@127.0.0.1:1/postgres", "test", patience_s=0.0)
     assert "cannot be reached" in sentence(error)
     assert "nothing is lost" in sentence(error)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "the database system is starting up",
+        "the database system is not yet accepting connections",
+        "the database system is not accepting connections",
+        "the database system is shutting down",
+        "the database system is in recovery mode",
+        "sorry, too many clients already",
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+    ],
+)
+def test_a_server_that_starts_or_is_full_is_tried_again(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """libpq gives no SQLSTATE for a refused connection, so the text must do."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {said}')
+
+    monkeypatch.setattr("procession.connectors.postgres_connection.psycopg.connect", refuse)
+    with pytest.raises(StorageError, match="cannot be reached"):
+        connect("postgres://procession@127.0.0.1/postgres", "test", patience_s=0.0)

@@ -239,7 +239,7 @@ def _is_hopeless(error: psycopg.OperationalError) -> bool:
     if _TLS_REFUSALS.search(said):
         return True
     return "FATAL:" in said and not re.search(
-        r"starting up|shutting down|in recovery|too many|remaining connection", said
+        r"starting up|shutting down|in recovery|accepting connections|too many|remaining connection", said
     )
 
 

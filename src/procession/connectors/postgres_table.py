@@ -281,7 +281,7 @@ class TargetTable:
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             raise ConfigError(
                 f"There is no table {self._options.table} in the database.",
-                next_step="Create the table, or name another one with --table.",
+                next_step="Create the table, or name another one: --table, or table= in the URL.",
             ) from None
         return {row[0]: Column(*row) for row in rows}
 
