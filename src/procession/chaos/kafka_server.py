@@ -1,35 +1,28 @@
 """A Kafka broker of our own, for chaos scenarios, benchmarks and tests: one process in a temporary directory.
 
-Invariant: it listens on free loopback ports only, keeps its data over a kill and a restart, and leaves nothing behind
-when it is closed. Broker and controller are one process (KRaft). Upstream: the scenarios, benchmarks and tests;
-downstream: `scripts/kafka`, which fetches the broker's jars.
+Invariant: as in `chaos/system_server`. Broker and controller are one process (KRaft). Clients that come through a proxy
+get a listener of their own, which advertises the proxy: a Kafka client connects to what the broker advertises.
+Upstream: the scenarios, benchmarks and tests; downstream: `scripts/kafka`, which fetches the broker's jars.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import uuid4
 
-from procession.address import Address, address_of, listening_socket
+from procession.address import Address
+from procession.chaos.system_server import HOST, SystemServer, free_port, is_listening
 from procession.errors import ConfigError
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
-LAST_WORDS_BYTES = 2000
+ANSWER_TIMEOUT_S = 1.0
 JAVA_OPTIONS = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 LOG_OPTIONS = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
 SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -56,112 +49,70 @@ def find_jars() -> Path:
     return jars
 
 
-class KafkaServer:
+class KafkaServer(SystemServer):
     """A broker that is started, killed and started again on the same data. Use it as a context manager.
 
     Args:
         settings: The broker's settings, in addition to `SETTINGS`.
         listeners: Further listeners, such as SASL_PLAINTEXT://127.0.0.1:9093.
+        proxied: Further listeners without security, by name, each for one proxy: the address that it advertises.
+            `ports` has the port at which the broker listens for it.
         jars: The directory of the broker's jars.
     """
+
+    title = "The Kafka broker"
+    start_timeout_s = 60.0
 
     def __init__(
         self,
         settings: Mapping[str, str] | None = None,
         *,
         listeners: Sequence[str] = (),
+        proxied: Mapping[str, Address] | None = None,
         jars: Path | None = None,
     ) -> None:
         self._jars = jars or find_jars()
-        self._settings = SETTINGS | dict(settings or {})
-        self.directory = Path(tempfile.mkdtemp(prefix="procession-kafka-"))
-        self.log_path = self.directory / "server.log"
-        with (
-            listening_socket(Address("127.0.0.1", 0)) as listener,
-            listening_socket(Address("127.0.0.1", 0)) as controller,
-        ):
-            self.port, controller_port = address_of(listener).port, address_of(controller).port
-        more = "".join(f",{listener}" for listener in listeners)
+        self._listeners = listeners
+        self._proxied = proxied or {}
+        self.ports = {name: free_port() for name in self._proxied}
+        super().__init__("kafka", SETTINGS | dict(settings or {}))
+
+    def _make(self) -> None:
+        controller = f"{HOST}:{free_port()}"
+        plain = f"PLAINTEXT://{self.address}"
+        behind = [f"{name}://{HOST}:{port}" for name, port in self.ports.items()]
+        told = [f"{name}://{address}" for name, address in self._proxied.items()]
+        names = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT", "SASL_PLAINTEXT:SASL_PLAINTEXT"]
         self._settings |= {
             "log.dirs": str(self.directory / "data"),
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller_port}{more}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}{more}",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "listeners": ",".join([plain, f"CONTROLLER://{controller}", *self._listeners, *behind]),
+            "advertised.listeners": ",".join([plain, *self._listeners, *told]),
+            "listener.security.protocol.map": ",".join([*names, *(f"{name}:PLAINTEXT" for name in self.ports)]),
+            "controller.quorum.voters": f"1@{controller}",
         }
         self._properties = self.directory / "server.properties"
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._write_properties()
-            self._run("kafka.tools.StorageTool", "format", "-t", uuid4().hex[:22], "-c", str(self._properties))
-        except BaseException:
-            self.close()
-            raise
+        self._write_properties()
+        command = self._java("kafka.tools.StorageTool", "format", "-t", uuid4().hex[:22], "-c", str(self._properties))
+        self._run(command, "Kafka's storage cannot be made", "Run scripts/kafka again; check the Java version.")
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
+    def change(self, settings: Mapping[str, str]) -> None:
+        super().change(settings)
+        self._write_properties()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _program(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self._properties))
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, **settings: str) -> None:
-        """Start it, and wait until it answers. `settings` hold from now on, with dots written as `__`."""
-        if settings:
-            self._settings |= {name.replace("__", "."): value for name, value in settings.items()}
-            self._write_properties()
-        with self.log_path.open("ab") as log:
-            # The broker is killed if the process that started it dies.
-            command = ["setpriv", "--pdeathsig", "KILL", *self._java("kafka.Kafka", str(self._properties))]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._until_ready()
-
-    def stop(self) -> None:
-        """An orderly shutdown."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._process = None
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _until_ready(self) -> None:
+    def is_ready(self, pid: int = 0) -> bool:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        assert self._process
+        if not is_listening(self.port):
+            return False
         client = AdminClient({"bootstrap.servers": self.address, "reconnect.backoff.max.ms": 200, "log_level": 0})
-        for _ in range(int(START_TIMEOUT_S)):
-            try:
-                if client.list_topics(timeout=1).brokers:
-                    return
-            except KafkaException:
-                if self._process.poll() is not None:
-                    break
-        words = self.log_path.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        self.kill()
-        raise ConfigError(f"The Kafka broker did not start: {words}", next_step="Look at the words of its log.")
+        try:
+            return bool(client.list_topics(timeout=ANSWER_TIMEOUT_S).brokers)
+        except KafkaException:
+            return False
 
     def _write_properties(self) -> None:
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
@@ -170,11 +121,3 @@ class KafkaServer:
         home = os.environ.get("JAVA_HOME")
         java = str(Path(home) / "bin" / "java") if home else "java"
         return [java, *JAVA_OPTIONS, *LOG_OPTIONS, "-cp", f"{self._jars}/*", name, *words]
-
-    def _run(self, *words: str) -> None:
-        done = subprocess.run(self._java(*words), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ConfigError(
-                f"Kafka's storage cannot be made: {(done.stderr or done.stdout).strip()}",
-                next_step="Run scripts/kafka again; check the Java version.",
-            )

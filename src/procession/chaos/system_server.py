@@ -1,0 +1,174 @@
+"""A server of another system that we start ourselves, for chaos scenarios, benchmarks and tests.
+
+Invariant: it has a temporary directory of its own and listens on free loopback ports only. It keeps its data over a
+kill and a restart, ends with the process that started it, and leaves nothing behind when it is closed. The subclasses
+(`chaos/kafka_server`, `chaos/postgres_server`, `chaos/store_server`) say what is run and when it is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from procession.address import Address, address_of, listening_socket
+from procession.errors import ConfigError
+
+STOP_TIMEOUT_S = 30.0
+LOOK_S = 0.02
+CONNECT_TIMEOUT_S = 1.0
+LAST_WORDS_BYTES = 2000
+HOST = "127.0.0.1"
+
+
+class SystemServer(ABC):
+    """A server that is started, killed and started again on the same data. Use it as a context manager.
+
+    A supervisor can run its `command` instead; `is_ready` says when it answers."""
+
+    title: ClassVar[str]
+    """Its name in sentences: "The Kafka broker"."""
+    start_timeout_s: ClassVar[float]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    owner_death_signal: ClassVar[str] = "KILL"
+    """The signal that it gets when the process that started it dies."""
+
+    def __init__(self, name: str, settings: Mapping[str, str]) -> None:
+        self._settings = dict(settings)
+        self.directory = Path(tempfile.mkdtemp(prefix=f"procession-{name}-"))
+        self.log_path = self.directory / "server.log"
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    @abstractmethod
+    def _make(self) -> None:
+        """Create what it stores its data in."""
+
+    def command(self) -> list[str]:
+        """The command that runs it in the foreground, with the present settings, until its starter dies."""
+        return ["setpriv", "--pdeathsig", self.owner_death_signal, *self._identity(), *self._program()]
+
+    @abstractmethod
+    def _program(self) -> list[str]: ...
+
+    def _identity(self) -> list[str]:
+        """Options of setpriv for the user that it runs as."""
+        return []
+
+    @abstractmethod
+    def is_ready(self, pid: int = 0) -> bool:
+        """Whether it answers. Called again and again, so it does not wait for long."""
+
+    def change(self, settings: Mapping[str, str]) -> None:
+        """Use these settings, too, from the next start on."""
+        self._settings |= settings
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, **settings: str) -> None:
+        """Start it, and wait until it answers. `settings` hold from now on, with dots written as `__`."""
+        if settings:
+            self.change({name.replace("__", "."): value for name, value in settings.items()})
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(), cwd=self.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + self.start_timeout_s
+        while not self.is_ready():
+            if not self.is_running or time.monotonic() > deadline:
+                said = self.log_path.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+                self.kill()
+                raise ConfigError(f"{self.title} did not start: {said}", next_step="Read what it says above.")
+            time.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """An orderly shutdown."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(self.stop_signal)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all of its processes, as a crash of the machine would end them."""
+        if self._process is None:
+            return
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        pids = [int(word) for word in children.read_text().split()] if children.exists() else []
+        for one in (pid, *pids):
+            try:
+                os.kill(one, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(map(_is_alive, pids)) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        self._process = None
+
+    def close(self) -> None:
+        """Kill it and remove its directory."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _run(self, command: list[str], what: str, next_step: str) -> None:
+        """Run a program that prepares the server."""
+        words = ["setpriv", *self._identity(), *command] if self._identity() else command
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=self.directory)
+        if done.returncode:
+            raise ConfigError(f"{what}: {(done.stderr or done.stdout).strip()}", next_step=next_step)
+
+
+def free_port() -> int:
+    """A port of the loopback host that nobody uses now."""
+    with listening_socket(Address(HOST, 0)) as listener:
+        return address_of(listener).port
+
+
+def is_listening(port: int) -> bool:
+    """Whether somebody accepts connections at this port of the loopback host."""
+    try:
+        socket.create_connection((HOST, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process still runs. One that its parent has not waited for is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
