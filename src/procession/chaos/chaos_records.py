@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 KEYS = b"ABCDEFGHIJ"
 TAG_BYTES = 5
 SALT_BYTES = 9
+KEY_AT = 14
 RECORD_BYTES = 50
 
-APP = '''"""What comes in goes out, with a salt: made anew whenever an epoch is run again."""
+SALTED = '''"""What comes in goes out, with a salt: made anew whenever an epoch is run again."""
 
 import os
 
@@ -29,9 +30,14 @@ def salted(payload: bytes) -> bytes:
 
 pipeline = Pipeline("chaos", parallelism=2)
 lines = pipeline.source("lines").map(salted)
-lines.sink("left", to="file:left")
-lines.sink("right", to="file:right")
 '''
+"""An app without its sinks."""
+APP = (
+    SALTED
+    + """lines.sink("left", to="file:left")
+lines.sink("right", to="file:right")
+"""
+)
 
 
 def tag(number: int) -> str:
@@ -41,6 +47,11 @@ def tag(number: int) -> str:
 def record(stream: str, number: int) -> bytes:
     check = hashlib.blake2b(f"{stream} {number}".encode(), digest_size=17).digest()
     return b"%s %07d %c %s" % (stream.encode(), number, KEYS[check[0] % len(KEYS)], check.hex().encode())
+
+
+def key_of(line: bytes) -> bytes:
+    """Return the key of a record, with or without its salt."""
+    return line[KEY_AT : KEY_AT + 1]
 
 
 def records(stream: str, count: int) -> Iterator[bytes]:

@@ -88,6 +88,10 @@ class FaultInjector:
         self.last_done = time.monotonic()
         self._history.event(self.last_done - self.began, on, what)
 
+    def note_missed(self, sentence: str) -> None:
+        """Note a fault that had no effect."""
+        self._history.notes.append(sentence)
+
     def is_excused(self, death: Death) -> bool:
         excuse = self.excuses.get(death.part)
         return death.is_ours or (excuse is not None and excuse.covers(death))
@@ -96,6 +100,8 @@ class FaultInjector:
 
     def do(self, step: FaultStep) -> None:
         self.note(step.on, str(step))
+        for part in self._history.cluster.dependants.get(step.on, ()):
+            self.excuses[part] = Excuse((EXIT_AGAIN,))
         getattr(self, f"_{step.do.name.lower()}")(step)
 
     def hit(self, part: str, *, is_timed: bool = True) -> None:
@@ -225,6 +231,7 @@ NEEDS_LIFE = frozenset(
         FaultAction.ARM,
         FaultAction.FULL,
         FaultAction.BAD_SYNC,
+        FaultAction.RACE,
     }
 )
 SEEKS = frozenset({FaultAction.WORKER, FaultAction.EXECUTOR})

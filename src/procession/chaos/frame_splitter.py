@@ -70,6 +70,13 @@ class LineSplitter:
         return [SplitFrame(line + b"\n", "line") for line in lines]
 
 
+class PieceSplitter:
+    """Splits nothing: a piece is what was read at once. For protocols of other systems."""
+
+    def feed(self, data: bytes) -> list[SplitFrame]:
+        return [SplitFrame(data, "")]
+
+
 def _kind(body: bytes) -> str:
     tag = body[0]
     if tag == _MESSAGE_TAG and len(body) >= _MESSAGE.size:

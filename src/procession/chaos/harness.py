@@ -8,37 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from traceback import format_exc
 
-from procession.chaos.chaos_records import records, tag
 from procession.chaos.cluster_view import Cluster
 from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, FaultInjector
 from procession.chaos.history import UNJUDGED, History, RunFailure, ScenarioSpan
 from procession.chaos.monitor import Failed, Monitor, Stopped
-from procession.chaos.output_monitor import MonitoredOutputs, MonitoredStream
-from procession.chaos.scenario import GATEWAYS, HOMES, SOURCES, FaultAction, FaultStep, ScenarioRun
+from procession.chaos.output_monitor import MonitoredOutputs
+from procession.chaos.scenario import STANDARD, ClusterParts, FaultAction, FaultStep, ScenarioRun
 from procession.chaos.sink_data_loss import SinkDataLoss
+from procession.chaos.sink_race import SinkRace
+from procession.chaos.workload import FileWorkload, Load, MakeWorkload
 from procession.errors import StorageError
 from procession.verify.verdict import Outcome
 
 STRIKE_EPOCHS = 5
 """Number of epochs within which every armed fault has its occasion."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load. A source sends its file at `rate`, then the next one. At the end of a scenario the rest is sent at full
-    speed."""
-
-    rate: float = 250.0
-    seconds: float = 30.0
-    rogue_records: int = 2_000
-
-    @property
-    def records(self) -> int:
-        return int(self.rate * self.seconds)
 
 
 class Harness:
@@ -53,14 +38,15 @@ class Harness:
         deadline_s: float = 90.0,
         outputs: MonitoredOutputs | None = None,
         show: Callable[[History], None] = lambda history: None,
+        parts: ClusterParts = STANDARD,
+        make_workload: MakeWorkload = FileWorkload,
     ) -> None:
-        self.history = History(seed)
+        self.history = History(seed, cluster=parts)
         self._cluster = cluster
-        self._load = load or Load()
         self._outputs = outputs or MonitoredOutputs(cluster.instances(), cluster.decisions)
         self._injector = FaultInjector(cluster, self.history)
-        self._monitor = Monitor(cluster, self.history, self._injector, self._outputs, deadline_s, show)
-        self._rogues: list[str] = []
+        self._monitor = Monitor(cluster, self.history, self._injector, self._outputs, deadline_s, show, parts)
+        self._workload = make_workload(cluster, self._monitor, load or Load())
 
     def run(self, runs: Iterable[ScenarioRun]) -> History:
         """Run until all runs are over or the first failure; then do the complete comparison."""
@@ -89,12 +75,13 @@ class Harness:
         self.history.runs.append(run)
         before = self.history.committed
         self._injector.note("", f"scenario {run.scenario}")
-        self._feed()
+        self._workload.feed()
         self._monitor.is_awaiting = True
         self._until(lambda: self._monitor.is_settled, "the first records of the scenario")
         for step in run.steps:
             self._take(step)
         self._until(lambda: self._monitor.is_settled, "the last recovery")
+        self._injector.excuses.clear()
         self._drain()
         span.end_s = round(time.monotonic() - self._injector.began, 3)
         span.records = self.history.committed - before
@@ -104,6 +91,7 @@ class Harness:
     def _take(self, step: FaultStep) -> None:
         if step.is_settled:
             self._until(lambda: self._monitor.is_settled, f"all parts to recover before: {step}")
+            self._injector.excuses.clear()
         begin = time.monotonic() + step.delay_s
         self._until(lambda: time.monotonic() >= begin, "the time to pass")
         if step.do in NEEDS_LIFE:
@@ -117,7 +105,7 @@ class Harness:
             self._until(lambda: bool(self._injector.found(step)) or time.monotonic() > limit, f"a process for: {step}")
         match step.do:
             case FaultAction.ROGUE:
-                self._start_rogue(step)
+                self._injector.note(self._workload.start_rogue(step.detail), str(step))
             case FaultAction.JOIN:
                 self._join(step)
             case FaultAction.MOVE:
@@ -125,6 +113,9 @@ class Harness:
             case FaultAction.FORGET:
                 self._injector.note(step.on, str(step))
                 SinkDataLoss(self._cluster, self._injector, self._monitor).run(step.detail)
+            case FaultAction.RACE:
+                self._injector.note(step.on, str(step))
+                SinkRace(self._cluster, self._injector, self._monitor, self._until).run(step.on, step.detail)
             case _:
                 self._injector.do(step)
         if step.do in WAITS_FOR_DEATH:
@@ -143,8 +134,7 @@ class Harness:
     def _move(self, step: FaultStep) -> None:
         """Make a producer send to another gateway. Its next file goes to its own gateway again."""
         self._injector.note(step.on, str(step))
-        path = self._cluster.directory / self._monitor.streams[step.on]
-        self._cluster.move_source(step.on, path, self._load.rate, (step.detail, HOMES[step.on]))
+        self._workload.move(step.on, step.detail)
         self._injector.hit(step.on, is_timed=False)
         self._cluster.stage.kill(step.on)
 
@@ -177,56 +167,22 @@ class Harness:
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         def holds_while_fed() -> bool:
-            self._feed()
+            self._workload.feed()
             return holds()
 
         self._monitor.until(holds_while_fed, what)
 
-    # Producers
-
-    def _feed(self) -> None:
-        """Give every source a new file when its last one is done."""
-        stage = self._cluster.stage
-        for name in SOURCES:
-            if not stage.has(name) or (stage.is_done(name) and name not in stage.held):
-                path = self._write(self._load.records)
-                self._monitor.streams[name] = path.name
-                self._cluster.start_source(name, path, self._load.rate, (HOMES[name],))
-
-    def _write(self, count: int) -> Path:
-        name = tag(len(self._outputs.streams))
-        path = self._cluster.directory / f"{name}.txt"
-        path.write_bytes(b"".join(line + b"\n" for line in records(name, count)))
-        self._outputs.expect(MonitoredStream(name, path, count))
-        return path
-
-    def _start_rogue(self, step: FaultStep) -> None:
-        path = self._write(self._load.rogue_records)
-        name = f"rogue-{path.stem}"
-        self._injector.note(name, str(step))
-        self._monitor.streams[name] = path.name
-        self._cluster.start_rogue(name, path, step.detail)
-        self._rogues.append(name)
-
     def _drain(self) -> None:
-        """Send the rest of all files at full speed and to the other gateway, and wait until everything is committed."""
-        stage = self._cluster.stage
-        for name in SOURCES:
-            if not stage.is_done(name):
-                path = self._cluster.directory / self._monitor.streams[name]
-                others = [gateway for gateway in GATEWAYS if gateway != HOMES[name]]
-                self._cluster.start_source(name, path, None, (*others, HOMES[name]))
-        producers = [*SOURCES, *self._rogues]
+        """Have all producers send their rest, and wait until everything is committed."""
         self._injector.note("", "drain")
-        self._monitor.until(lambda: all(stage.is_done(name) for name in producers), "the producers to end")
+        self._workload.drain()
+        self._monitor.until(lambda: self._workload.is_over, "the producers to end")
         self._monitor.until(lambda: self._monitor.is_empty, "the gateways to be empty")
         self._monitor.is_awaiting = False
         if not self._monitor.comes(lambda: not self._outputs.missing(), self._monitor.deadline_s):
             self._compare()  # every producer got its acknowledgements, but a sink does not show the records
             self.history.verdicts = {}  # the records arrived after all, and later records were not compared
-        for name in producers:
-            stage.forget(name)
-        self._rogues.clear()
+        self._workload.forget()
 
     # The end
 

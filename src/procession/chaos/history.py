@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from procession.chaos.recovery_times import Recoveries
-from procession.chaos.scenario import ScenarioRun
+from procession.chaos.scenario import STANDARD, ClusterParts, ScenarioRun
 from procession.verify.verdict import Outcome, Verdict
 
 RECENT_MAX = 12
@@ -56,6 +56,7 @@ class History:
     """One run of the harness."""
 
     seed: int
+    cluster: ClusterParts = STANDARD
     recoveries: Recoveries = field(default_factory=Recoveries)
     runs: list[ScenarioRun] = field(default_factory=list)
     events: list[HistoryEvent] = field(default_factory=list)
@@ -121,6 +122,7 @@ class History:
         hours = self.seconds / 3600
         return {
             "outcome": self.outcome,
+            "cluster": self.cluster.name,
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "scenarios": len({span.scenario for span in self.spans if span.end_s is not None}),

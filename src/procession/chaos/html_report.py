@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 
 from procession.chaos.history import History
-from procession.chaos.scenario import PARTS
 
 WIDTH, ROW, LEFT_MARGIN, CURVE = 1200, 18, 110, 90
 EVENTS_MAX = 5_000
@@ -36,8 +35,8 @@ def page(history: History) -> str:
     first, *rest = history.sentence().splitlines()
     body = [
         f'<h1 class="{outcome}">{escape(first)}</h1>',
-        f"<p>{len(history.runs)} scenarios were run, one after another, on one living cluster: two gateways, a"
-        " driver, two sinks, four producers. Every committed byte was held against the input as soon as it was"
+        f"<p>{len(history.runs)} scenarios were run, one after another, on one living cluster:"
+        f" {escape(history.cluster.prose)}. Every committed byte was held against the input as soon as it was"
         f" committed{', and all of them again at the end' if history.was_compared else ''}.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
         *_failures(history),
@@ -67,7 +66,8 @@ def _failures(history: History) -> Iterable[str]:
 def timeline(history: History) -> str:
     """Draw one row per part, dark during outages; the scenarios above, the committed records below."""
     total = max(history.seconds, 1.0)
-    parts = [*PARTS, *sorted({part for part, _, _ in history.absences} - set(PARTS))]
+    known = history.cluster.parts
+    parts = [*known, *sorted({part for part, _, _ in history.absences} - set(known))]
     height = ROW * (len(parts) + 2) + CURVE + 20
 
     def x(seconds: float) -> float:

@@ -17,7 +17,7 @@ from procession.chaos.fair_clock import FairClock
 from procession.chaos.fault_injector import FaultInjector
 from procession.chaos.history import History, RunFailure
 from procession.chaos.output_monitor import MonitoredOutputs
-from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, THIRD, WORKER
+from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, RIVAL, STANDARD, THIRD, WORKER, ClusterParts
 
 LOOK_S = 0.02
 PROBE_S = 0.05
@@ -48,7 +48,8 @@ class Before:
 
     fence: int
     epoch: int
-    end: int
+    ends: tuple[int, ...]
+    """The ends of the outputs that the part writes."""
     stream: str
     seen: int
     is_started: bool = False
@@ -63,6 +64,7 @@ class Monitor:
     outputs: MonitoredOutputs
     deadline_s: float
     show: Callable[[History], None]
+    parts: ClusterParts = STANDARD
     streams: dict[str, str] = field(default_factory=dict)
     """The file that each source currently sends."""
     is_awaiting: bool = True
@@ -135,8 +137,8 @@ class Monitor:
 
     def _note(self, death: Death) -> None:
         self.history.event(death.at - self.injector.began, death.part, str(death))
-        if death.is_spare:
-            return  # the part itself runs
+        if death.is_spare or death.part == RIVAL:
+            return  # the part itself runs, or goes on without it
         if death.is_late:
             self.history.notes.append(f"{death.part} {death.words}, and was started again")
         recoveries = self.history.recoveries
@@ -152,7 +154,7 @@ class Monitor:
         return Before(
             fence=self.cluster.fence(),
             epoch=self.epoch,
-            end=self.outputs.ends.get(part.removeprefix("sink-"), 0),
+            ends=self._ends(part),
             stream=self.streams.get(part, ""),
             seen=self._seen(part),
         )
@@ -262,12 +264,15 @@ class Monitor:
             return part in self.statuses and (is_idle or int(self.statuses[part]["records_in"]) > 0)
         if part == DRIVER:
             return self.fence > before.fence
-        if part.startswith("sink-"):
-            return self.outputs.ends[part.removeprefix("sink-")] > before.end
+        if part in self.parts.outputs:
+            return any(end > old for end, old in zip(self._ends(part), before.ends, strict=True))
         if not before.is_started:
             before.seen, before.is_started = self._seen(part), True
             return False
         return self.streams[part] != before.stream or self._seen(part) > before.seen
+
+    def _ends(self, part: str) -> tuple[int, ...]:
+        return tuple(self.outputs.ends[name] for name in self.parts.outputs.get(part, ()))
 
     def _seen(self, part: str) -> int:
         path = self.streams.get(part)

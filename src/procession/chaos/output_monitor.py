@@ -9,15 +9,17 @@ each drain whether everything is there.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from procession.chaos.chaos_records import SALT_BYTES, unsalted
+from procession.chaos.chaos_records import SALT_BYTES, key_of, unsalted
 from procession.connectors.file_source import stream_id_of
 from procession.sdk.transaction_log import TransactionTail
 from procession.verify.decided import Decisions, is_decided, is_named
+from procession.verify.order import PromisedOrder
 from procession.verify.prefix import PrefixCheck
 from procession.verify.verifier import Outcome, Verdict, compare
 
@@ -34,23 +36,91 @@ class MonitoredStream:
     tag: str
     path: Path
     records: int
+    stream_id: int | None = None
+    """The stream at the gateway. None: that of the file."""
+    id_bytes: int = 1
+    """Bytes of the input per message id. 1: a message id is the position of a byte."""
+
+    @property
+    def id(self) -> int:
+        return stream_id_of(self.path) if self.stream_id is None else self.stream_id
 
 
-class MonitoredOutput:
-    """One sink's output, and the position of each stream in it."""
+class MonitoredOutput(ABC):
+    """One sink's output, and the position of each stream in it. Subclasses say what is visible."""
 
-    def __init__(self, name: str, instance: Path) -> None:
+    order = PromisedOrder.TOTAL
+    """Of the records of one stream; with `KEY`, of those of one stream and key."""
+
+    def __init__(self, name: str, data: Path) -> None:
         self.name = name
-        self.data = instance.with_suffix(".data")
+        self.data = data
+        """The file that has what was visible: salted records, one per line."""
         self.end = 0
         """End of the committed bytes that were checked."""
         self.named = 0
         """Number of its transactions that were found in a round record."""
+        self.wrong = ""
+        """What `refresh` found that no sink may write, as a sentence."""
         self.checks: dict[str, PrefixCheck] = {}
+
+    @abstractmethod
+    def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
+        """Check new output. Yield a sentence for every violation."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Read again what is visible, before the complete comparison."""
+
+    def whole(self) -> Iterator[list[bytes]]:
+        """Yield all lines of the output, from the first byte on."""
+        return lines_of(self.data, self.end)
+
+    @property
+    def key_of(self) -> Callable[[bytes], bytes] | None:
+        return key_of if self.order is PromisedOrder.KEY else None
+
+    def take(self, lines: Iterable[bytes], streams: Mapping[str, MonitoredStream]) -> Iterator[str]:
+        """Check that these lines are the next ones of their streams."""
+        for tag, own in unsalted(lines).items():
+            yield from self._take(tag, own, streams.get(tag))
+
+    def _take(self, tag: str, lines: list[bytes], stream: MonitoredStream | None) -> Iterator[str]:
+        if stream is None:
+            yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
+            return
+        check = self.checks.get(tag)
+        if check is None:
+            read_stream = partial(_read_input, stream.path)
+            check = self.checks[tag] = PrefixCheck(1, read_stream, order=self.order, key_of=self.key_of)
+        was_over = check.is_over
+        check.take(b"".join(line + b"\n" for line in lines))
+        if check.is_over and not was_over:
+            yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
+
+    def _judged(self, stream: MonitoredStream) -> Verdict:
+        """Classify the damage: compare the stream's part of the whole output with its input."""
+
+        def lines() -> Iterator[bytes]:
+            for found in lines_of(self.data, self.end):
+                yield from (line + b"\n" for line in unsalted(found).get(stream.tag, []))
+
+        whole = [lambda: iter([stream.path.read_bytes()])]
+        return compare(whole, lines, order=self.order, key_of=self.key_of, is_complete=False)
+
+    def records(self, tag: str) -> int:
+        check = self.checks.get(tag)
+        return check.records if check is not None else 0
+
+
+class FileOutput(MonitoredOutput):
+    """The output of a file sink: what its transaction log commits."""
+
+    def __init__(self, name: str, instance: Path) -> None:
+        super().__init__(name, instance.with_suffix(".data"))
         self._tail = TransactionTail(instance.with_suffix(".txnlog"))
 
     def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
-        """Check new output. Yield a sentence for every violation."""
         new = list(self._tail.look())
         decisions = decide(new) if new and decide else None
         for transaction in new:
@@ -65,52 +135,21 @@ class MonitoredOutput:
             self.end = transaction.end
             if data[-1:] not in (b"", b"\n"):
                 yield f"{self.name}: {transaction.txn_id} ends in the middle of a record"
-            for tag, lines in unsalted(data.splitlines()).items():
-                yield from self._take(tag, lines, streams.get(tag))
+            yield from self.take(data.splitlines(), streams)
 
-    def _take(self, tag: str, lines: list[bytes], stream: MonitoredStream | None) -> Iterator[str]:
-        if stream is None:
-            yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
-            return
-        check = self.checks.get(tag)
-        if check is None:
-            check = self.checks[tag] = PrefixCheck(1, partial(_read_input, stream.path))
-        was_over = check.is_over
-        check.take(b"".join(line + b"\n" for line in lines))
-        if check.is_over and not was_over:
-            yield f"{self.name}: {check.doubt or self._judged(stream).sentence()} (stream {tag})"
-
-    def _judged(self, stream: MonitoredStream) -> Verdict:
-        """Classify the damage: compare the stream's part of the whole output with its input."""
-
-        def lines() -> Iterator[bytes]:
-            for found in self.committed_lines():
-                yield from (line + b"\n" for line in unsalted(found).get(stream.tag, []))
-
-        return compare([lambda: iter([stream.path.read_bytes()])], lines, is_complete=False)
-
-    def committed_lines(self) -> Iterator[list[bytes]]:
-        position, rest = 0, b""
-        while position < self.end:
-            piece = read(self.data, position, min(self.end, position + READ_BYTES))
-            if not piece:
-                return
-            position += len(piece)
-            *lines, rest = (rest + piece).split(b"\n")
-            yield lines
-
-    def records(self, tag: str) -> int:
-        check = self.checks.get(tag)
-        return check.records if check is not None else 0
+    def refresh(self) -> None:
+        """The file is read in any case."""
 
 
 class MonitoredOutputs:
     """Compares all sinks' outputs with all inputs."""
 
-    def __init__(self, instances: Mapping[str, Path], decide: Decide | None = None) -> None:
+    def __init__(self, outputs: Mapping[str, Path] | Sequence[MonitoredOutput], decide: Decide | None = None) -> None:
+        """`outputs`: the outputs, or the instances of file sinks by name."""
         self._decide = decide
         self.streams: dict[str, MonitoredStream] = {}
-        self.outputs = {name: MonitoredOutput(name, instance) for name, instance in instances.items()}
+        found = [FileOutput(*item) for item in outputs.items()] if isinstance(outputs, Mapping) else outputs
+        self.outputs = {output.name: output for output in found}
         self.acknowledged: Mapping[int, int] = {}
         """The last acknowledged message id of each stream."""
         self._names: dict[int, str] = {}
@@ -118,7 +157,7 @@ class MonitoredOutputs:
 
     def expect(self, stream: MonitoredStream) -> None:
         self.streams[stream.tag] = stream
-        self._names[stream_id_of(stream.path)] = stream.tag
+        self._names[stream.id] = stream.tag
 
     def name_of(self, stream_id: int) -> str:
         return f"stream {self._names.get(stream_id, stream_id)}"
@@ -135,8 +174,8 @@ class MonitoredOutputs:
 
     def _differences(self) -> list[str]:
         """Return where the sinks' bytes differ, up to the shortest output."""
-        first, *others = self.outputs.values()
-        end = min(output.end for output in self.outputs.values())
+        first, *others = (output for output in self.outputs.values() if output.order is PromisedOrder.TOTAL)
+        end = min(output.end for output in (first, *others))
         ours = read(first.data, self._same, end)
         for other in others:
             if read(other.data, self._same, end) != ours:
@@ -165,15 +204,27 @@ class MonitoredOutputs:
     def compare_all(self) -> dict[str, Verdict]:
         """Compare all inputs with each output, from the first byte."""
         inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
-        heard = [self.acknowledged.get(stream_id_of(stream.path)) for stream in self.streams.values()]
+        for output in self.outputs.values():
+            output.refresh()
+        heard = [self._heard(stream) for stream in self.streams.values()]
         verdicts = {
-            name: compare(inputs, partial(_unsalted_pieces, output), acknowledged=heard)
+            name: compare(
+                inputs, partial(_unsalted_pieces, output), order=output.order, key_of=output.key_of, acknowledged=heard
+            )
             for name, output in self.outputs.items()
         }
+        for name, output in self.outputs.items():
+            if output.wrong:
+                verdicts[name] = replace(verdicts[name], outcome=Outcome.VIOLATED, why=output.wrong)
         if not (why := self._unproven()):
             return verdicts
         unknown = {name: replace(verdict, outcome=Outcome.UNKNOWN, why=why) for name, verdict in verdicts.items()}
         return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
+
+    def _heard(self, stream: MonitoredStream) -> int | None:
+        """The position in the input of the last acknowledged record."""
+        last = self.acknowledged.get(stream.id)
+        return None if last is None else last * stream.id_bytes
 
     def _unproven(self) -> str:
         """Return what could not be verified against decisions or acknowledgements; empty if nothing."""
@@ -194,6 +245,18 @@ def read(path: Path, start: int, end: int) -> bytes:
         return b""
 
 
+def lines_of(path: Path, end: int) -> Iterator[list[bytes]]:
+    """Yield the lines of a file up to this position."""
+    position, rest = 0, b""
+    while position < end:
+        piece = read(path, position, min(end, position + READ_BYTES))
+        if not piece:
+            return
+        position += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        yield lines
+
+
 def _read_input(path: Path, _number: int, position: int, size: int) -> bytes:
     return read(path, position, position + size)
 
@@ -204,5 +267,5 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _unsalted_pieces(output: MonitoredOutput) -> Iterator[bytes]:
-    for lines in output.committed_lines():
+    for lines in output.whole():
         yield b"".join(line[:-SALT_BYTES] + b"\n" for line in lines)

@@ -7,7 +7,7 @@ repeated. `scenario_catalogue` has the scenarios; the harness applies the steps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
@@ -36,6 +36,36 @@ LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
 
 
 ALL = "all"
+RIVAL = "rival"
+"""A second sink of an output, while it races with the first one."""
+SAME_DIRECTORY = "same-directory"
+"""A race of two sinks on one directory. All other races are at a fault point, on a copy of the directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParts:
+    """A kind of cluster: its parts, and its links that have a proxy."""
+
+    name: str
+    prose: str
+    parts: tuple[str, ...]
+    links: tuple[str, ...]
+    homes: Mapping[str, tuple[str, ...]]
+    """The producers that send files, and the gateways that each sends to, the usual one first."""
+    outputs: Mapping[str, tuple[str, ...]]
+    """The outputs of parts: a part of which one of these grows is at work."""
+    dependants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Parts that may end, to be started again, while this part or link is away."""
+
+
+STANDARD = ClusterParts(
+    "standard",
+    "two gateways, a driver, two sinks, four producers",
+    PARTS,
+    LINKS,
+    {name: (home, *(one for one in GATEWAYS if one != home)) for name, home in HOMES.items()},
+    {LEFT: ("left",), RIGHT: ("right",)},
+)
 
 
 class FaultAction(StrEnum):
@@ -59,6 +89,7 @@ class FaultAction(StrEnum):
     LEAVE = "leave"  # it leaves: it exits when all of its records are committed, whatever faults happen meanwhile
     MOVE = "move"  # a producer is killed, and sends to the gateway `detail` from then on, or to any if that is gone
     ROGUE = "rogue"  # one more producer that misbehaves; `detail` says how (see `faulty_producer`)
+    RACE = "race"  # a second sink of the same output is started; `detail` says when (see `sink_race`)
     NOTHING = "nothing"
 
 
@@ -101,6 +132,7 @@ class Scenario:
     prose: str
     lines: tuple[StepPattern, ...]
     is_long: bool = False
+    cluster: ClusterParts = STANDARD
 
 
 class ScheduleRandom(Protocol):

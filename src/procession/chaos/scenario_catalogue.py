@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from procession.chaos.crash_scenarios import CRASHES
 from procession.chaos.fault_scenarios import MISHAPS
-from procession.chaos.scenario import Scenario
+from procession.chaos.scenario import STANDARD, ClusterParts, Scenario
+from procession.chaos.system_scenarios import SYSTEMS
 
-CATALOGUE: tuple[Scenario, ...] = (*CRASHES, *MISHAPS)
+CATALOGUE: tuple[Scenario, ...] = (*CRASHES, *MISHAPS, *SYSTEMS)
 BY_NAME = {scenario.name: scenario for scenario in CATALOGUE}
+
+
+def cluster_of(name: str) -> ClusterParts:
+    """The cluster that a scenario runs on. A schedule that somebody wrote by hand has names of its own."""
+    return BY_NAME[name].cluster if name in BY_NAME else STANDARD

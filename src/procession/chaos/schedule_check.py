@@ -17,17 +17,21 @@ from procession.chaos.scenario import (
     DRIVER,
     GATEWAYS,
     HOMES,
-    LINKS,
-    PARTS,
     RIGHT,
+    SAME_DIRECTORY,
+    STANDARD,
     THIRD,
+    ClusterParts,
     FaultAction,
     FaultStep,
     ScenarioRun,
 )
+from procession.chaos.scenario_catalogue import cluster_of
 
-BY_HARNESS = frozenset({FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE})
+BY_HARNESS = frozenset({FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE, FaultAction.RACE})
 """Steps that the harness does itself; the fault injector does all others."""
+STANDARD_ONLY = (BY_HARNESS - {FaultAction.RACE}) | {FaultAction.LEAVE, FaultAction.BEHAVE, FaultAction.MASTER}
+"""Steps that need the parts of the standard cluster."""
 
 
 def objection(runs: Sequence[ScenarioRun]) -> str:
@@ -35,24 +39,31 @@ def objection(runs: Sequence[ScenarioRun]) -> str:
     if not runs:
         return "it has no runs"
     for run in runs:
+        cluster = cluster_of(run.scenario)
         for step in run.steps:
-            if why := _why_not(step):
+            if why := _why_not(step, cluster):
                 return f"{run.scenario!r} cannot do {str(step)!r}: {why}"
     return ""
 
 
-def _why_not(step: FaultStep) -> str:
+def _why_not(step: FaultStep, cluster: ClusterParts) -> str:
     if step.do not in BY_HARNESS and not hasattr(FaultInjector, f"_{step.do.name.lower()}"):
         return "this action is unknown"
     if step.delay_s < 0 or step.seconds < 0:
         return "a time is negative"
+    if (step.do is FaultAction.RACE and cluster is STANDARD) or (step.do in STANDARD_ONLY and cluster is not STANDARD):
+        return f"the cluster {cluster.name!r} cannot do that"
     match step.do:
         case FaultAction.NETWORK:
             try:
                 ProxyFault.parse(step.detail)
             except ValueError as error:
                 return str(error)
-            return _one_of(step.on, LINKS)
+            return _one_of(step.on, cluster.links)
+        case FaultAction.RACE if step.detail != SAME_DIRECTORY and not step.detail.startswith("sink:"):
+            return f"{step.detail!r} is neither {SAME_DIRECTORY} nor a fault point of a sink"
+        case FaultAction.RACE:
+            return _one_of(step.on, [part for part in cluster.parts if part.startswith("sink-")])
         case FaultAction.ROGUE:
             return _one_of(step.detail, MANNERS)
         case FaultAction.BEHAVE:
@@ -75,7 +86,7 @@ def _why_not(step: FaultStep) -> str:
         case FaultAction.JOIN | FaultAction.LEAVE:
             return _one_of(step.on, (*GATEWAYS, THIRD))
         case _:
-            return _one_of(step.on, (*PARTS, THIRD))
+            return _one_of(step.on, (*cluster.parts, *((THIRD,) if cluster is STANDARD else ())))
 
 
 def _one_of(name: str, names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """The command `procession chaos`.
 
 As in `cli/main`, it only parses and prints. It prints the seed first and writes the schedule while it runs, so every
-run can be repeated with `--replay`. `chaos/harness` runs the scenarios on the cluster of `chaos/chaos_cluster`.
+run can be repeated with `--replay`. `chaos/harness` runs the scenarios, on the clusters of `chaos/systems`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
-    from procession.chaos.scenario import ScenarioRun
+    from procession.chaos.history import History
+    from procession.chaos.scenario import ClusterParts, ScenarioRun
+    from procession.chaos.screen import Screen
 
 SCHEDULE = "schedule.json"
 REPORT = "report.html"
@@ -26,7 +28,12 @@ REPORT = "report.html"
 
 def chaos(
     scenario: Annotated[
-        list[str] | None, typer.Option(show_default="all", help="Only this scenario (repeatable; see --list).")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="all whose systems are installed",
+            help="Only this scenario, or those that match a pattern such as 'kafka-*' (repeatable; see --list).",
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -45,22 +52,17 @@ def chaos(
 ) -> None:
     """Inject faults (kills, pauses, network cuts, full disks) into a running cluster, and verify its output."""
     import secrets
-    import shutil
-    import tempfile
 
-    from procession.chaos.chaos_cluster import ChaosCluster
-    from procession.chaos.harness import Harness
     from procession.chaos.html_report import write_report
-    from procession.chaos.scenario_catalogue import BY_NAME, CATALOGUE
+    from procession.chaos.scenario_catalogue import CATALOGUE, cluster_of
     from procession.chaos.screen import Screen
+    from procession.verify.verdict import worst
 
     if as_list:
         proses = {known.name: known.prose for known in CATALOGUE}
         print(json.dumps(proses) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in proses.items()))
         return
-    for name in scenario or []:
-        if name not in BY_NAME:
-            raise _unknown(name, BY_NAME)
+    names = _matching(scenario or [])
     if replay is not None and (scenario or minutes is not None or seed is not None):
         raise UsageError(
             "a schedule already contains the scenarios and their number",
@@ -77,30 +79,106 @@ def chaos(
         raise ConfigError(
             f"{place} cannot be created: {error.strerror}", next_step="choose another directory with --report"
         ) from error
-    work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
+    histories: dict[str, History] = {}
+    reports: dict[str, Path] = {}
     with Screen() as screen:
-        screen.say(f"seed {chosen}; working in {work}, the report goes to {place}")
-        with ChaosCluster(work) as cluster:
-            screen.say("starting two gateways, two sinks and the Spark driver")
-            cluster.start()
-            harness = Harness(cluster, seed=chosen, deadline_s=deadline_s, show=screen.show)
-            ends = None if minutes is None else time.monotonic() + 60 * minutes
-            runs = recorded if recorded is not None else _drawn(scenario or [], chosen, ends)
-            kept = place / SCHEDULE
-            is_same = replay is not None and replay.resolve() == kept  # the file is already complete
-            history = harness.run(_kept(runs, chosen, None if is_same else kept, screen.say))
-    write_report(place / REPORT, history)
+        screen.say(f"seed {chosen}; the report goes to {place}")
+        clusters = _clusters([run.scenario for run in recorded] if recorded is not None else names, screen.say)
+        ends = None if minutes is None else time.monotonic() + 60 * minutes
+        is_same = replay is not None and replay.resolve() == place / SCHEDULE  # the file is already complete
+        so_far: list[dict[str, Any]] = []
+        for cluster in clusters:
+            runs: Iterable[ScenarioRun] = (
+                (run for run in recorded if cluster_of(run.scenario) is cluster)
+                if recorded is not None
+                else _drawn(names, chosen, ends if cluster is clusters[-1] else None, cluster)
+            )
+            kept = _kept(runs, chosen, None if is_same else place / SCHEDULE, screen.say, so_far)
+            history = histories[cluster.name] = _run_on(cluster, kept, chosen, deadline_s, screen)
+            reports[cluster.name] = place / (REPORT if len(clusters) == 1 else f"report-{cluster.name}.html")
+            write_report(reports[cluster.name], history)
+            if history.was_stopped:
+                break
+    outcome = worst(history.outcome for history in histories.values())
+    if as_json:
+        figures = [history.figures() for history in histories.values()]
+        print(json.dumps(figures[0] if len(figures) == 1 else {"outcome": outcome, "clusters": figures}))
+    else:
+        for name, history in histories.items():
+            print((f"{name}: " if len(histories) > 1 else "") + history.sentence())
+        again = f"repeat with: procession chaos --replay {place / SCHEDULE}; " if so_far else ""
+        print(f"{again}the report: {', '.join(map(str, reports.values()))}")
+    if outcome != "clean":
+        is_stopped = outcome != "violated" and any(history.was_stopped for history in histories.values())
+        raise typer.Exit(Status.INTERRUPTED if is_stopped else Status.UNCLEAN)
+
+
+def _matching(given: Sequence[str]) -> list[str]:
+    """Return the names of scenarios; a pattern such as kafka-* stands for all that match. Raises UsageError."""
+    from fnmatch import fnmatchcase
+
+    from procession.chaos.scenario_catalogue import BY_NAME
+
+    names: list[str] = []
+    for text in given:
+        found = [text] if text in BY_NAME else [name for name in BY_NAME if fnmatchcase(name, text)]
+        if not found:
+            raise _unknown(text, BY_NAME)
+        names += [name for name in found if name not in names]
+    return names
+
+
+def _clusters(names: Sequence[str], say: Callable[[str], None]) -> list[ClusterParts]:
+    """Return the clusters that these scenarios need, the standard one last. Without names, those of all scenarios,
+    except systems that are not installed. Raises ConfigError if a named scenario needs such a system."""
+    from procession.chaos.scenario import STANDARD
+    from procession.chaos.scenario_catalogue import cluster_of
+    from procession.chaos.system_parts import SYSTEM_CLUSTERS
+    from procession.chaos.systems import check_installed
+
+    wanted = [cluster_of(name) for name in names] if names else [*SYSTEM_CLUSTERS, STANDARD]
+    chosen: list[ClusterParts] = []
+    for cluster in (*SYSTEM_CLUSTERS, STANDARD):
+        if cluster not in wanted:
+            continue
+        try:
+            check_installed(cluster)
+            chosen.append(cluster)
+        except ConfigError as error:
+            if names:
+                raise
+            say(f"left out: the scenarios of the cluster {cluster.name}. {error.sentence} {error.next_step}")
+    return chosen
+
+
+def _run_on(
+    cluster: ClusterParts, runs: Iterable[ScenarioRun], seed: int, deadline_s: float, screen: Screen
+) -> History:
+    """Start a cluster and run scenarios on it. Its files are removed if the verdict is clean."""
+    import shutil
+    import tempfile
+
+    from procession.chaos.harness import Harness
+    from procession.chaos.systems import running
+
+    work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
+    screen.say(f"starting {cluster.prose}; working in {work}")
+    with running(cluster, work) as started:
+        harness = Harness(
+            started.cluster,
+            seed=seed,
+            deadline_s=deadline_s,
+            outputs=started.outputs,
+            show=screen.show,
+            parts=cluster,
+            make_workload=started.make_workload,
+        )
+        history = harness.run(runs)
     if history.outcome == "clean":
         shutil.rmtree(work)
     elif work.exists():
         screen.say(f"all files are kept in {work}")
-    print(json.dumps(history.figures()) if as_json else history.sentence())
-    if not as_json:
-        again = f"repeat with: procession chaos --replay {place / SCHEDULE}; " if history.runs else ""
-        print(f"{again}the report: {place / REPORT}")
-    if history.outcome != "clean":
-        is_stopped = history.was_stopped and history.outcome != "violated"
-        raise typer.Exit(Status.INTERRUPTED if is_stopped else Status.UNCLEAN)
+    return history
 
 
 def _unknown(name: str, names: Iterable[str]) -> UsageError:
@@ -112,10 +190,13 @@ def _unknown(name: str, names: Iterable[str]) -> UsageError:
 
 
 def _kept(
-    runs: Iterable[ScenarioRun], seed: int, path: Path | None, say: Callable[[str], None]
+    runs: Iterable[ScenarioRun],
+    seed: int,
+    path: Path | None,
+    say: Callable[[str], None],
+    so_far: list[dict[str, Any]],
 ) -> Iterator[ScenarioRun]:
     """Yield the same runs. Before each run, print its steps and write the schedule so far to disk."""
-    so_far: list[dict[str, Any]] = []
     for run in runs:
         so_far.append(run.as_dict())
         if path is not None:
@@ -124,13 +205,16 @@ def _kept(
         yield run
 
 
-def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[ScenarioRun]:
-    """Yield scenarios in an order drawn from the seed. With a time limit, repeat them; long ones run only once.
+def _drawn(
+    names: Sequence[str], seed: int, ends: float | None, cluster: ClusterParts | None = None
+) -> Iterator[ScenarioRun]:
+    """Yield the scenarios of a cluster (None: the standard one) in an order drawn from the seed. With a time limit,
+    repeat them; long ones run only once.
 
     The first pass always runs every scenario, whatever the time limit."""
     import random
 
-    from procession.chaos.scenario import ScenarioRun, schedule
+    from procession.chaos.scenario import STANDARD, ScenarioRun, schedule
     from procession.chaos.scenario_catalogue import BY_NAME
 
     chance = random.Random(seed)
@@ -139,6 +223,7 @@ def _drawn(names: Sequence[str], seed: int, ends: float | None) -> Iterator[Scen
         these = [BY_NAME[name] for name in names] or [
             known for known in BY_NAME.values() if turn == 0 or not known.is_long
         ]
+        these = [known for known in these if known.cluster is (cluster or STANDARD)]
         if not names:
             chance.shuffle(these)
         for scenario in these:

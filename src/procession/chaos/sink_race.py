@@ -1,0 +1,104 @@
+"""A race of two sinks for one output: the second is refused, or it takes over and the first is fenced off.
+
+Invariant: whoever wins, each record is visible once. The race is run in two ways. `same-directory`: a second sink is
+started on the directory of the first, and must exit with an error. Otherwise the detail is a fault point: the first
+sink is stopped there, as a machine that swaps would stop it, a second one is started on a copy of its directory and
+gets the driver's connections, and then the first one goes on where it was. The winner is the sink from then on.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster
+from procession.chaos.fault_injector import STRIKE_S, Excuse, FaultInjector
+from procession.chaos.monitor import Failed, Monitor
+from procession.chaos.scenario import RIVAL, SAME_DIRECTORY
+
+REFUSAL_S = 60.0
+"""How long a second sink may take until it exits, on a busy machine."""
+EPOCHS = 3
+"""Epochs that are committed through the second sink before the first one goes on, and after that."""
+LOSES = Excuse((EXIT_AGAIN, EXIT_CLEAR))
+"""A sink that lost may end, with a sentence."""
+STOPPED = "T"
+
+Until = Callable[[Callable[[], bool], str], None]
+
+
+class SinkRace:
+    def __init__(self, cluster: Cluster, injector: FaultInjector, monitor: Monitor, until: Until) -> None:
+        self._cluster = cluster
+        self._injector = injector
+        self._monitor = monitor
+        self._until = until
+
+    def run(self, sink: str, detail: str) -> None:
+        injector = self._injector
+        is_copy = detail != SAME_DIRECTORY
+        if is_copy and not self._is_stopped_at(sink, detail):
+            return
+        injector.excuses[RIVAL] = LOSES
+        self._cluster.stage.held.add(RIVAL)  # do not restart it after its death
+        self._cluster.start_rival(sink, is_copy=is_copy)
+        injector.note(RIVAL, f"is started beside {sink}")
+        if not is_copy:
+            self._refused()
+            self._cluster.end_rival(sink, is_promoted=False)
+            return
+        self._after_epochs("the second sink to be refused or to commit", lambda: not self._is_running(RIVAL))
+        if is_refused := not self._is_running(RIVAL):
+            injector.note(RIVAL, "was refused")
+            self._cluster.end_rival(sink, is_promoted=False)
+        self._go_on(sink, has_lost=not is_refused)
+
+    def _is_stopped_at(self, sink: str, point: str) -> bool:
+        """Stop the sink at this point. Note it if it does not come there in time."""
+        self._cluster.arm(sink, f"pause:{point}")
+        limit = time.monotonic() + STRIKE_S
+        self._until(
+            lambda: self._cluster.state(sink) == STOPPED or time.monotonic() > limit, f"{sink} to stop at {point}"
+        )
+        if self._cluster.state(sink) != STOPPED:
+            self._cluster.disarm(sink)
+            self._injector.note_missed(f"race at {point} on {sink} did not strike within {STRIKE_S:g} s")
+            return False
+        self._injector.note(sink, f"is stopped at {point}")
+        return True
+
+    def _refused(self) -> None:
+        limit = time.monotonic() + REFUSAL_S
+        self._until(lambda: not self._is_running(RIVAL) or time.monotonic() > limit, "the second sink to be refused")
+        if self._is_running(RIVAL):
+            raise Failed("violation", "two sinks run on the same directory, and nobody refuses the second")
+        self._injector.note(RIVAL, "was refused")
+
+    def _go_on(self, sink: str, *, has_lost: bool) -> None:
+        """Let the first sink go on. If the second one has taken over, it stays; the first may end by itself."""
+        stage = self._cluster.stage
+        if has_lost:
+            self._injector.excuses[sink] = LOSES
+            stage.held.add(sink)
+        self._cluster.signal_all(sink, signal.SIGCONT)
+        self._injector.note(sink, "goes on")
+        if not has_lost:
+            return
+        self._after_epochs("the second sink to commit beside the first")
+        if not self._is_running(RIVAL):
+            raise Failed("stall", f"both sinks of one output gave way: {sink} and the one that had taken over")
+        if self._is_running(sink):
+            self._injector.hit(sink, is_timed=False)
+            stage.kill(sink)
+            self._until(lambda: not self._is_running(sink), f"the end of {sink}")
+        self._cluster.end_rival(sink, is_promoted=True)
+        stage.release(sink)
+        self._injector.note(sink, "has the directory of the second one now")
+
+    def _after_epochs(self, what: str, is_over: Callable[[], bool] = lambda: False) -> None:
+        epoch = self._monitor.epoch + EPOCHS
+        self._until(lambda: is_over() or self._monitor.epoch >= epoch, what)
+
+    def _is_running(self, part: str) -> bool:
+        return self._cluster.stage.pid(part) is not None

@@ -1,0 +1,190 @@
+"""Clusters with other systems at their ends: a gateway, a driver, sinks to these systems, and the systems themselves.
+
+Invariant: the systems are parts, too: they are killed and started again as all others are. Connectors reach them
+through proxies; readers and workloads go around these. A sink's directory can be copied, for a second sink of the same
+output. `chaos/systems` says which systems and sinks a cluster has; `chaos/live_cluster` has what all clusters share.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from procession.address import Address
+from procession.chaos.chaos_records import SALTED
+from procession.chaos.frame_splitter import LineSplitter, PieceSplitter
+from procession.chaos.live_cluster import ANYWHERE, LiveCluster, address_in
+from procession.chaos.output_monitor import MonitoredOutputs
+from procession.chaos.proxy import Proxies, Proxy
+from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, RIVAL, TO_GATEWAY
+from procession.chaos.system_outputs import RecordReader, SystemOutput
+from procession.chaos.system_parts import link_to, output_of
+from procession.chaos.system_server import HOST, SystemServer
+from procession.chaos.visible_records import VisibleRecords
+from procession.commit.transaction_id import TransactionId
+from procession.storage.secret import Secret
+from procession.supervisor.local_pipeline import COMMAND
+from procession.supervisor.part import Part
+from procession.verify.decisions import DecisionReader
+from procession.verify.order import PromisedOrder
+
+PIPELINE = "chaos"
+SERVER_READY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkProgram:
+    """A sink: its URL in the app, the words of its program for a directory, and who reads what it writes."""
+
+    part: str
+    url: str
+    words: Callable[[Path], Sequence[str]]
+    records: VisibleRecords
+    env: Mapping[str, str] = field(default_factory=dict)
+    order: PromisedOrder = PromisedOrder.TOTAL
+
+    @property
+    def output(self) -> str:
+        return output_of(self.part)
+
+
+class SystemCluster(LiveCluster):
+    """A cluster with systems. `start_servers` comes first, then `use`, then `start`.
+
+    Args:
+        directory: Where its files are.
+        links: The port of the system behind each link, asked for each connection.
+        sinks: The parts that are sinks.
+    """
+
+    def __init__(self, directory: Path, links: Mapping[str, Callable[[], int]], sinks: Sequence[str]) -> None:
+        super().__init__(directory, "")
+        gateway = self._gateways.announcement(GATEWAY)
+        self._directories = {sink: directory / "sinks" / output_of(sink) for sink in sinks}
+        self._copies = 0
+        self._rivals: set[str] = set()
+        self._sinks: Sequence[SinkProgram] = ()
+        self._servers: dict[str, SystemServer] = {}
+        self._readers: dict[str, RecordReader] = {}
+        self.proxies = Proxies(
+            Proxy(TO_GATEWAY, address_in(gateway, "listen")),
+            Proxy(CONTROL, address_in(gateway, "control"), LineSplitter),
+            *(Proxy(link_to(sink), self._address_of(sink)) for sink in sinks),
+            *(Proxy(link, _at(port), PieceSplitter) for link, port in links.items()),
+        )
+
+    def _address_of(self, sink: str) -> Callable[[], Address]:
+        return lambda: address_in(self._directory_of(sink) / "sink.json", "listen")()
+
+    def _directory_of(self, sink: str) -> Path:
+        """The directory of the sink that the driver is connected to."""
+        return self._copy_of(sink) if sink in self._rivals else self._directories[sink]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for server in self._servers.values():
+            server.close()
+
+    # Starting
+
+    def start_servers(self, servers: Mapping[str, SystemServer]) -> bool:
+        """Start the systems. Return False if asked to stop meanwhile."""
+        for name, server in servers.items():
+            self._servers[name] = server
+            part = Part(name, tuple(server.command()), {}, server.is_ready, SERVER_READY_S, stop_rank=3)
+            self.stage.start(part)
+        return not servers or self.stage.wait_ready()
+
+    def use(self, sinks: Sequence[SinkProgram]) -> MonitoredOutputs:
+        """Use these sinks. Return their outputs, which are read from now on."""
+        self._sinks = sinks
+        lines = "".join(f'lines.sink("{sink.output}", to="{sink.url}")\n' for sink in sinks)
+        self._app.write_text(SALTED + lines)
+        outputs = []
+        for sink in sinks:
+            reader = RecordReader(sink.records, self.directory / "visible" / f"{sink.output}.data")
+            reader.start()
+            self._stack.callback(reader.close)
+            self._readers[sink.output] = reader
+            outputs.append(SystemOutput(sink.output, reader, self._instance_of(sink), self._decided_end, sink.order))
+        return MonitoredOutputs(outputs, self.decisions)
+
+    def _instance_of(self, sink: SinkProgram) -> Callable[[], Path]:
+        return lambda: self._directory_of(sink.part) / f"{PIPELINE}-{sink.output}-0"
+
+    def start(self) -> None:
+        self.start_gateway(GATEWAY)
+        for sink in self._sinks:
+            self.stage.start(self._sink(sink.part, sink.part, self._directories[sink.part]))
+        if self.stage.wait_ready():
+            self.stage.start(self._driver(""))
+            self.stage.wait_ready()
+
+    def start_connector(self, name: str, argv: Sequence[str]) -> None:
+        """Start a source that never ends, and writes down its acknowledgements."""
+        log = self._ack_log(name)
+        self._acks.follow(log)
+        words = [*argv, "--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(log)]
+        self.stage.start(Part(name, (*words, *self._cookie(Secret.PRODUCERS)), self._clocks.environment(name)))
+
+    def _sink(self, part: str, sink: str, directory: Path) -> Part:
+        (program,) = (one for one in self._sinks if one.part == sink)
+        argv = [*COMMAND, "sink", *program.words(directory), "--listen", ANYWHERE, "--records", "blocks"]
+        argv += self._cookie(Secret.SINKS)
+        return self._part(part, argv, directory / "sink.json", env=program.env)
+
+    def _driver(self, master: str) -> Part:
+        words = self._driver_words({sink.output: link_to(sink.part) for sink in self._sinks})
+        return self._part(DRIVER, words, self.directory / "driver.json")
+
+    # Doing
+
+    def start_rival(self, sink: str, *, is_copy: bool) -> None:
+        if not is_copy:
+            self.stage.start(self._sink(RIVAL, sink, self._directories[sink]))
+            return
+        self._copies += 1
+        shutil.copytree(self._directories[sink], self._copy_of(sink))
+        (self._copy_of(sink) / "sink.json").unlink()
+        self.stage.start(self._sink(RIVAL, sink, self._copy_of(sink)))
+        self._rivals.add(sink)
+        self.proxies.put(link_to(sink), "cut", 0.0, 0.0)
+
+    def end_rival(self, sink: str, *, is_promoted: bool) -> None:
+        self.stage.forget(RIVAL)
+        if is_promoted:
+            self._directories[sink] = self._copy_of(sink)
+            self.stage.change(self._sink(sink, sink, self._directories[sink]))
+        if sink in self._rivals:
+            self._rivals.discard(sink)
+            self.proxies.put(link_to(sink), "cut", 0.0, 0.0)
+
+    def _copy_of(self, sink: str) -> Path:
+        return self.directory / "sinks" / f"{output_of(sink)}-{self._copies}"
+
+    # Looking
+
+    def instances(self) -> dict[str, Path]:
+        return {sink.output: self._instance_of(sink)() for sink in self._sinks}
+
+    def _decided_end(self, output: str) -> int | None:
+        """Where the output ends by the last decision of the checkpoint. None while that is not known."""
+        if self._reader is None:
+            self._reader = DecisionReader(self.directory / "checkpoint")
+        record = self._reader.last()
+        shares = record.parts.values() if record is not None else ()
+        ends = [share.end for share in shares if (txn := TransactionId.parse(share.txn)) and txn.sink == output]
+        return max(ends, default=None)
+
+    def story(self) -> str:
+        told = [f"reader of {name}: {reader.why_not}" for name, reader in self._readers.items() if reader.why_not]
+        return "\n".join([super().story(), *told])
+
+
+def _at(port: Callable[[], int]) -> Callable[[], Address]:
+    return lambda: Address(HOST, port())
