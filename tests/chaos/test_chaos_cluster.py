@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from procession.chaos import systems
+from procession.chaos.scenario import STANDARD, ClusterParts
 from procession.chaos.scenario_catalogue import BY_NAME
-from procession.cli.chaos_command import _drawn, _recorded
-from procession.errors import ConfigError
+from procession.chaos.system_parts import KAFKA_CLUSTER, LAKE_CLUSTER, POSTGRES_CLUSTER, SYSTEM_CLUSTERS
+from procession.cli.chaos_command import _clusters, _drawn, _matching, _recorded
+from procession.errors import ConfigError, UsageError
 
 CHAOS = (sys.executable, "-m", "procession", "chaos")
 
@@ -64,18 +67,48 @@ def test_the_list_names_every_scenario() -> None:
 
 def test_every_scenario_is_run_once_however_short_the_time() -> None:
     over = time.monotonic() - 1
-    assert sorted(run.scenario for run in _drawn([], 7, over)) == sorted(BY_NAME)
+    for cluster in (STANDARD, *SYSTEM_CLUSTERS):
+        own = sorted(name for name, scenario in BY_NAME.items() if scenario.cluster is cluster)
+        assert sorted(run.scenario for run in _drawn([], 7, over, cluster)) == own
     assert [run.scenario for run in _drawn(["crash-sink", "none"], 7, over)] == ["crash-sink", "none"]
 
 
 def test_long_scenarios_are_run_in_the_first_turn_only() -> None:
     names = [run.scenario for run, _ in zip(_drawn([], 7, float("inf")), range(3 * len(BY_NAME)), strict=False)]
-    long = {name for name, scenario in BY_NAME.items() if scenario.is_long}
+    own = {name for name, scenario in BY_NAME.items() if scenario.cluster is STANDARD}
+    long = {name for name in own if BY_NAME[name].is_long}
     assert long
     assert all(names.count(name) == 1 for name in long)
-    assert all(names.count(name) >= 2 for name in BY_NAME.keys() - long)
+    assert all(names.count(name) >= 2 for name in own - long)
 
 
 def test_the_same_seed_draws_the_same_runs() -> None:
     first, again, other = (list(_drawn([], seed, None)) for seed in (7, 7, 8))
     assert first == again != other
+
+
+def test_a_pattern_stands_for_all_scenarios_that_match() -> None:
+    names = _matching(["kafka-*", "none", "kafka-mixed"])
+    assert set(names) == {"none", *(name for name in BY_NAME if name.startswith("kafka-"))}
+    assert len(names) == len(set(names))
+    with pytest.raises(UsageError, match="no scenario is called 'kafca-"):
+        _matching(["kafca-*"])
+
+
+@pytest.fixture
+def without_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(cluster: ClusterParts) -> None:
+        if cluster is KAFKA_CLUSTER:
+            raise ConfigError("There is no Kafka broker.", next_step="Run scripts/kafka.")
+
+    monkeypatch.setattr(systems, "check_installed", check)
+
+
+@pytest.mark.usefixtures("without_kafka")
+def test_a_system_that_is_not_installed_is_left_out_in_one_line_unless_it_was_asked_for() -> None:
+    said: list[str] = []
+    assert _clusters([], said.append) == [one for one in (*SYSTEM_CLUSTERS, STANDARD) if one is not KAFKA_CLUSTER]
+    assert said == ["left out: the scenarios of the cluster kafka. There is no Kafka broker. Run scripts/kafka."]
+    assert _clusters(["delta-two-sinks", "postgres-mixed"], said.append) == [POSTGRES_CLUSTER, LAKE_CLUSTER]
+    with pytest.raises(ConfigError, match="There is no Kafka broker"):
+        _clusters(["postgres-mixed", "kafka-mixed"], said.append)

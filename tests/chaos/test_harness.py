@@ -16,10 +16,21 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from procession.chaos.chaos_cluster import ChaosCluster
-from procession.chaos.harness import Harness, Load
+from procession.chaos.chaos_workload import Load
+from procession.chaos.harness import Harness
 from procession.chaos.history import History
 from procession.chaos.output_monitor import MonitoredOutputs
-from procession.chaos.scenario import GATEWAY, LEFT, RIGHT, SOURCES, FaultAction, FaultStep, ScenarioRun, schedule
+from procession.chaos.scenario import (
+    GATEWAY,
+    LEFT,
+    RIGHT,
+    SOURCES,
+    STANDARD,
+    FaultAction,
+    FaultStep,
+    ScenarioRun,
+    schedule,
+)
 from procession.chaos.scenario_catalogue import BY_NAME
 from procession.verify.verdict import Outcome
 
@@ -41,8 +52,10 @@ that was to be done and had no effect."""
 
 
 def scenarios() -> list[ParameterSet]:
-    """Every scenario there is; the short selection first, so that a test run starts one cluster and ends soon."""
-    names = [*SHORT, *(name for name in BY_NAME if name not in SHORT)]
+    """Every scenario of the standard cluster; the short selection first, so that a test run starts one cluster and
+    ends soon. `test_systems` has those with other systems."""
+    own = [name for name, scenario in BY_NAME.items() if scenario.cluster is STANDARD]
+    names = [*SHORT, *(name for name in own if name not in SHORT)]
     return [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in names]
 
 

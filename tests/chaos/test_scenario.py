@@ -18,8 +18,8 @@ from procession.chaos.scenario import (
     GATEWAYS,
     HOMES,
     LINKS,
-    PARTS,
     RIGHT,
+    SAME_DIRECTORY,
     THIRD,
     TO_THIRD,
     FaultAction,
@@ -30,7 +30,7 @@ from procession.chaos.scenario import (
     schedule,
 )
 from procession.chaos.scenario_catalogue import BY_NAME, CATALOGUE
-from procession.chaos.schedule_check import objection
+from procession.chaos.schedule_check import BY_HARNESS, objection
 
 SOURCE = Path(__file__).parents[2] / "src" / "procession"
 SEED = 20
@@ -60,14 +60,17 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
     for step in steps(scenario):
         match step.do:
             case FaultAction.NETWORK:
-                assert step.on in LINKS
+                assert step.on in scenario.cluster.links
                 ProxyFault.parse(step.detail)
             case FaultAction.BEHAVE:
                 assert step.on == RIGHT
                 assert step.detail.partition("=")[0] in faulty_sink.BEHAVIOURS
             case FaultAction.ARM:
-                assert step.on in PARTS
+                assert step.on in scenario.cluster.parts
                 assert step.detail in points | {"disk:torn"}
+            case FaultAction.RACE:
+                assert step.on in scenario.cluster.parts
+                assert step.detail in points | {SAME_DIRECTORY}
             case FaultAction.ROGUE:
                 assert step.detail in MANNERS
                 assert hasattr(FaultyProducer, f"_{step.detail}")
@@ -77,10 +80,8 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
                 assert step.on in HOMES
                 assert step.detail in (*GATEWAYS, THIRD)
             case _:
-                assert step.on in (*PARTS, THIRD)
-        assert step.do in (FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE) or hasattr(
-            FaultInjector, f"_{step.do.name.lower()}"
-        )
+                assert step.on in (*scenario.cluster.parts, THIRD)
+        assert step.do in BY_HARNESS or hasattr(FaultInjector, f"_{step.do.name.lower()}")
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("network-")])

@@ -39,6 +39,25 @@ def test_a_step_that_nobody_can_do_is_named_with_the_reason(step: FaultStep, why
     assert why in told
 
 
+@pytest.mark.parametrize(
+    ("scenario", "step", "why"),
+    [
+        ("kafka-mixed", FaultStep(FaultAction.KILL, "gateway-1"), "'gateway-1' is none of gateway, driver"),
+        ("kafka-mixed", FaultStep(FaultAction.JOIN, "gateway-2"), "the cluster 'kafka' cannot do that"),
+        (
+            "kafka-mixed",
+            FaultStep(FaultAction.NETWORK, "driver-left", detail="cut"),
+            "'driver-left' is none of",
+        ),
+        ("kafka-mixed", FaultStep(FaultAction.RACE, "broker", detail="same-directory"), "'broker' is none of sink-"),
+        ("kafka-mixed", FaultStep(FaultAction.RACE, "sink-topic", detail="now"), "'now' is neither same-directory nor"),
+        ("crash-sink", FaultStep(FaultAction.RACE, "sink-left", detail="same-directory"), "'standard' cannot do that"),
+    ],
+)
+def test_a_step_is_judged_by_the_cluster_of_its_scenario(scenario: str, step: FaultStep, why: str) -> None:
+    assert why in objection([ScenarioRun(scenario, (step,))])
+
+
 def test_a_schedule_without_a_run_is_none() -> None:
     assert objection([]) == "it has no runs"
     assert not objection(

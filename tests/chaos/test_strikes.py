@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 
 from procession.chaos import harness as harness_module
+from procession.chaos.chaos_workload import FileWorkload
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.harness import STRIKE_EPOCHS, Harness
+from procession.chaos.fault_injector import STRIKE_EPOCHS
+from procession.chaos.harness import Harness
 from procession.chaos.monitor import Failed
 from procession.chaos.output_monitor import MonitoredOutputs
 from procession.chaos.scenario import LEFT, WORKER, FaultAction, FaultStep
@@ -63,7 +65,7 @@ class FakeMonitor:
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
     monkeypatch.setattr(harness_module, "STRIKE_S", 0.0)
-    monkeypatch.setattr(Harness, "_feed", lambda self: None)
+    monkeypatch.setattr(FileWorkload, "feed", lambda self: None)
     outputs = MonitoredOutputs({}, lambda visible: cast(Decisions, None))
     harness = Harness(cast(Cluster, FakeCluster(tmp_path)), outputs=outputs)
     harness._monitor = cast(Any, FakeMonitor())

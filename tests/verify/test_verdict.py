@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
+from procession.chaos.chaos_workload import Load
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.harness import Harness, Load
+from procession.chaos.harness import Harness
 from procession.chaos.history import History, RunFailure
 from procession.chaos.html_report import page
 from procession.chaos.scenario import ScenarioRun

@@ -22,6 +22,8 @@ EXECUTORS_S = 90.0
 """Additional time for new executors, which are JVMs that have to start."""
 STRIKE_S = 20.0
 """How long a fault waits for its occasion. If it never occurs, that is noted, not a failure."""
+STRIKE_EPOCHS = 5
+"""Number of epochs within which every armed fault has its occasion."""
 
 
 @dataclass(slots=True)

@@ -10,20 +10,17 @@ import time
 from collections.abc import Callable, Iterable
 from traceback import format_exc
 
+from procession.chaos.chaos_workload import FileWorkload, Load, MakeWorkload
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_S, WAITS_FOR_DEATH, FaultInjector
+from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_EPOCHS, STRIKE_S, WAITS_FOR_DEATH, FaultInjector
 from procession.chaos.history import UNJUDGED, History, RunFailure, ScenarioSpan
 from procession.chaos.monitor import Failed, Monitor, Stopped
 from procession.chaos.output_monitor import MonitoredOutputs
 from procession.chaos.scenario import STANDARD, ClusterParts, FaultAction, FaultStep, ScenarioRun
 from procession.chaos.sink_data_loss import SinkDataLoss
 from procession.chaos.sink_race import SinkRace
-from procession.chaos.workload import FileWorkload, Load, MakeWorkload
 from procession.errors import StorageError
 from procession.verify.verdict import Outcome
-
-STRIKE_EPOCHS = 5
-"""Number of epochs within which every armed fault has its occasion."""
 
 
 class Harness:

@@ -12,12 +12,12 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from procession.chaos.chaos_records import RECORD_BYTES, key_of, record, tag
+from procession.chaos.chaos_workload import Load
 from procession.chaos.cluster_view import Cluster
 from procession.chaos.history import UNJUDGED
 from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.output_monitor import MonitoredStream
 from procession.chaos.system_parts import KAFKA_SOURCE
-from procession.chaos.workload import Load
 
 MESSAGE_TIMEOUT_S = 300
 

@@ -148,7 +148,11 @@ class Monitor:
         if death.part not in recoveries.down:
             return  # it was stopped on purpose
         self._check_outputs()  # work that was in flight when it died does not count as recovery
-        self._before[death.part] = self._now(death.part)
+        self.renew(death.part)
+
+    def renew(self, part: str) -> None:
+        """The part recovers only by work from now on: what was done since its death was done by another."""
+        self._before[part] = self._now(part)
 
     def _now(self, part: str) -> Before:
         return Before(

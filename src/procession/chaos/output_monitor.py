@@ -113,7 +113,7 @@ class MonitoredOutput(ABC):
         return check.records if check is not None else 0
 
 
-class FileOutput(MonitoredOutput):
+class FileSinkOutput(MonitoredOutput):
     """The output of a file sink: what its transaction log commits."""
 
     def __init__(self, name: str, instance: Path) -> None:
@@ -148,7 +148,7 @@ class MonitoredOutputs:
         """`outputs`: the outputs, or the instances of file sinks by name."""
         self._decide = decide
         self.streams: dict[str, MonitoredStream] = {}
-        found = [FileOutput(*item) for item in outputs.items()] if isinstance(outputs, Mapping) else outputs
+        found = [FileSinkOutput(*item) for item in outputs.items()] if isinstance(outputs, Mapping) else outputs
         self.outputs = {output.name: output for output in found}
         self.acknowledged: Mapping[int, int] = {}
         """The last acknowledged message id of each stream."""
@@ -174,10 +174,13 @@ class MonitoredOutputs:
 
     def _differences(self) -> list[str]:
         """Return where the sinks' bytes differ, up to the shortest output."""
-        first, *others = (output for output in self.outputs.values() if output.order is PromisedOrder.TOTAL)
-        end = min(output.end for output in (first, *others))
+        alike = [output for output in self.outputs.values() if output.order is PromisedOrder.TOTAL]
+        if len(alike) < 2:
+            return []
+        first = alike[0]
+        end = min(output.end for output in alike)
         ours = read(first.data, self._same, end)
-        for other in others:
+        for other in alike[1:]:
             if read(other.data, self._same, end) != ours:
                 return [f"{first.name} and {other.name} differ between bytes {self._same} and {end}"]
         self._same = end

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster
-from procession.chaos.fault_injector import STRIKE_S, Excuse, FaultInjector
+from procession.chaos.fault_injector import STRIKE_EPOCHS, STRIKE_S, Excuse, FaultInjector
 from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.scenario import RIVAL, SAME_DIRECTORY
 
@@ -57,10 +57,12 @@ class SinkRace:
     def _is_stopped_at(self, sink: str, point: str) -> bool:
         """Stop the sink at this point. Note it if it does not come there in time."""
         self._cluster.arm(sink, f"pause:{point}")
-        limit = time.monotonic() + STRIKE_S
-        self._until(
-            lambda: self._cluster.state(sink) == STOPPED or time.monotonic() > limit, f"{sink} to stop at {point}"
-        )
+        limit, epoch = time.monotonic() + STRIKE_S, self._monitor.epoch + STRIKE_EPOCHS
+
+        def is_passed() -> bool:
+            return time.monotonic() > limit and self._monitor.epoch > epoch
+
+        self._until(lambda: self._cluster.state(sink) == STOPPED or is_passed(), f"{sink} to stop at {point}")
         if self._cluster.state(sink) != STOPPED:
             self._cluster.disarm(sink)
             self._injector.note_missed(f"race at {point} on {sink} did not strike within {STRIKE_S:g} s")
@@ -93,6 +95,7 @@ class SinkRace:
             stage.kill(sink)
             self._until(lambda: not self._is_running(sink), f"the end of {sink}")
         self._cluster.end_rival(sink, is_promoted=True)
+        self._monitor.renew(sink)
         stage.release(sink)
         self._injector.note(sink, "has the directory of the second one now")
 

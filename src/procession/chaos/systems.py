@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from procession.chaos import kafka_server, postgres_server, store_server
 from procession.chaos.chaos_cluster import ChaosCluster
+from procession.chaos.chaos_workload import FileWorkload, MakeWorkload
 from procession.chaos.kafka_server import KafkaServer
 from procession.chaos.live_cluster import LiveCluster
 from procession.chaos.output_monitor import MonitoredOutputs
@@ -47,7 +48,6 @@ from procession.chaos.system_parts import (
     output_of,
 )
 from procession.chaos.visible_records import TableRows, TopicRecords, delta_rows, iceberg_rows, parquet_rows
-from procession.chaos.workload import FileWorkload, MakeWorkload
 from procession.planner.connector_registry import check_installed as check_package
 from procession.planner.connector_registry import connector_named, sink_of
 from procession.supervisor.local_pipeline import COMMAND
@@ -152,7 +152,7 @@ def _table_sink(part: str, server: PostgresServer, address: str, mode: str) -> S
     """A sink to a new table."""
     import psycopg
 
-    table = output_of(part)
+    table = f"chaos_{output_of(part)}"
     with psycopg.connect(server.url(), autocommit=True) as session:
         session.execute(f"CREATE TABLE {table} (position bigint PRIMARY KEY, payload bytea NOT NULL)")
     url = f"{server.url(address=address)}?table={table}&mode={mode}&{COLUMNS}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from procession.errors import ConfigError, StorageError, UsageError
+from procession.errors import ConfigError, DiskError, StorageError, UsageError
 
 try:
     import psycopg
@@ -116,7 +116,7 @@ def connect(
             if _is_hopeless(error):
                 raise _refused(url, error) from error
             if time.monotonic() >= deadline:
-                raise StorageError(
+                raise DiskError(
                     f"{place(url)} cannot be reached: {_line(error)}.",
                     next_step="Start the server or repair the network, then start this again: nothing is lost.",
                 ) from error
@@ -182,8 +182,9 @@ def explained(error: psycopg.Error, where: str) -> StorageError | ConfigError:
             return ConfigError(
                 f"{where} says: {_line(error)}.", next_step="Create it, or name what is there, then start this again."
             )
-        case psycopg.OperationalError() if not error.sqlstate:
-            return StorageError(
+        case psycopg.OperationalError() if is_lost(error):
+            # A restart of the connector helps, so it is started again by itself.
+            return DiskError(
                 f"The connection to {where} was lost: {_line(error)}.",
                 next_step="Start this again when the server can be reached: nothing is lost.",
             )
@@ -191,6 +192,11 @@ def explained(error: psycopg.Error, where: str) -> StorageError | ConfigError:
         f"{where} refuses: {_line(error)}{_detail(error)}.",
         next_step="Correct what it names, then start this again: nothing is lost.",
     )
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone: the network failed, or the server was stopped, was killed or starts."""
+    return not error.sqlstate or error.sqlstate.startswith(("57P", "08"))
 
 
 def place(url: str) -> str:

@@ -28,6 +28,7 @@ from procession.connectors.postgres_connection import (
     Session,
     connect,
     explained,
+    is_lost,
     lock_number,
     named,
     place,
@@ -214,7 +215,7 @@ class PollingMedium:
                 try:
                     page = await self._call(self._table.page, self._value)
                 except psycopg.OperationalError as error:
-                    if error.sqlstate and not error.sqlstate.startswith(("57P", "08")):
+                    if not is_lost(error):
                         raise
                     log.warning("source.connection_lost", reason=str(error).strip())
                     await self._call(self._table.open)

@@ -23,7 +23,7 @@ from psycopg import errors
 
 from procession import faults
 from procession.connectors.postgres_changes import Change, lsn_number, lsn_text
-from procession.connectors.postgres_connection import explained, place
+from procession.connectors.postgres_connection import explained, is_lost, place
 from procession.connectors.postgres_position import PositionFile
 from procession.connectors.postgres_slot import FETCH_ROWS, MESSAGES_MAX, ChangesOptions, ReplicationSlot
 from procession.errors import StorageError
@@ -72,7 +72,7 @@ class ChangesMedium:
                     if await self._pass(pushed) and upto is not None and self._lsn >= upto:
                         return
                 except psycopg.OperationalError as error:
-                    if error.sqlstate and not error.sqlstate.startswith(("57P", "08")):
+                    if not is_lost(error):
                         raise
                     log.warning("source.connection_lost", reason=str(error).strip())
                     await self._call(self._begin)
