@@ -1,0 +1,128 @@
+"""What a race of two sinks for one output must end in, on a cluster that only says what it is told to say."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from procession.chaos import sink_race
+from procession.chaos.cluster_view import Cluster
+from procession.chaos.fault_injector import FaultInjector
+from procession.chaos.history import History
+from procession.chaos.monitor import Failed, Monitor
+from procession.chaos.scenario import RIVAL, SAME_DIRECTORY
+from procession.chaos.sink_race import STOPPED, SinkRace
+
+SINK = "sink-topic"
+POINT = "sink:kafka-sent"
+
+
+class FakeStage:
+    def __init__(self) -> None:
+        self.held: set[str] = set()
+        self.running = {SINK}
+        self.released: list[str] = []
+
+    def pid(self, name: str) -> int | None:
+        return 1 if name in self.running else None
+
+    def kill(self, name: str) -> None:
+        self.running.discard(name)
+
+    def release(self, name: str) -> None:
+        self.held.discard(name)
+        self.released.append(name)
+
+
+class FakeCluster:
+    """A second sink starts. It ends at once if `is_refused`; the first one ends when it goes on, if `is_fenced`."""
+
+    def __init__(self, directory: Path, *, is_refused: bool, is_fenced: bool) -> None:
+        self.directory = directory
+        self.stage = FakeStage()
+        self.is_refused, self.is_fenced = is_refused, is_fenced
+        self.ended: list[bool] = []
+        self.signals: list[int] = []
+        self.is_stopped = False
+
+    def arm(self, name: str, point: str) -> None:
+        assert (name, point) == (SINK, f"pause:{POINT}")
+        self.is_stopped = True
+
+    def disarm(self, name: str) -> bool:
+        return True
+
+    def state(self, name: str) -> str:
+        return STOPPED if self.is_stopped else "S"
+
+    def start_rival(self, sink: str, *, is_copy: bool) -> None:
+        if not self.is_refused:
+            self.stage.running.add(RIVAL)
+
+    def end_rival(self, sink: str, *, is_promoted: bool) -> None:
+        self.stage.running.discard(RIVAL)
+        self.ended.append(is_promoted)
+
+    def signal_all(self, name: str, number: int) -> None:
+        self.signals.append(number)
+        if self.is_fenced:
+            self.stage.running.discard(name)
+
+
+class FakeMonitor:
+    """At every look an epoch is committed."""
+
+    epoch = 0
+    renewed: tuple[str, ...] = ()
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        while not holds():
+            self.epoch += 1
+
+    def renew(self, part: str) -> None:
+        self.renewed = (*self.renewed, part)
+
+
+def race(cluster: FakeCluster, detail: str) -> FakeMonitor:
+    monitor = FakeMonitor()
+    injector = FaultInjector(cast(Cluster, cluster), History(0))
+    SinkRace(cast(Cluster, cluster), injector, cast(Monitor, cast(Any, monitor)), monitor.until).run(SINK, detail)
+    return monitor
+
+
+def test_a_second_sink_on_the_same_directory_that_nobody_refuses_is_a_violation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_race, "REFUSAL_S", 0.0)
+    with pytest.raises(Failed, match="two sinks run on the same directory"):
+        race(FakeCluster(tmp_path, is_refused=False, is_fenced=False), SAME_DIRECTORY)
+
+
+def test_a_second_sink_on_the_same_directory_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, is_refused=True, is_fenced=False)
+    race(cluster, SAME_DIRECTORY)
+    assert cluster.ended == [False]
+    assert not cluster.signals
+    assert SINK not in cluster.stage.held
+
+
+def test_where_the_second_sink_is_refused_the_first_goes_on(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path, is_refused=True, is_fenced=False)
+    race(cluster, POINT)
+    assert cluster.signals == [signal.SIGCONT]
+    assert cluster.ended == [False]
+    assert cluster.stage.running == {SINK}
+
+
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_where_the_second_sink_takes_over_it_stays(tmp_path: Path, is_fenced: bool) -> None:
+    cluster = FakeCluster(tmp_path, is_refused=False, is_fenced=is_fenced)
+    monitor = race(cluster, POINT)
+    assert cluster.ended == [True]
+    assert cluster.stage.released == [SINK], "it is started again, on the directory of the winner"
+    assert not cluster.stage.running
+    assert monitor.renewed == (SINK,), "what the other one did is not its recovery"
