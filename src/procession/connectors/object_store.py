@@ -135,7 +135,8 @@ class LocalStore(ObjectStore):
             return
         except OSError as error:
             raise storage_error(path, "read", error) from error
-        renew_durably(path, length)
+        # Readers of a directory take every file whose name does not begin with a dot or an underscore.
+        renew_durably(path, length, path.with_name(f".{path.name}.{os.getpid()}.draft"))
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
         try:

@@ -108,19 +108,19 @@ def write_durably(path: Path, data: bytes) -> None:
     replace_durably(path, (data,))
 
 
-def renew_durably(path: Path, length: int) -> None:
+def renew_durably(path: Path, length: int, draft: Path | None = None) -> None:
     """Replace a file by a new one with its first `length` bytes. What is read back may be in the page cache only,
-    whatever a sync of the old file says: an earlier one may have failed."""
+    whatever a sync of the old file says: an earlier one may have failed. `draft` is where the new one is written."""
     try:
         with open(path, "rb") as file:
-            replace_durably(path, _pieces(file, length))
+            replace_durably(path, _pieces(file, length), draft)
     except OSError as error:
         raise storage_error(path, "read", error) from error
 
 
-def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
+def replace_durably(path: Path, pieces: Iterable[bytes], draft: Path | None = None) -> None:
     """The same, piece by piece."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft = draft or path.with_name(f"{path.name}.{os.getpid()}.draft")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
