@@ -218,11 +218,11 @@ def _in_order(table: pa.Table) -> tuple[list[int], list[bytes]]:
 
 
 def parquet_rows(filesystem: fs.FileSystem, path: str) -> LakeRows:
-    """A directory of Parquet files, as any reader of a directory sees it."""
+    """A directory of Parquet files, as readers see it: all but names that begin with a dot or an underscore."""
 
     def files() -> list[str]:
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return [one.path for one in found if one.base_name.startswith("part-")]
+        return [one.path for one in found if one.is_file and not one.base_name.startswith((".", "_"))]
 
     def whole() -> pa.Table:
         return pa.concat_tables([pq.read_table(one, filesystem=filesystem) for one in files()])
