@@ -52,7 +52,7 @@ class SinkProgram:
 
 
 class SystemCluster(LiveCluster):
-    """A cluster with systems. `start_servers` comes first, then `use`, then `start`.
+    """A cluster with systems. `add_server` comes first, then `start_servers`, `use` and `start`.
 
     Args:
         directory: Where its files are.
@@ -92,13 +92,16 @@ class SystemCluster(LiveCluster):
 
     # Starting
 
-    def start_servers(self, servers: Mapping[str, SystemServer]) -> bool:
-        """Start the systems. Return False if asked to stop meanwhile."""
-        for name, server in servers.items():
-            self._servers[name] = server
+    def add_server(self, name: str, server: SystemServer) -> None:
+        """Close this system with the cluster, and start it with `start_servers`."""
+        self._servers[name] = server
+
+    def start_servers(self) -> None:
+        """Start the systems. Return when all are ready, or when asked to stop."""
+        for name, server in self._servers.items():
             part = Part(name, tuple(server.command()), {}, server.is_ready, SERVER_READY_S, stop_rank=3)
             self.stage.start(part)
-        return not servers or self.stage.wait_ready()
+        self.stage.wait_ready()
 
     def use(self, sinks: Sequence[SinkProgram]) -> MonitoredOutputs:
         """Use these sinks. Return their outputs, which are read from now on."""

@@ -117,10 +117,12 @@ def _kafka(directory: Path) -> Iterator[RunningCluster]:
     }
     with SystemCluster(directory, links, (TOPIC, KEYED, TABLE)) as cluster:
         address = cluster.proxies.address
-        servers.append(KafkaServer(proxied={"SOURCE": address(SOURCE_BROKER), "SINK": address(SINK_BROKER)}))
-        broker = servers[0]
+        broker = KafkaServer(proxied={"SOURCE": address(SOURCE_BROKER), "SINK": address(SINK_BROKER)})
+        servers.append(broker)
+        cluster.add_server(BROKER, broker)
         databases.append(PostgresServer())
-        cluster.start_servers({BROKER: broker, DATABASE: databases[0]})
+        cluster.add_server(DATABASE, databases[0])
+        cluster.start_servers()
         clients = KafkaClients(KafkaUrl.parse(f"kafka://{broker.address}/{INPUT}"), {}, patience_s=TOPIC_TIMEOUT_S)
         for name, partitions in ((INPUT, INPUT_PARTITIONS), (TOPIC, 1), (KEYED, KEYED_PARTITIONS)):
             clients.new_topic(NewTopic(name, partitions, 1))
@@ -164,7 +166,8 @@ def _postgres(directory: Path) -> Iterator[RunningCluster]:
     servers: list[PostgresServer] = []
     with SystemCluster(directory, {SINK_DATABASE: lambda: servers[0].port}, (PREPARED, TOKEN)) as cluster:
         servers.append(PostgresServer())
-        cluster.start_servers({DATABASE: servers[0]})
+        cluster.add_server(DATABASE, servers[0])
+        cluster.start_servers()
         address = str(cluster.proxies.address(SINK_DATABASE))
         modes = {PREPARED: "prepared", TOKEN: "token"}
         outputs = cluster.use([_table_sink(part, servers[0], address, mode) for part, mode in modes.items()])
@@ -200,7 +203,8 @@ def _store(directory: Path) -> Iterator[RunningCluster]:
     with SystemCluster(directory, {SINK_STORE: lambda: servers[0].port}, (PARQUET, DELTA)) as cluster:
         store = StoreServer()
         servers.append(store)
-        cluster.start_servers({STORE: store})
+        cluster.add_server(STORE, store)
+        cluster.start_servers()
         store.make_bucket(BUCKET)
         filesystem = fs.S3FileSystem(
             access_key="chaos", secret_key="chaos", endpoint_override=f"http://{store.address}", region="us-east-1"
