@@ -68,7 +68,7 @@ def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(t
         reading = asyncio.create_task(after_answer(medium)(pushed))
         for _ in range(10):
             await asyncio.sleep(0)  # as long as the gateway is away
-        with pytest.raises(StorageError, match="has 0 records, but 5 are committed"):
+        with pytest.raises(StorageError, match="has sent 0 records at most, but 5 are committed"):
             await anext(pushed.read(pushed.stream, 4))
         reading.cancel()
 

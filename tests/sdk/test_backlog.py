@@ -103,6 +103,7 @@ def test_what_is_in_a_spool_outlives_its_process(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     spool.append(batch_of([b"a", b"b"]))
     spool.sync()
+    spool.open(None)
     spool.close()
     again = Spool(tmp_path / "spool")
     again.open(0)
@@ -148,12 +149,44 @@ def test_a_spool_gives_up_its_space_when_its_records_are_committed(tmp_path: Pat
     spool.close()
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_spool_that_was_lost_is_refused_however_many_records_came_since(tmp_path: Path, is_restarted: bool) -> None:
+    """They come before the gateway has answered; the first of them would be taken for those that are committed."""
+    (tmp_path / "spool").mkdir()
+    spool = Spool(tmp_path / "spool")
+    spool.append(batch_of([b"new"] * 5))
+    spool.sync()
+    if is_restarted:
+        spool.close()
+        spool = Spool(tmp_path / "spool")
+    with pytest.raises(StorageError, match="has sent 0 records at most, but 3 are committed") as caught:
+        spool.open(2)
+    assert "Put back the spool" in caught.value.next_step
+    spool.close()
+
+
+def test_an_older_copy_of_a_spool_is_refused_when_records_come_before_the_answer(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.append(batch_of([b"old"] * 2))
+    spool.sync()
+    spool.open(None)
+    spool.close()
+    copy = Spool(tmp_path / "spool")
+    copy.append(batch_of([b"new"] * 5))
+    copy.sync()
+    with pytest.raises(StorageError, match="has sent 2 records at most, but 4 are committed"):
+        copy.open(3)
+    copy.close()
+
+
 def test_a_spool_that_does_not_belong_to_the_stream_is_refused(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", segment_bytes_max=100)
     for _ in range(3):
         spool.append(batch_of([b"x" * 100]))
     spool.sync()
-    with pytest.raises(StorageError, match="has 3 records, but 4 are committed") as caught:
+    spool.open(None)
+    assert len(read_all(spool, None)) == 3
+    with pytest.raises(StorageError, match="has sent 3 records at most, but 4 are committed") as caught:
         spool.open(3)
     assert caught.value.next_step
     spool.open(2)

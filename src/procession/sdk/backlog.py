@@ -16,10 +16,12 @@ import pyarrow as pa
 
 from procession.errors import StorageError
 from procession.sdk.source_records import Batch
+from procession.storage.durable import fsync_dir, make_directory, write_durably
 from procession.storage.log import (
     SEGMENT_BYTES_MAX,
     IngressLog,
 )
+from procession.storage.log_reader import segment_bases
 from procession.storage.segment import (
     INGRESS_SCHEMA,
     KIND_RECORD,
@@ -32,6 +34,9 @@ SPOOL = LogUse(
     "source's spool",
     "give the source a new, empty --spool: what this one keeps and is not committed is lost",
 )
+UNSENT = "unsent"
+"""The file in a spool from which no record was ever sent. Records may come before a gateway has answered, so their
+number does not tell whether they are those that are committed: the spool may have been lost and created again."""
 READ_RECORDS_MAX = 16 * 1024
 READ_BYTES_MAX = 1024 * 1024
 
@@ -158,7 +163,13 @@ class Spool:
 
     def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
         self.directory = directory
+        self._unsent = directory / UNSENT
+        make_directory(directory)
+        if not segment_bases(directory):
+            write_durably(self._unsent, b"")
         self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max, use=SPOOL)
+        self._sent_end = 0 if self._unsent.exists() else self._log.next_sequence
+        """No record from here on was ever sent, so none can be committed."""
         self._done = self._log.start_sequence
         """The first record that is not known to be committed."""
 
@@ -176,9 +187,9 @@ class Spool:
 
     def open(self, after: int | None) -> None:
         following = 0 if after is None else after + 1
-        if following > self._log.next_sequence:
+        if following > self._sent_end:
             raise StorageError(
-                f"The spool {self.directory} has {self._log.next_sequence} records, but {following} are committed.",
+                f"The spool {self.directory} has sent {self._sent_end} records at most, but {following} are committed.",
                 next_step="Put back the spool that this stream was sent from, or give the stream another name.",
                 path=str(self.directory),
             )
@@ -190,6 +201,9 @@ class Spool:
                 path=str(self.directory),
             )
         self._done = max(self._done, following)
+        if self._unsent.exists():
+            self._unsent.unlink()
+            fsync_dir(self.directory)
 
     def append(self, batch: Batch) -> None:
         count = len(batch)
@@ -206,6 +220,7 @@ class Spool:
         end = self._log.end_for(start, READ_RECORDS_MAX, READ_BYTES_MAX)
         if end == start:
             return None
+        self._sent_end = max(self._sent_end, end)
         rows = pa.Table.from_batches(self._log.read(start, end)).combine_chunks().to_batches()[0]
         return Batch(
             np.arange(start, end, dtype=np.uint64),
