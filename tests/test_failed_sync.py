@@ -20,7 +20,7 @@ from procession.errors import StorageError
 from procession.sdk.output import Output
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.transaction_log import TransactionLog
-from procession.storage.durable import make_directory
+from procession.storage.durable import make_directory, write_durably
 from procession.storage.log_ranges import LogLocation
 from tests.storage.linux_disk import LinuxDisk
 
@@ -182,6 +182,22 @@ def test_a_commit_that_somebody_else_failed_to_sync_is_decided_only_by_a_new_fil
         checkpoint.log.sync_commit(0)
         left = disk.crash(tmp_path / "after")
     assert Checkpoint.claim(left / "checkpoint", name="p", fingerprint="f").log.is_committed(0)
+
+
+def test_this_disk_tells_a_new_file_from_a_lost_one_although_numbers_of_files_come_again(tmp_path: Path) -> None:
+    place = tmp_path / "before"
+    place.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = LinuxDisk(place, patch, fails_at=2)
+        with pytest.raises(StorageError):
+            write_durably(place / "file", b"lost")  # the second sync is that of the directory
+        lost = (place / "file").stat().st_ino
+        for number in range(100):
+            write_durably(place / "file", b"%d" % number)
+            if (place / "file").stat().st_ino == lost:
+                break
+        left = disk.crash(tmp_path / "after")
+    assert (left / "file").read_bytes() == b"%d" % number
 
 
 def test_the_name_of_every_directory_that_is_made_is_on_disk(tmp_path: Path) -> None:

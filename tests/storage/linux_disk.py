@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ class LinuxDisk:
         self._names: dict[int, dict[str, int]] = {}
         self._lost_bytes: dict[int, tuple[int, int]] = {}
         """From where to where a file was written in vain; what is cut off is lost no more."""
-        self._held: list[int] = []
         self._lost_names: dict[int, dict[str, int]] = {}
+        self._held: dict[int, int] = {}
+        """A descriptor for each number that is remembered: no other file gets the number of one that was removed."""
+        weakref.finalize(self, _close, self._held)
         patch.setattr(os, "fsync", self._sync)
         patch.setattr(os, "fdatasync", self._sync)
         self._real_cut = os.ftruncate
@@ -53,11 +56,15 @@ class LinuxDisk:
             data = file.read()
         old = self._files.get(number, b"")
         start, end = self._lost_bytes.get(number, (len(data), len(data)))
+        self._hold(f"/proc/self/fd/{descriptor}", number)
         if is_failing:
             self._lost_bytes[number] = min(start, len(old)), len(data)
-            self._held.append(os.dup(descriptor))  # so that no other file gets the number
         else:
             self._files[number] = data[:start] + bytes(end - start) + data[end:]
+
+    def _hold(self, path: Path | str, number: int) -> None:
+        if number not in self._held:
+            self._held[number] = os.open(path, os.O_RDONLY)
 
     def _cut(self, descriptor: int, length: int) -> None:
         number = os.fstat(descriptor).st_ino
@@ -69,6 +76,8 @@ class LinuxDisk:
     def _sync_names(self, path: Path, is_failing: bool) -> None:
         number = path.stat().st_ino
         found = {one.name: one.stat().st_ino for one in path.iterdir()}
+        for name, file in found.items():
+            self._hold(path / name, file)
         durable, lost = self._names.setdefault(number, {}), self._lost_names.setdefault(number, {})
         if is_failing:
             files = {name: file for name, file in found.items() if not (path / name).is_dir()}
@@ -90,3 +99,8 @@ class LinuxDisk:
                 self._build(by_number[number], to / name)
             else:
                 (to / name).write_bytes(self._files.get(number, b""))
+
+
+def _close(held: dict[int, int]) -> None:
+    for descriptor in held.values():
+        os.close(descriptor)
