@@ -23,6 +23,7 @@ from procession.operators.chain import Chain
 from procession.operators.chain_rows import ChainRows
 from procession.planner.graph import Graph
 from procession.planner.rules import make_plan
+from procession.testing import run
 from tests.operators.reference import Sequential, batch_of
 
 # Few, short and colliding values, so that functions which err on some of them err often.
@@ -277,3 +278,11 @@ def test_without_fusion_each_stage_is_called_by_itself(fusion: bool, calls: list
     pipeline.source().map(calling("a")).map(calling("b")).sink("out", to="file:out")
     assert outputs(pipeline.graph(), batch_of([b"x", b"y"])) == {"out": b"x\ny\n"}
     assert called == calls
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+def test_a_peek_passes_on_every_record_whatever_its_function_returns(fusion: bool) -> None:
+    seen: list[str] = []
+    pipeline = Pipeline("p", fusion=fusion)
+    pipeline.source("words", codec="text").peek(seen.append).sink("out", to="file:out")
+    assert run(pipeline, {"words": ["a", "b"]})["out"] == seen == ["a", "b"]

@@ -117,6 +117,13 @@ def test_the_skip_rule_says_whether_matches_overlap(skip: str, matches: list[str
     assert told(AB, "a1 a2 b3 b4 a4 b5", skip=skip) == matches
 
 
+@pytest.mark.parametrize(("skip", "matches"), [("past-last", ["a1 b2 c4"]), ("none", ["a1 b2 c4", "a3 b5 c6"])])
+def test_a_match_that_has_begun_before_another_was_complete_is_dropped_or_goes_on(
+    skip: str, matches: list[str]
+) -> None:
+    assert told(AB.then("c", of("c")), "a1 b2 a3 c4 b5 c6", skip=skip) == matches
+
+
 def test_next_is_the_next_record_of_the_key() -> None:
     strict = patterns.begin("a", of("a")).next("b", of("b"))
     assert told(strict, "a1 x2 b3 a4 b5") == ["a4 b5"]
@@ -144,6 +151,7 @@ def test_what_does_not_come_completes_a_match_when_time_is_up() -> None:
 
 def test_a_record_further_than_the_bound_from_the_first_does_not_match() -> None:
     assert told(AB, "a1 b12") == []
+    assert told(AB, "a1 b12", lateness_s=5) == []
     assert told(AB, "a1 b11") == ["a1 b11"]
 
 

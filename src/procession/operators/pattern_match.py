@@ -126,7 +126,7 @@ class PatternOperator(TimedOperator[PartialMatches]):
                 (complete if is_complete else going).append(moved)
         is_skipping = self.skip is SkipRule.PAST_LAST and bool(complete)
         if not is_skipping and self.pattern.steps[0].condition.holds(value, {}):
-            begun = PartialMatch(time, time, 0, [[own(value)]])
+            begun = PartialMatch(time, time, 0, [[value]])
             is_complete = self._is_full(begun) and not self.pattern.without_after
             (complete if is_complete else going).append(begun)
             if not is_complete:
