@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline, PlanError, ProcessContext
+from procession import Pipeline, PlanError, ProcessContext, patterns
 from procession.operators import process
 from procession.testing import run
 from tests.operators.random_pipelines import STREAMS, waited, waiting
@@ -179,6 +179,29 @@ def test_more_timers_of_a_key_than_the_limit_stop_the_pipeline(monkeypatch: pyte
     with pytest.raises(PlanError, match="key 'a' has more than 2 timers") as caught:
         out([("a", 1), ("a", 2), ("a", 3)], after_five, told)
     assert caught.value.next_step
+
+
+def test_stages_without_a_key_go_by_the_key_of_key_by_and_process_passes_it_on() -> None:
+    def built(*, is_given: bool) -> Pipeline:
+        pipeline = Pipeline("p", parallelism=3)
+        source = pipeline.source("events", codec="json")
+        start = source.key_by(lambda event: event[0]) if is_given else source
+        own: Any = {} if is_given else {"key": lambda event: event[0]}
+        timed: Any = {"time": lambda event: event[1]}
+        waited = start.map(list).process(lambda state, event, context: (1, [event]), on_timer=told, **own, **timed)
+        waited.map_stateful(lambda seen, event: (seen + 1, [event, seen]), initial=0, **own).sink("seen", to="file:out")
+        pattern = patterns.begin("first", bool).then("second", bool)
+        start.rebalance().match(pattern, within_s=9, **own, **timed).sink("matched", to="file:out")
+        start.as_of(start.map(list), join=lambda one, two: [one, two], valid_from=timed["time"], **own, **timed).sink(
+            "versions", to="file:out"
+        )
+        return pipeline
+
+    events = {"events": [["a", 1], ["b", 2], ["a", 3], ["a", 3], ["b", 9]]}
+    wanted = run(built(is_given=False), events)
+    assert all(wanted.values())
+    assert run(built(is_given=True), events) == wanted
+    assert run(built(is_given=True), events, epochs=1) == wanted
 
 
 @pytest.mark.parametrize(
