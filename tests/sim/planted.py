@@ -6,7 +6,9 @@ Invariant: every one of them was somebody's bug once, here or in a system like t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ import pytest
 from procession.commit import round_events as ev
 from procession.commit.coordinator import Coordinator
 from procession.commit.two_phase import TwoPhase
+from procession.connectors.file_sink import FileOutput
 from procession.gateway.confirmation import KnownLog, check_offered
 from procession.gateway.gateway_events import SnapshotWritten, TrimLog, WriteSnapshot
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
 from procession.gateway.registry import RegisteredStream
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.stream_leases import StreamLeases
+from procession.runtime.files import FileSystem, OpenMode
 from procession.sim.oracle import STATES
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_confirmation import Confirmation
@@ -27,11 +31,11 @@ from procession.sim.simulated_driver import SimulatedDriver
 from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_leader_link import SimulatedMemberFile
 from procession.sim.simulated_log import SimulatedLog
-from procession.sim.simulated_sink_files import SimulatedFileOutput, SimulatedJournal
 from procession.sim.simulated_snapshot import dump_snapshot
 from procession.sim.simulated_spark import Spark
-from procession.sim.simulated_states import SimulatedStates, SimulatedStateStore, drop_states
-from procession.storage.journal import Entry, encode
+from procession.sim.simulated_states import SimulatedStateStore, names_in
+from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.journal import Entry, Journal
 from procession.storage.log_ranges import LogOffset
 from procession.storage.state_store import TaskStates
 from procession.storage.state_version import StateVersion
@@ -39,6 +43,15 @@ from procession.wire.messages import NOTHING_COMMITTED
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """A planted bug tells a failing disk as the shipped code does."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
 
 
 def nothing(*_: Any) -> Iterator[None]:
@@ -171,15 +184,12 @@ def what_is_not_on_disk_is_offered(patch: Patch) -> None:
 
 
 def the_sink_replies_before_its_vote_is_durable(patch: Patch) -> None:
-    def append(self: SimulatedJournal, entry: Any) -> None:
-        self._hear(entry)
-        self._files.append(self.path, encode(entry))
-
-    patch.setattr(SimulatedJournal, "append", append)
+    before = Journal.append
+    patch.setattr(Journal, "append", lambda self, entry: before(self, entry, is_synced=False))
 
 
 def the_sink_votes_before_its_data_is_durable(patch: Patch) -> None:
-    patch.setattr(SimulatedFileOutput, "prepare", lambda self, transaction: None)
+    patch.setattr(FileOutput, "prepare", lambda self, transaction: None)
 
 
 def a_torn_file_of_sparks_is_copied(patch: Patch) -> None:
@@ -228,22 +238,27 @@ def folders_of_a_new_checkpoint_are_not_synced(patch: Patch) -> None:
 
 
 def a_compacted_log_is_renamed_before_it_is_synced(patch: Patch) -> None:
-    def replace(self: SimulatedJournal, entries: Iterable[Entry]) -> None:
-        self._files.write(f"{self._folder}/draft", b"".join(map(encode, entries)))
-        self._files.rename(self._folder, "draft", "txnlog")
-        self._files.sync_directory(self._folder)
+    def write(path: Path, data: bytes, files: FileSystem) -> None:
+        draft = path.with_name("draft")
+        with told(path), files.open(draft, OpenMode.REPLACE) as file:
+            file.write(0, data)
+            files.rename(draft, path)
+        fsync_dir(path.parent, files)
 
-    patch.setattr(SimulatedJournal, "replace", replace)
+    patch.setattr("procession.storage.journal.write_durably", write)
 
 
 def a_compacted_log_is_written_in_place(patch: Patch) -> None:
-    def replace(self: SimulatedJournal, entries: Iterable[Entry]) -> None:
-        self._files.truncate(self.path, 0)
+    def replace(self: Journal, entries: Iterable[Entry]) -> None:
+        assert self._file is not None
+        self._file.truncate(0)
+        self._end = 0
         for entry in entries:
-            self._files.append(self.path, encode(entry))
-        self._files.sync(self.path)
+            self.append(entry, is_synced=False)
+        with told(self.path):
+            self._file.sync()
 
-    patch.setattr(SimulatedJournal, "replace", replace)
+    patch.setattr(Journal, "replace", replace)
 
 
 def a_new_leader_grants_before_it_has_heard_everybody(patch: Patch) -> None:
@@ -297,14 +312,14 @@ def the_leader_does_not_put_on_disk_who_belongs_to_it(patch: Patch) -> None:
 
 
 def states_are_not_synced_before_the_commit(patch: Patch) -> None:
-    patch.setattr(SimulatedStateStore, "sync_names", lambda self: None)
+    patch.setattr("procession.storage.state_store.fsync_dir", lambda directory, files: None)
 
 
 def states_are_found_by_being_the_newest(patch: Patch) -> None:
     """What an attempt has left that was never committed is newer than what the round names."""
 
     def version(self: SimulatedStateStore, epoch: int) -> StateVersion:
-        named, found = before(self, epoch), sorted(self.files.names(STATES))
+        named, found = before(self, epoch), sorted(self.files.names(Path(STATES)))
         newest = [[name for name in found if f"-{task:06d}-" in name][-1:] for task in range(len(named.tasks))]
         return StateVersion(tuple(tuple((name, 1) for name in names) for names in newest), named.kind)
 
@@ -316,17 +331,15 @@ def states_are_dropped_before_the_next_are_committed(patch: Patch) -> None:
     before = SimulatedDriver._write_record
 
     def write_record(self: SimulatedDriver, record: Any) -> Iterator[None]:
-        drop_states(self._files, self._coordinator.rounds, record)
+        self._states.drop(sorted(names_in(self._coordinator.rounds.get(record.epoch - 1)) - names_in(record)))
         yield from before(self, record)
 
     patch.setattr(SimulatedDriver, "_write_record", write_record)
 
 
 def states_stay_with_their_task_when_there_is_another_number_of_tasks(patch: Patch) -> None:
-    patch.setattr(
-        SimulatedStates, "adopt", lambda self, layers, share: before(self, layers[share[2] : share[2] + 1], share)
-    )
     before = TaskStates.adopt
+    patch.setattr(TaskStates, "adopt", lambda self, layers, share: before(self, layers[share[2] : share[2] + 1], share))
 
 
 def the_merger_gives_out_a_path_before_the_others_have_reached_it(patch: Patch) -> None:
@@ -355,32 +368,26 @@ def a_commit_is_synced_by_whoever_comes_first_and_again_by_the_next(patch: Patch
 
 
 def a_sinks_log_is_trusted_because_it_can_be_read(patch: Patch) -> None:
-    before = SimulatedJournal.open
+    def sync_in_place(path: Path, length: int, files: FileSystem) -> None:
+        with told(path), files.open(path, OpenMode.WRITE) as file:
+            file.truncate(length)
+            file.sync()
+        fsync_dir(path.parent, files)
 
-    def opened(self: SimulatedJournal, take: Callable[[Entry], object]) -> None:
-        def write_in_place(folder: str, name: str, data: bytes) -> None:
-            self._files.truncate(f"{folder}/{name}", len(data))
-            self._files.sync(f"{folder}/{name}")
-            self._files.sync_directory(folder)
-
-        patched = patch.context()
-        with patched as meanwhile:
-            meanwhile.setattr(self._files, "write_durably", write_in_place)
-            before(self, take)
-
-    patch.setattr(SimulatedJournal, "open", opened)
+    patch.setattr("procession.storage.journal.renew_durably", sync_in_place)
 
 
 def an_output_is_trusted_because_it_has_a_name(patch: Patch) -> None:
-    before = SimulatedFileOutput.__init__
+    before = FileOutput.__init__
 
-    def made(self: SimulatedFileOutput, files: Any, folder: str) -> None:
-        before(self, files, folder)
-        if files.exists(self.path):
-            self._is_named = True
-            files.sync_directory(folder)
+    def made(self: FileOutput, path: Path, files: FileSystem) -> None:
+        is_there = files.exists(path)
+        before(self, path, files)
+        if is_there:
+            self._has_vote = True
+            fsync_dir(path.parent, files)
 
-    patch.setattr(SimulatedFileOutput, "__init__", made)
+    patch.setattr(FileOutput, "__init__", made)
 
 
 def producers_are_admitted_before_the_directory_is_confirmed(patch: Patch) -> None:

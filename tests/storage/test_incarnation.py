@@ -181,7 +181,7 @@ def test_a_tail_is_synced_before_the_log_can_be_used(tmp_path: Path, monkeypatch
     with IngressLog(tmp_path) as log:
         log.append(batch(0, 2))
         with monkeypatch.context() as patched:
-            patched.setattr("procession.storage.log.sync", _failing)
+            patched.setattr("procession.runtime.host_files.sync", _failing)
             with pytest.raises(StorageError, match="Input/output error"):
                 log.sync()
         with pytest.raises(StorageError):
@@ -189,7 +189,7 @@ def test_a_tail_is_synced_before_the_log_can_be_used(tmp_path: Path, monkeypatch
         with pytest.raises(StorageError):
             log.append(batch(2, 2))
     written: list[Path] = []
-    monkeypatch.setattr("procession.storage.durable.fsync_dir", written.append)
+    monkeypatch.setattr("procession.storage.durable.fsync_dir", lambda path, files: written.append(path))
     with IngressLog(tmp_path) as log:
         assert written.count(tmp_path) == 1, "a new file, and its name"
         assert log.end_for(0, LARGE, LARGE) == 2

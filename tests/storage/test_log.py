@@ -411,6 +411,6 @@ def test_a_log_that_is_found_has_its_names_on_disk_before_anything_is_offered(
     take back, with all that was offered from it."""
     IngressLog(tmp_path).close()
     synced: list[Path] = []
-    monkeypatch.setattr("procession.storage.log.fsync_dir", synced.append)
+    monkeypatch.setattr("procession.storage.log.fsync_dir", lambda path, files: synced.append(path))
     IngressLog(tmp_path).close()
     assert synced == [tmp_path]

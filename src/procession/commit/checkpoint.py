@@ -7,14 +7,12 @@ what a replaced driver still writes goes into a copy that nobody reads.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,10 @@ from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
 from procession.format_number import check_format
 from procession.planner.graph import SinkCodec
+from procession.runtime.files import FileSystem, HeldLock, OpenMode
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import CURRENT, claim_damaged, read_claim
-from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all, write_durably
+from procession.storage.durable import fsync_dir, make_directory, storage_error, write_durably
 
 PIPELINE = "pipeline.json"
 FORMAT = 2
@@ -44,6 +44,10 @@ EPOCHS_COPIED = 10
 """A successor needs the last two. Each file costs a sync, and a restart should be quick."""
 
 
+def random_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """One driver's copy. `id` names the pipeline's checkpoint for its life and is part of every transaction id."""
@@ -51,39 +55,40 @@ class Checkpoint:
     root: Path
     id: str
     fence: int
+    files: FileSystem = HOST_FILES
 
     @property
     def directory(self) -> Path:
         return self.root / f"{self.fence:010d}"
 
-    @property
+    @cached_property
     def log(self) -> SparkLog:
-        return SparkLog(self.directory)
+        return SparkLog(self.directory, self.files)
 
     @property
     def rounds(self) -> RoundRecords:
-        return RoundRecords(self.directory / "rounds")
+        return RoundRecords(self.directory / "rounds", self.files)
 
     def check_fence(self) -> None:
         """Raises FencedError if a later driver has taken over."""
-        current = read_claim(self.root)
+        current = read_claim(self.root, self.files)
         if current != self.fence:
             raise fenced(self.fence, current)
 
     @property
     def reserved(self) -> int:
         """The last attempt number that any driver so far may have used."""
-        return read_reserved(self.directory, self.log.committed)
+        return read_reserved(self.directory, self.log.committed, self.files)
 
     def reserve(self, number: int) -> None:
         """Reserve the numbers of attempts up to this one. Raises FencedError if a later driver has taken over: it may
         not have seen this reservation, so the numbers must not be used."""
-        write_reserved(self.directory, number)
+        write_reserved(self.directory, number, self.files)
         self.check_fence()
 
     @property
     def places(self) -> LogLocations:
-        return LogLocations(self.root)
+        return LogLocations(self.root, self.files)
 
     @classmethod
     def claim(
@@ -95,23 +100,24 @@ class Checkpoint:
         endpoints: Mapping[str, str] | None = None,
         codecs: Mapping[str, SinkCodec] | None = None,
         check: Callable[[RoundRecord], None] = lambda last: None,
+        files: FileSystem = HOST_FILES,
+        new_id: Callable[[], str] = random_id,
     ) -> Checkpoint:
         """Claims the pipeline in this directory, or creates it, and fences off every earlier driver. `endpoints` are
         its sources and sinks, as in `Graph.endpoints`; `codecs` are the codecs of its sinks. If `check(last committed
         round)` raises, nothing is claimed, and a running driver continues."""
-        make_directory(root)
-        with open(root / "LOCK", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            document = _identified(root, name, fingerprint, endpoints or {}, codecs or {})
-            checkpoint = cls(root, str(document["id"]), read_claim(root) + 1)
-            if (last := _last_committed(root)) is not None:
+        make_directory(root, files)
+        with closing(_locked(root, files)):
+            document = _identified(root, name, fingerprint, endpoints or {}, codecs or {}, files, new_id)
+            checkpoint = cls(root, str(document["id"]), read_claim(root, files) + 1, files)
+            if (last := _last_committed(root, files)) is not None:
                 check(last)
-            if any(fence >= checkpoint.fence for fence in _copies(root)):
+            if any(fence >= checkpoint.fence for fence in _copies(root, files)):
                 raise claim_damaged(root)
             # Files that are read may not be synced, so they are written again before anything depends on them.
-            write_durably(root / PIPELINE, json.dumps(document).encode())
+            write_durably(root / PIPELINE, json.dumps(document).encode(), files)
             checkpoint.places.renew()
-            write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode())
+            write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode(), files)
         try:
             checkpoint._copy_last()
             checkpoint.log.check()
@@ -126,52 +132,66 @@ class Checkpoint:
         return checkpoint
 
     def _copy_last(self) -> None:
-        complete = _copies(self.root)
+        files, complete = self.files, _copies(self.root, self.files)
         draft = self.root / f"{self.fence:010d}.draft"
-        draft.mkdir()
+        files.make_directory(draft)
         if complete:
             last = self.root / f"{complete[-1]:010d}"
             # Offsets before commits before rounds: a driver that still writes can only add what the later ones explain.
             for part in ("offsets", "commits"):
-                _copy_files(last / part, draft / part)
-            committed = SparkLog(draft).committed
-            SparkLog(draft).tell_decided(committed)
-            _copy_files(last / "rounds", draft / "rounds", up_to=committed)
-            write_reserved(draft, read_reserved(last, committed))
-            if is_whole(last / "metadata"):
-                _copy_file(last / "metadata", draft / "metadata")
-            if not last.exists():
+                _copy_files(last / part, draft / part, files)
+            committed = SparkLog(draft, files).committed
+            SparkLog(draft, files).tell_decided(committed)
+            _copy_files(last / "rounds", draft / "rounds", files, up_to=committed)
+            write_reserved(draft, read_reserved(last, committed, files), files)
+            if is_whole(last / "metadata", files):
+                _copy_file(last / "metadata", draft / "metadata", files)
+            if not files.exists(last):
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
-        fsync_dir(draft)
-        draft.rename(self.directory)
-        fsync_dir(self.root)
+        fsync_dir(draft, files)
+        files.rename(draft, self.directory)
+        fsync_dir(self.root, files)
         for fence in complete[:-1]:
             # Removed by one rename, so that a driver that copies it notices.
             with suppress(OSError):
-                (self.root / f"{fence:010d}").rename(self.root / f"{fence:010d}.draft")
-        for leftover in self.root.glob("[0-9]*.draft"):
-            if int(leftover.stem) < self.fence:  # a later draft belongs to a running successor
-                shutil.rmtree(leftover, ignore_errors=True)
+                files.rename(self.root / f"{fence:010d}", self.root / f"{fence:010d}.draft")
+        for name in files.names(self.root):
+            fence_text = name.removesuffix(".draft")
+            # A later draft belongs to a running successor.
+            if name.endswith(".draft") and fence_text.isdigit() and int(fence_text) < self.fence:
+                files.remove_tree(self.root / name)
 
 
-def _last_committed(root: Path) -> RoundRecord | None:
+def _locked(root: Path, files: FileSystem) -> HeldLock:
+    files.open(root / "LOCK", OpenMode.CREATE).close()
+    return files.lock(root / "LOCK", waits=True)
+
+
+def _last_committed(root: Path, files: FileSystem) -> RoundRecord | None:
     """The record of the last epoch known to be committed. A running driver may be further on."""
-    complete = _copies(root)
+    complete = _copies(root, files)
     if not complete:
         return None
     last = root / f"{complete[-1]:010d}"
-    return RoundRecords(last / "rounds").read(SparkLog(last).committed)
+    return RoundRecords(last / "rounds", files).read(SparkLog(last, files).committed)
 
 
 def _identified(
-    root: Path, name: str, fingerprint: str, endpoints: Mapping[str, str], codecs: Mapping[str, SinkCodec]
+    root: Path,
+    name: str,
+    fingerprint: str,
+    endpoints: Mapping[str, str],
+    codecs: Mapping[str, SinkCodec],
+    files: FileSystem,
+    new_id: Callable[[], str],
 ) -> dict[str, Any]:
     """What the checkpoint says about the pipeline, as it is to be from this claim on."""
     path = root / PIPELINE
-    if not path.exists():
+    if not files.exists(path):
         # Files of a checkpoint, and drafts of a claim that was killed, are allowed.
-        names = [entry.name for entry in root.iterdir()]
-        strangers = [name for name in names if name not in (CURRENT, "LOCK") and not name.endswith(".draft")]
+        strangers = [
+            name for name in files.names(root) if name not in (CURRENT, "LOCK") and not name.endswith(".draft")
+        ]
         if strangers:
             raise ConfigError(
                 f"{root} is not empty and not a checkpoint (it holds {strangers[0]!r})",
@@ -180,13 +200,13 @@ def _identified(
         made = {
             "format": FORMAT,
             "name": name,
-            "id": uuid.uuid4().hex[:12],
+            "id": new_id(),
             "fingerprint": fingerprint,
             "doors": dict(endpoints),
         }
         made |= {"codecs": {sink: codec.name for sink, codec in codecs.items()}}
-        write_durably(path, json.dumps(made).encode())
-    found = read_pipeline(root)
+        write_durably(path, json.dumps(made).encode(), files)
+    found = read_pipeline(root, files)
     try:
         known, shape = str(found["name"]), str(found["fingerprint"])
         known_endpoints = {
@@ -217,12 +237,12 @@ def _endpoint(name: str, what: str) -> str:
     return name if " " in name else f"{what.partition(' ')[0]} {name}"
 
 
-def read_pipeline(root: Path) -> dict[str, Any]:
+def read_pipeline(root: Path, files: FileSystem = HOST_FILES) -> dict[str, Any]:
     """What a checkpoint says about its pipeline, with its `id`. Raises StorageError if a later version made it, or if
     it is damaged, and FileNotFoundError if there is none."""
     path = root / PIPELINE
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(files.read(path))
         check_format(path, found.get("format", 1), FORMAT)
         return {**found, "id": str(found["id"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -273,31 +293,35 @@ def _other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Map
     )
 
 
-def _copies(root: Path) -> list[int]:
+def _copies(root: Path, files: FileSystem) -> list[int]:
     """The fences of the drivers that have a complete copy here."""
-    return sorted(int(path.name) for path in root.glob("[0-9]*") if path.name.isdigit())
+    return sorted(_numbered(root, files))
 
 
-def _copy_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
-    target.mkdir()
-    named = {int(path.name): path for path in source.glob("[0-9]*") if path.name.isdigit()}
+def _numbered(directory: Path, files: FileSystem) -> dict[int, Path]:
+    try:
+        return {int(name): directory / name for name in files.names(directory) if name.isdigit()}
+    except FileNotFoundError:
+        return {}
+
+
+def _copy_files(source: Path, target: Path, files: FileSystem, *, up_to: int | None = None) -> None:
+    files.make_directory(target)
+    named = _numbered(source, files)
     # Spark does not sync: a power cut may leave its newest file torn. Nothing was built on a file that we did not sync.
-    while named and not is_whole(named[max(named)]):
+    while named and not is_whole(named[max(named)], files):
         del named[max(named)]
     for epoch in sorted(epoch for epoch in named if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
-        _copy_file(named[epoch], target / named[epoch].name)
-    fsync_dir(target)
+        _copy_file(named[epoch], target / named[epoch].name, files)
+    fsync_dir(target, files)
 
 
-def _copy_file(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path, files: FileSystem) -> None:
     try:
-        data = source.read_bytes()
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            write_all(descriptor, data, 0)
-            sync(descriptor)
-        finally:
-            os.close(descriptor)
+        data = files.read(source)
+        with files.open(target, OpenMode.NEW) as file:
+            file.write(0, data)
+            file.sync()
     except FileNotFoundError:
         pass  # Spark purges its oldest files while we copy; only the newest matter
     except OSError as error:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from procession.errors import StorageError
 from procession.format_number import check_format
-from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import fsync_dir, make_if_missing, storage_error, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 
 FOLDER = "gateways"
@@ -26,8 +28,9 @@ GATEWAY = "GATEWAY"
 class LogLocations:
     """Read from disk once. Drivers that share a checkpoint, for a moment, write the same."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: FileSystem = HOST_FILES) -> None:
         self._root = root
+        self._files = files
         self._folder = root / FOLDER
         self._known = self._load()
 
@@ -55,19 +58,28 @@ class LogLocations:
 
     def _write(self, gateway: str, place: LogLocation) -> None:
         if gateway not in self._known:
-            self._folder.mkdir(exist_ok=True)
-            fsync_dir(self._root)
-        write_durably(self._folder / f"{gateway}.json", json.dumps({"format": FORMAT, **asdict(place)}).encode())
+            make_if_missing(self._folder, self._files)
+            fsync_dir(self._root, self._files)
+        data = json.dumps({"format": FORMAT, **asdict(place)}).encode()
+        write_durably(self._folder / f"{gateway}.json", data, self._files)
 
     def _first_identity(self, gateway: str) -> str | None:
         path = self._root / GATEWAY
-        return path.read_text() if gateway == FIRST_GATEWAY and path.exists() else None
+        return self._files.read(path).decode() if gateway == FIRST_GATEWAY and self._files.exists(path) else None
+
+    def _paths(self) -> list[Path]:
+        try:
+            return sorted(self._folder / name for name in self._files.names(self._folder) if name.endswith(".json"))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(self._folder, "read", error) from error
 
     def _load(self) -> dict[str, LogLocation]:
         found = {}
-        for path in sorted(self._folder.glob("*.json")):
+        for path in self._paths():
             try:
-                document = json.loads(path.read_bytes())
+                document = json.loads(self._files.read(path))
                 check_format(path, document.pop("format", 1), FORMAT)
                 found[path.stem] = LogLocation(**document)
             except OSError as error:

@@ -23,6 +23,8 @@ from pathlib import Path
 from procession.commit.round_files import RoundRecords, read_reserved
 from procession.commit.round_record import RoundRecord, last_round
 from procession.commit.spark_log import SparkLog
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,14 @@ class RecoveredRounds:
         return self.rounds.get(self.committed)
 
 
-def recover(directory: Path) -> RecoveredRounds:
+def recover(directory: Path, files: FileSystem = HOST_FILES) -> RecoveredRounds:
     """Reads a copy of the checkpoint. Raises StorageError if a driver cannot go on from it."""
-    log = SparkLog(directory)
+    log = SparkLog(directory, files)
     log.check()
     offered, committed = log.offered, log.committed
-    found = RoundRecords(directory / "rounds").read_all()
+    found = RoundRecords(directory / "rounds", files).read_all()
     rounds = {epoch: record for epoch, record in found.items() if epoch <= committed}
     last_round(rounds, committed)
     return RecoveredRounds(
-        committed, offered if offered > committed else None, rounds, read_reserved(directory, committed)
+        committed, offered if offered > committed else None, rounds, read_reserved(directory, committed, files)
     )

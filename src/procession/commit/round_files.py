@@ -15,19 +15,21 @@ from pathlib import Path
 from procession.commit.round_record import ROUNDS_KEPT, RoundRecord
 from procession.errors import StorageError
 from procession.format_number import check_format
-from procession.storage.durable import fsync_dir, write_durably
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import fsync_dir, remove, write_durably
 from procession.storage.state_version import StateVersion
 
 ATTEMPTS = "attempts.json"
 ATTEMPTS_FORMAT = 1
 
 
-def read_reserved(directory: Path, committed: int) -> int:
+def read_reserved(directory: Path, committed: int, files: FileSystem = HOST_FILES) -> int:
     """The last number that a driver of this copy of the checkpoint may have used. A copy that was made before attempts
     were numbered has no file: its transactions carry epochs instead, none above the one after `committed`."""
     path = directory / ATTEMPTS
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(files.read(path))
         check_format(path, found["format"], ATTEMPTS_FORMAT)
         return int(found["reserved"])
     except FileNotFoundError:
@@ -38,28 +40,30 @@ def read_reserved(directory: Path, committed: int) -> int:
         ) from error
 
 
-def write_reserved(directory: Path, number: int) -> None:
+def write_reserved(directory: Path, number: int, files: FileSystem = HOST_FILES) -> None:
     """Durable when this returns."""
-    write_durably(directory / ATTEMPTS, json.dumps({"format": ATTEMPTS_FORMAT, "reserved": number}).encode())
+    data = json.dumps({"format": ATTEMPTS_FORMAT, "reserved": number}).encode()
+    write_durably(directory / ATTEMPTS, data, files)
 
 
 class RoundRecords:
     """The records of a checkpoint, one file per epoch."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: FileSystem = HOST_FILES) -> None:
         self.directory = directory
+        self._files = files
 
     def write(self, record: RoundRecord) -> None:
         """Durable when this returns."""
-        if not self.directory.exists():
-            self.directory.mkdir()
-            fsync_dir(self.directory.parent)
-        write_durably(self._path(record.epoch), record.to_json())
+        if not self._files.exists(self.directory):
+            self._files.make_directory(self.directory)
+            fsync_dir(self.directory.parent, self._files)
+        write_durably(self._path(record.epoch), record.to_json(), self._files)
 
     def read(self, epoch: int) -> RoundRecord | None:
         path = self._path(epoch)
         try:
-            return RoundRecord.from_json(path.read_bytes(), path)
+            return RoundRecord.from_json(self._files.read(path), path)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -88,8 +92,7 @@ class RoundRecords:
         return record
 
     def read_all(self) -> dict[int, RoundRecord]:
-        epochs = sorted(int(path.name) for path in self.directory.glob("[0-9]*") if path.name.isdigit())
-        return {epoch: record for epoch in epochs if (record := self.read(epoch)) is not None}
+        return {epoch: record for epoch in self._epochs() if (record := self.read(epoch)) is not None}
 
     def positions(self, upto: int) -> dict[int, int]:
         """The last committed message id of each stream, as far as the records that are kept up to this epoch say."""
@@ -100,9 +103,15 @@ class RoundRecords:
 
     def drop_before(self, epoch: int) -> None:
         """Deletes records that are confirmed and older than ROUNDS_KEPT."""
-        for path in self.directory.glob("[0-9]*"):
-            if path.name.isdigit() and int(path.name) < epoch - ROUNDS_KEPT:
-                path.unlink(missing_ok=True)
+        for known in self._epochs():
+            if known < epoch - ROUNDS_KEPT:
+                remove(self._path(known), self._files)
+
+    def _epochs(self) -> list[int]:
+        try:
+            return sorted(int(name) for name in self._files.names(self.directory) if name.isdigit())
+        except FileNotFoundError:
+            return []
 
     def _path(self, epoch: int) -> Path:
         return self.directory / f"{epoch:020d}"

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from procession.errors import RoundError, StorageError
+from procession.runtime.files import FileSystem, OpenMode
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import fsync_dir, storage_error, write_durably
 from procession.storage.log_ranges import LogOffset, read_offsets
 
@@ -32,26 +33,29 @@ of the same driver, and a successor writes its own."""
 class SparkLog:
     """Reads the files that Spark writes, and makes them durable."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: FileSystem = HOST_FILES) -> None:
         self.directory = directory
+        self._files = files
+        self._named: set[str] = set()
+        """Folders whose names this process has synced."""
 
     @property
     def offered(self) -> int:
         """The last epoch whose range is fixed, or -1."""
-        return _newest(self.directory / "offsets")
+        return next(iter(_epochs(self.directory / "offsets", self._files)), -1)
 
     @property
     def committed(self) -> int:
         """The last epoch whose decision is commit, or -1."""
         folder = self.directory / "commits"
-        return next((epoch for epoch in _epochs(folder) if is_whole(folder / str(epoch))), -1)
+        return next((epoch for epoch in _epochs(folder, self._files) if self._is_whole("commits", epoch)), -1)
 
     @property
     def offsets(self) -> dict[str, LogOffset]:
         """The end of the last offered epoch at each gateway. Empty if none was offered."""
         path = self.directory / "offsets" / str(self.offered)
         try:
-            return read_offsets(json.loads(path.read_text().splitlines()[-1]))
+            return read_offsets(json.loads(self._files.read(path).splitlines()[-1]))
         except FileNotFoundError:
             return {}
         except (ValueError, IndexError, AttributeError, TypeError) as error:
@@ -79,7 +83,8 @@ class SparkLog:
     def tell_decided(self, epoch: int) -> None:
         path = self.directory / DECIDED
         try:
-            path.write_text(str(epoch))
+            with self._files.open(path, OpenMode.REPLACE) as file:
+                file.write(0, b"%d" % epoch)
         except OSError as error:
             raise storage_error(path, "write", error) from error
 
@@ -87,7 +92,7 @@ class SparkLog:
     def decided(self) -> int:
         """The last epoch whose commit the driver has made durable, or -1."""
         try:
-            return int((self.directory / DECIDED).read_text())
+            return int(self._files.read(self.directory / DECIDED))
         except (OSError, ValueError):  # not there, or just being written
             return -1
 
@@ -104,42 +109,42 @@ class SparkLog:
 
     def is_committed(self, epoch: int) -> bool:
         # Old files are purged, so a later one counts too; the usual case costs one look.
-        return is_whole(self.directory / "commits" / str(epoch)) or self.committed >= epoch
+        return self._is_whole("commits", epoch) or self.committed >= epoch
 
     async def until_committed(self, epoch: int) -> None:
         """Returns when `commits/N` is there. Spark renames it into place, so one that is not whole is damaged; for a
         successor it does not exist."""
         path = self.directory / "commits" / str(epoch)
-        while not path.exists():  # noqa: ASYNC110  (Spark sends no signal)
+        while not self._files.exists(path):  # noqa: ASYNC110  (Spark sends no signal)
             await asyncio.sleep(POLL_S)
         if not self.is_committed(epoch):
             raise StorageError(f"{path} is there but not whole: epoch {epoch} is not committed.", path=str(path))
 
+    def _is_whole(self, part: str, epoch: int) -> bool:
+        return is_whole(self.directory / part / str(epoch), self._files)
+
     def _renew(self, part: str, epoch: int) -> None:
         path = self.directory / part / str(epoch)
         try:
-            data = path.read_bytes()
+            data = self._files.read(path)
         except OSError as error:
             raise storage_error(path, "read", error) from error
         if not _is_all(data, part):
             raise StorageError(f"{path} is there but not whole.", path=str(path))
-        write_durably(path, data)
-        if path.parent not in _named:
-            fsync_dir(self.directory)  # the folder itself is made once
-            _named.add(path.parent)
+        write_durably(path, data, self._files)
+        if part not in self._named:
+            fsync_dir(self.directory, self._files)  # the folder itself is made once
+            self._named.add(part)
 
-
-_named: set[Path] = set()
-"""Directories whose entries this process has synced."""
 
 LINES = {"offsets": 3, "commits": 2}
 """A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
 
 
-def is_whole(path: Path) -> bool:
+def is_whole(path: Path, files: FileSystem = HOST_FILES) -> bool:
     """Whether a file of Spark's is complete: it has its lines, and the last one is a JSON object."""
     try:
-        return _is_all(path.read_bytes(), path.parent.name)
+        return _is_all(files.read(path), path.parent.name)
     except OSError:
         return False
 
@@ -152,13 +157,9 @@ def _is_all(data: bytes, part: str) -> bool:
         return False
 
 
-def _epochs(directory: Path) -> list[int]:
+def _epochs(directory: Path, files: FileSystem) -> list[int]:
     """The newest first."""
     try:
-        return sorted((int(name) for name in os.listdir(directory) if name.isdigit()), reverse=True)
+        return sorted((int(name) for name in files.names(directory) if name.isdigit()), reverse=True)
     except FileNotFoundError:
         return []
-
-
-def _newest(directory: Path) -> int:
-    return next(iter(_epochs(directory)), -1)

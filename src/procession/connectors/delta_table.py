@@ -23,7 +23,8 @@ from procession.connectors.object_store import LocalStore, local_path, open_stor
 from procession.connectors.object_store_remote import missing_package, storage_options, store_error
 from procession.connectors.parquet_output import FILE_BYTES, LakeTable, LakeToken, Upload, transaction_number
 from procession.errors import ConfigError, DiskError, StorageError
-from procession.storage.durable import fsync_dir, storage_error, sync
+from procession.runtime.host_files import sync
+from procession.storage.durable import fsync_dir, storage_error
 
 try:
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction

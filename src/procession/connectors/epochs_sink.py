@@ -19,10 +19,11 @@ import structlog
 from procession import faults
 from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError, UsageError
+from procession.runtime.host_files import sync
 from procession.sdk.output import Output
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
 from procession.sdk.transaction_log import Transaction
-from procession.storage.durable import fsync_dir, storage_error, sync
+from procession.storage.durable import fsync_dir, storage_error
 from procession.tls import ServerTls
 
 SUFFIX = ".data"

@@ -8,33 +8,35 @@ may not be on disk.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from procession.errors import StorageError
+from procession.runtime.files import FileSystem, OpenFile, OpenMode
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.output import OpenOutput, Output
 from procession.sdk.payloads import Payloads
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
 from procession.sdk.transaction_log import Transaction
-from procession.storage.durable import fsync_dir, storage_error, sync, write_all
+from procession.storage.durable import fsync_dir, remove, storage_error
 from procession.tls import ServerTls
 
 
 class FileOutput(Output):
     """An output in one file, written in place. Its transaction log says what is committed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
+        self._files = files
         self._has_vote = False
-        self._descriptor = self._opened()
+        self._file = self._opened()
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         end = max(committed_end, prepared.end if prepared else 0)
         if not self._has_vote and not end:
             self._make_anew()
         self._has_vote = True
-        size = os.fstat(self._descriptor).st_size
+        size = self._file.size
         if size < end:
             raise StorageError(
                 f"{self.path} has {size} bytes, but {end} were promised.",
@@ -45,13 +47,13 @@ class FileOutput(Output):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         try:
-            write_all(self._descriptor, Payloads.of(payloads).joined, position)
+            self._file.write(position, Payloads.of(payloads).joined)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
     def prepare(self, transaction: Transaction) -> None:
         try:
-            sync(self._descriptor, is_data_only=True)
+            self._file.sync(is_data_only=True)
         except OSError as error:
             raise storage_error(self.path, "sync", error) from error
 
@@ -62,11 +64,11 @@ class FileOutput(Output):
         self._cut(transaction.start)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
-    def _opened(self) -> int:
+    def _opened(self) -> OpenFile:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            return self._files.open(self.path, OpenMode.CREATE)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
 
@@ -74,17 +76,17 @@ class FileOutput(Output):
         """Create the file again, because an earlier process may have failed to sync its directory entry.
 
         Without a vote there is no proof that the entry is on disk."""
-        os.close(self._descriptor)
+        self._file.close()
         try:
-            self.path.unlink(missing_ok=True)
+            remove(self.path, self._files)
         except OSError as error:
             raise storage_error(self.path, "remove", error) from error
-        self._descriptor = self._opened()
-        fsync_dir(self.path.parent)
+        self._file = self._opened()
+        fsync_dir(self.path.parent, self._files)
 
     def _cut(self, end: int) -> None:
         try:
-            os.ftruncate(self._descriptor, end)
+            self._file.truncate(end)
         except OSError as error:
             raise storage_error(self.path, "truncate", error) from error
 
@@ -94,7 +96,7 @@ class RepeatableFileOutput(FileOutput):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         data = bytes(Payloads.of(payloads).joined)
-        before = os.pread(self._descriptor, len(data), position)
+        before = self._file.read(len(data), position)
         if before != data[: len(before)]:
             raise StorageError(
                 f"{self.path} gets other bytes at position {position} than before: the pipeline is not deterministic.",

@@ -14,7 +14,8 @@ from types import TracebackType
 from pyiceberg.io import OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from procession.storage.durable import fsync_dir, make_directory, storage_error, sync
+from procession.runtime.host_files import sync
+from procession.storage.durable import fsync_dir, make_directory, storage_error
 
 
 class DurableFileIO(PyArrowFileIO):

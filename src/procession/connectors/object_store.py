@@ -19,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from procession.errors import UsageError
-from procession.storage.durable import fsync_dir, make_directory, renew_durably, storage_error, sync, write_durably
+from procession.runtime.host_files import sync
+from procession.storage.durable import fsync_dir, make_directory, renew_durably, storage_error, write_durably
 
 HIDDEN = "_procession"
 """Folder for what readers must not see. Spark, pandas, pyarrow and DuckDB's `*.parquet` pass over it."""
@@ -136,7 +137,7 @@ class LocalStore(ObjectStore):
         except OSError as error:
             raise storage_error(path, "read", error) from error
         # Readers of a directory take every file whose name does not begin with a dot or an underscore.
-        renew_durably(path, length, path.with_name(f".{path.name}.{os.getpid()}.draft"))
+        renew_durably(path, length, draft=path.with_name(f".{path.name}.{os.getpid()}.draft"))
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
         try:

@@ -6,14 +6,15 @@ Invariant: the file has the bytes of one open transaction and nothing else. Used
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from procession.errors import StorageError
+from procession.runtime.files import FileSystem, OpenFile, OpenMode
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.payloads import Payloads
 from procession.sdk.transaction_log import Transaction
-from procession.storage.durable import fsync_dir, storage_error, sync, write_all
+from procession.storage.durable import fsync_dir, remove, storage_error
 
 READ_BYTES = 1024 * 1024
 
@@ -21,17 +22,18 @@ READ_BYTES = 1024 * 1024
 class PendingFile:
     """The file at `path`, which exists while a transaction has bytes. Positions are those of the output."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._files = files
+        self._file: OpenFile | None = None
         self._start = 0
 
     def keep(self, transaction: Transaction) -> bool:
         """Recover: keep only the transaction's bytes. Return False if there is no file."""
         self.close()
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR)
-            size = os.fstat(self._descriptor).st_size
+            self._file = self._files.open(self.path, OpenMode.WRITE)
+            size = self._file.size
         except FileNotFoundError:
             return transaction.start == transaction.end
         except OSError as error:
@@ -51,38 +53,38 @@ class PendingFile:
         """Remove the file."""
         self.close()
         try:
-            self.path.unlink(missing_ok=True)
+            remove(self.path, self._files)
         except OSError as error:
             raise storage_error(self.path, "remove", error) from error
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         """Append bytes. The first ones after `drop` set the start of the transaction."""
-        if self._descriptor is None:
+        if self._file is None:
             self._start = position
-            self._descriptor = self._made()
+            self._file = self._made()
         try:
-            write_all(self._descriptor, Payloads.of(payloads).joined, position - self._start)
+            self._file.write(position - self._start, Payloads.of(payloads).joined)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
     def sync(self) -> None:
         """Make the bytes and the directory entry durable. Create an empty file if there is none."""
-        if self._descriptor is None:
-            self._descriptor = self._made()
+        if self._file is None:
+            self._file = self._made()
         try:
-            sync(self._descriptor)
+            self._file.sync()
         except OSError as error:
             raise storage_error(self.path, "sync", error) from error
-        fsync_dir(self.path.parent)
+        fsync_dir(self.path.parent, self._files)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the bytes [start, end), in chunks."""
         if start == end:
             return
-        assert self._descriptor is not None
+        assert self._file is not None
         while start < end:
             try:
-                piece = os.pread(self._descriptor, min(READ_BYTES, end - start), start - self._start)
+                piece = self._file.read(min(READ_BYTES, end - start), start - self._start)
             except OSError as error:
                 raise storage_error(self.path, "read", error) from error
             if not piece:
@@ -95,19 +97,19 @@ class PendingFile:
             yield piece
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _made(self) -> int:
+    def _made(self) -> OpenFile:
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            return self._files.open(self.path, OpenMode.REPLACE)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
 
     def _cut(self, length: int) -> None:
-        assert self._descriptor is not None
+        assert self._file is not None
         try:
-            os.ftruncate(self._descriptor, length)
+            self._file.truncate(length)
         except OSError as error:
             raise storage_error(self.path, "truncate", error) from error

@@ -7,60 +7,64 @@ Invariant: each file is replaced as a whole, and is on disk when the call return
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from procession.gateway.snapshot import Snapshot, decode_snapshot, encode_snapshot
-from procession.storage.durable import storage_error, write_durably
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import read_if_there, storage_error, write_durably
 from procession.storage.flight_reader import IDENTITY, read_identity, written_identity
 
 SNAPSHOT = "positions.json"
 MEMBERS = "gateways.json"
 
 
-def save_snapshot(directory: Path, snapshot: Snapshot) -> None:
-    write_durably(directory / SNAPSHOT, encode_snapshot(snapshot))
+def save_snapshot(directory: Path, snapshot: Snapshot, files: FileSystem = HOST_FILES) -> None:
+    write_durably(directory / SNAPSHOT, encode_snapshot(snapshot), files)
 
 
-def load_snapshot(directory: Path) -> Snapshot | None:
+def load_snapshot(directory: Path, files: FileSystem = HOST_FILES) -> Snapshot | None:
     """The last snapshot. None: nothing was ever committed. Raises StorageError if it is damaged."""
-    data = _read(directory / SNAPSHOT)
+    data = read_if_there(directory / SNAPSHOT, files)
     return None if data is None else decode_snapshot(data, directory / SNAPSHOT)
 
 
-def find_identity(directory: Path) -> str | None:
+def random_identity() -> str:
+    return uuid.uuid4().hex
+
+
+def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None:
     """The identity of this directory. A directory that replaces it has another one. None: it is new."""
     path = directory / IDENTITY
     try:
-        return read_identity(directory) if path.exists() else None
+        return read_identity(directory, files) if files.exists(path) else None
     except OSError as error:
         raise storage_error(path, "read", error) from error
 
 
-def keep_identity(directory: Path, found: str | None) -> str:
+def keep_identity(
+    directory: Path,
+    found: str | None,
+    files: FileSystem = HOST_FILES,
+    new_identity: Callable[[], str] = random_identity,
+) -> str:
     """Creates an identity if there is none. Writes an existing one again, because an earlier process may have crashed
     before its sync."""
-    identity = found if found is not None else uuid.uuid4().hex
-    write_durably(directory / IDENTITY, written_identity(identity))
+    identity = found if found is not None else new_identity()
+    write_durably(directory / IDENTITY, written_identity(identity), files)
     return identity
 
 
 class MemberFile:
     """The leader's file of the gateways that belong to the pipeline."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = directory / MEMBERS
+        self._files = files
 
     def load(self) -> bytes | None:
-        return _read(self.path)
+        return read_if_there(self.path, self._files)
 
     def save(self, document: bytes) -> None:
-        write_durably(self.path, document)
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise storage_error(path, "read", error) from error
+        write_durably(self.path, document, self._files)

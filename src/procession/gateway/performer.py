@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,7 +54,7 @@ class GatewayPerformer:
             found = recover(config)
             renew(config.directory, found)
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         self.is_confirmed = found.is_confirmed
         """Whether producers may open streams. From a pipeline that no driver has claimed, nothing was ever offered. For

@@ -23,6 +23,8 @@ from procession.gateway import retired_file
 from procession.gateway.gateway_directory import find_identity, load_snapshot, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.snapshot import Snapshot
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import read_claim
 from procession.storage.durable import write_durably
 
@@ -45,18 +47,18 @@ class RecoveredGateway:
     """First sequence of the log of arrivals that is needed."""
 
 
-def recover(config: GatewayConfig) -> RecoveredGateway:
+def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:
     """Reads the directory. Raises StorageError if a file is damaged, ConfigError if it was begun in another order."""
-    found = load_snapshot(config.directory)
+    found = load_snapshot(config.directory, files)
     snapshot = found or Snapshot()
-    _check_order(config, snapshot)
+    _check_order(config, snapshot, files)
     retired = b""
     if snapshot.retired is not None:
-        retired = retired_file.read(config.directory, snapshot.retired)
+        retired = retired_file.read(config.directory, snapshot.retired, files)
         snapshot = replace(snapshot, retired=snapshot.retired._replace(number=snapshot.retired.number + 1))
-    identity = find_identity(config.directory)
+    identity = find_identity(config.directory, files)
     # A checkpoint on another machine cannot be read: there a new directory counts as unclaimed.
-    is_confirmed = identity is None and (config.checkpoint is None or not read_claim(config.checkpoint))
+    is_confirmed = identity is None and (config.checkpoint is None or not read_claim(config.checkpoint, files))
     if config.declared is None:
         log_start = snapshot.end_sequence
     else:
@@ -64,18 +66,18 @@ def recover(config: GatewayConfig) -> RecoveredGateway:
     return RecoveredGateway(snapshot, retired, found is None, identity, is_confirmed, log_start)
 
 
-def renew(directory: Path, found: RecoveredGateway) -> None:
+def renew(directory: Path, found: RecoveredGateway, files: FileSystem = HOST_FILES) -> None:
     """Writes the snapshot and its retired streams into new files, and removes files that it does not name."""
     if found.is_new:
         return
     if found.snapshot.retired is not None:
-        write_durably(retired_file.path_of(directory, found.snapshot.retired.number), found.retired)
-    save_snapshot(directory, found.snapshot)
-    retired_file.remove_others(directory, found.snapshot.retired)
+        write_durably(retired_file.path_of(directory, found.snapshot.retired.number), found.retired, files)
+    save_snapshot(directory, found.snapshot, files)
+    retired_file.remove_others(directory, found.snapshot.retired, files)
 
 
-def _check_order(config: GatewayConfig, found: Snapshot) -> None:
-    if config.declared is None and config.ordered_directory.exists():
+def _check_order(config: GatewayConfig, found: Snapshot, files: FileSystem) -> None:
+    if config.declared is None and files.exists(config.ordered_directory):
         was, now = "event time", "arrival"
     elif config.declared is not None and found.end_sequence and found.point is None:
         was, now = "arrival", "event time"

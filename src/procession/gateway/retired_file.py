@@ -6,53 +6,53 @@ Invariant: a write is on disk before the snapshot that relies on it, and a start
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from procession.errors import StorageError
 from procession.gateway.retired_streams import Mark, Retiring, checked
-from procession.storage.durable import storage_error, sync, write_all, write_durably
+from procession.runtime.files import FileSystem, OpenMode
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import storage_error, write_durably
 
-NAMES = "retired-*.streams"
+PREFIX, SUFFIX = "retired-", ".streams"
 
 
 def path_of(directory: Path, number: int) -> Path:
-    return directory / f"retired-{number:010d}.streams"
+    return directory / f"{PREFIX}{number:010d}{SUFFIX}"
 
 
-def write(directory: Path, retiring: Retiring) -> None:
+def write(directory: Path, retiring: Retiring, files: FileSystem = HOST_FILES) -> None:
     """On disk when this returns. A snapshot may count on it only then."""
     assert retiring.mark is not None
     path = path_of(directory, retiring.mark.number)
     if retiring.position == 0:
-        write_durably(path, retiring.data)
+        write_durably(path, retiring.data, files)
         return
     try:
-        descriptor = os.open(path, os.O_WRONLY)
-        try:
-            write_all(descriptor, retiring.data, retiring.position)
-            sync(descriptor)
-        finally:
-            os.close(descriptor)
+        with files.open(path, OpenMode.WRITE) as file:
+            file.write(retiring.position, retiring.data)
+            file.sync()
     except OSError as error:
         raise storage_error(path, "write", error) from error
 
 
-def remove_others(directory: Path, mark: Mark | None) -> None:
+def remove_others(directory: Path, mark: Mark | None, files: FileSystem = HOST_FILES) -> None:
     """Remove the files that the snapshot does not name. One that stays is removed by the next start."""
-    for path in directory.glob(NAMES):
-        if mark is None or path != path_of(directory, mark.number):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+    kept = None if mark is None else path_of(directory, mark.number).name
+    with suppress(OSError):
+        for name in files.names(directory):
+            if name.startswith(PREFIX) and name.endswith(SUFFIX) and name != kept:
+                with suppress(OSError):
+                    files.remove(directory / name)
 
 
-def read(directory: Path, mark: Mark) -> bytes:
+def read(directory: Path, mark: Mark, files: FileSystem = HOST_FILES) -> bytes:
     """What the snapshot counts on. StorageError if it is not all there."""
     path = path_of(directory, mark.number)
     try:
-        with open(path, "rb") as file:
-            data = file.read(mark.length)
+        with files.open(path) as file:
+            data = file.read(mark.length, 0)
     except FileNotFoundError:
         raise damaged(path, "it is not there") from None
     except OSError as error:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from procession.errors import StorageError
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.transaction_log import Transaction, TransactionLog
 
 
@@ -39,8 +41,9 @@ def recover(txnlog: TransactionLog) -> RecoveredOutput:
     return RecoveredOutput(txnlog.committed_end, next(iter(txnlog.prepared), None))
 
 
-def remove_drafts(directory: Path) -> None:
+def remove_drafts(directory: Path, files: FileSystem = HOST_FILES) -> None:
     """Removes what a replacement left that a crash cut short: the file that it was for is whole."""
-    for draft in directory.glob("*.draft"):
-        if draft.suffixes[-3:-2] in ([".txnlog"], [".json"]):
-            draft.unlink()
+    for name in files.names(directory):
+        suffixes = Path(name).suffixes
+        if name.endswith(".draft") and suffixes[-3:-2] in ([".txnlog"], [".json"]):
+            files.remove(directory / name)

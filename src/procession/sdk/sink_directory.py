@@ -86,7 +86,7 @@ class SinkDirectory:
             self._announce({"event": "listening", **facts})
 
     def close(self) -> None:
-        os.close(self._lock)
+        self._lock.close()
 
     def _decided(self, instance: str, transaction: Transaction, commit: bool) -> None:
         assert self._announce

@@ -26,6 +26,8 @@ import structlog
 from procession import faults
 from procession.errors import StorageError
 from procession.format_number import check_format
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.journal import Entry, Journal, JournalTail, read_journal
 
 FORMAT = 2
@@ -97,14 +99,20 @@ class TransactionLog:
     """The sink's own log. `open` it before anything else."""
 
     def __init__(
-        self, path: Path, *, entries_max: int = ENTRIES_MAX, transactions_kept: int = TRANSACTIONS_KEPT
+        self,
+        path: Path,
+        *,
+        entries_max: int = ENTRIES_MAX,
+        transactions_kept: int = TRANSACTIONS_KEPT,
+        files: FileSystem = HOST_FILES,
     ) -> None:
         if entries_max < 4 * transactions_kept:
             raise ValueError("a log of so few entries cannot keep so many transactions, and become shorter")
         self.path = path
         self._entries_max = entries_max
         self._transactions_kept = transactions_kept
-        self._journal = Journal(path)
+        self._files = files
+        self._journal = Journal(path, files)
         self._ledger = TransactionStates()
 
     @property
@@ -134,7 +142,7 @@ class TransactionLog:
         """Replace the log, if it is long, by a shorter one with the same content. Called between two transactions."""
         if self._ledger.entries < self._entries_max:
             return
-        entries = compacted(self._read(), self._transactions_kept)
+        entries = compacted(read_journal(self.path, self._files), self._transactions_kept)
         faults.point("sink:before-compact")
         if entries is None:
             log.warning("sink.log_gap", path=str(self.path))
@@ -146,9 +154,6 @@ class TransactionLog:
 
     def close(self) -> None:
         self._journal.close()
-
-    def _read(self) -> Iterable[Entry]:
-        return read_journal(self.path)
 
     def _append(self, entry: Entry) -> None:
         if not self._ledger.entries:

@@ -9,7 +9,12 @@ succeeds without writing it. Processes use it through `disk_calls`; `oracle` rea
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from procession.sim.randomness import Randomness
+
+if TYPE_CHECKING:
+    from procession.sim.simulated_process import SimulatedProcess
 
 
 class File:
@@ -27,6 +32,19 @@ class File:
         self.data = data
         if self.lost is not None:
             self.lost = {at for at in self.lost if at < len(data) and not start <= at < end}
+
+    def write_at(self, position: int, data: bytes) -> None:
+        """Overwrite from `position` on. Zeros fill a gap before it."""
+        old, end = self.data, position + len(data)
+        if position > len(old):
+            position, data = len(old), bytes(position - len(old)) + data
+        self.write(old[:position] + data + old[end:], position, end)
+
+    def truncate(self, length: int) -> None:
+        if length > len(self.data):
+            self.write_at(length, b"")
+        else:
+            self.write(self.data[:length], length, length)
 
     def sync(self) -> None:
         self.durable = self._written() if self.lost else self.data
@@ -118,10 +136,18 @@ class Disk:
         self.is_full = False
         self.fsync_failures = 0
         """Number of the next syncs that fail."""
+        self.locks: dict[File | Directory, SimulatedProcess] = {}
+        """Who holds the lock of a file or directory. The lock of a dead process is free."""
         self.syncs = 0
         """Counts changes of durable content, so that readers can skip unchanged disks."""
         self._found: dict[str, Directory] = {}
         """Directories by their paths, as long as none is moved."""
+
+    def fails_to_sync(self) -> bool:
+        """Whether the sync that is made now fails."""
+        is_failing = self.fsync_failures > 0
+        self.fsync_failures -= is_failing
+        return is_failing
 
     def directory(self, path: str) -> Directory | None:
         return self._found.get(path) or self._find(path)

@@ -8,6 +8,7 @@ epoch is finished, `commits/N` before phase 2, and the fence is read again betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
@@ -30,14 +31,16 @@ from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
 from procession.sim.network import Endpoint
-from procession.sim.oracle import InvariantViolation
+from procession.sim.oracle import STATES, InvariantViolation
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
+from procession.sim.simulated_files import SimulatedFileSystem, is_injected
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
-from procession.sim.simulated_states import drop_states, make_and_sweep
+from procession.sim.simulated_states import names_in
 from procession.sim.simulated_tasks import SimulatedEpoch
 from procession.storage.log_ranges import LogOffset
+from procession.storage.state_store import StateStore
 
 if TYPE_CHECKING:
     from procession.sim.simulated_spark import Spark
@@ -62,6 +65,7 @@ class SimulatedDriver(SimulatedProcess):
         super().__init__(site, DRIVER, machine)
         self._files = Files(self, machine.disk)
         self.checkpoint = SimulatedCheckpoint(self._files)
+        self._states = StateStore(Path(STATES), SimulatedFileSystem(self, machine.disk))
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
         self.leaves_zombie = False
@@ -112,7 +116,7 @@ class SimulatedDriver(SimulatedProcess):
             error = replaced  # the cause is that another driver has taken over
         self.error = error
         self.site.tell(self.part, "! %s: %s", self.checkpoint.fence, error.sentence)
-        is_done_to_us = bool(error.fields.get("is_done_to_us"))
+        is_done_to_us = bool(error.fields.get("is_done_to_us")) or is_injected(error)
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
         if not is_done_to_us and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
@@ -144,7 +148,10 @@ class SimulatedDriver(SimulatedProcess):
             checkpoint.committed,
         )
         rounds = checkpoint.rounds()
-        yield from make_and_sweep(self._files, rounds.get(checkpoint.committed), checkpoint.fence)
+        last = rounds.get(checkpoint.committed)
+        self._states.make()
+        yield
+        self._states.sweep(() if last is None else last.states.values(), checkpoint.fence)
         self._coordinator = Coordinator(
             pipeline=PIPELINE,
             checkpoint=CHECKPOINT_ID,
@@ -276,7 +283,7 @@ class SimulatedDriver(SimulatedProcess):
                 if self.spark is not None:
                     self.spark.soon(self.spark.finished, epoch)
             case ev.Acknowledge(record):
-                drop_states(self._files, self._coordinator.rounds, record)
+                self._states.drop(sorted(names_in(self._coordinator.rounds.get(record.epoch - 1)) - names_in(record)))
                 self._acknowledge(record)
                 self._epoch = None
                 self._is_idle = True

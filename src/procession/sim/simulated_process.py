@@ -38,6 +38,8 @@ class SimulatedProcess:
         self.site = site
         self.part = part
         self.machine = machine
+        self.number = len(site.everyone)
+        """Of all processes of the run."""
         self.is_alive = True
         self.is_paused = False
         self.ends: set[Endpoint] = set()

@@ -1,26 +1,31 @@
-"""A sink: the real `SinkParticipant` and `Connection`, with a model of `sdk/sink_server`.
+"""A sink: the shipped participant, transaction log and file output on the simulated disk, with a model of
+`sdk/sink_server`.
 
 Invariant, as there: an instance has one session, the latest. A new HELLO ends the older session, and later input from
 it is ignored. The real server waits for its lock between two events of one read, so another session may come between
 them here, too. Some sinks behave like third-party sinks: they send no reply in phase 2, list transactions that they
 refused, and report positions that mean nothing. Upstream: `simulated_sink_link`, over the network. Downstream:
-`simulated_sink_files`.
+`observed_sink`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 
+from procession.connectors.file_sink import FileOutput
 from procession.errors import ProcessionError, RemoteProtocolError
 from procession.sdk.participant import SinkParticipant, Where
-from procession.sim.disk_calls import Files
+from procession.sdk.recovery import remove_drafts
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SinkPlan
 from procession.sim.network import Endpoint
+from procession.sim.observed_sink import ObservedTransactionLog, output_path
 from procession.sim.oracle import InvariantViolation
+from procession.sim.simulated_files import SimulatedFileSystem, is_injected
 from procession.sim.simulated_process import SimulatedProcess
-from procession.sim.simulated_sink_files import SimulatedFileOutput, SimulatedTransactionLog
 from procession.sim.simulated_sink_link import read, wrap
+from procession.storage.durable import lock_directory
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
@@ -82,18 +87,25 @@ class SimulatedSink(SimulatedProcess):
     def __init__(self, site: Environment, part: str, machine: Machine, plan: SinkPlan) -> None:
         super().__init__(site, part, machine)
         self.plan = plan
+        self._files = SimulatedFileSystem(self, machine.disk)
         self.refusals = 0
         self.hangs = 0
         self._participant: RefusingParticipant | None = None
-        self._txnlog: SimulatedTransactionLog
+        self._txnlog: ObservedTransactionLog
         self._session: SimulatedSinkSession | None = None
 
     def start(self) -> None:
+        self.post(self._open_directory)
+
+    def _open_directory(self) -> None:
+        """As `sdk.sink_directory.SinkDirectory`."""
+        lock_directory(Path(self.part), self._files)
+        remove_drafts(Path(self.part), self._files)
         self.site.network.listeners[self.part] = self
 
     def failed(self, error: ProcessionError) -> None:
         """A failing output or log ends the sink: a promise may be at stake, and recovery has to look."""
-        if not error.fields.get("is_done_to_us"):
+        if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
         self.site.tell(self.part, "! %s", error.sentence)
         self.kill()
@@ -150,9 +162,8 @@ class SimulatedSink(SimulatedProcess):
 
     def _begin(self, session: SimulatedSinkSession) -> None:
         if self._participant is None:
-            files = Files(self, self.machine.disk)
-            output = SimulatedFileOutput(files, self.part)
-            self._txnlog = SimulatedTransactionLog(files, output, self.site.oracle, self.part)
+            output = FileOutput(output_path(self.part), self._files)
+            self._txnlog = ObservedTransactionLog(self._files, self.site.oracle, self.part)
             self._txnlog.open()
             self._participant = RefusingParticipant(output, self._txnlog)
         if self._session is not None:

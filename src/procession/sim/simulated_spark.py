@@ -60,7 +60,7 @@ class Spark(SimulatedProcess):
         self._clients = SimulatedGatewayClients(self)
         files = Files(self, machine.disk)
         self._checkpoint = SimulatedCheckpoint(files, driver.checkpoint.fence)
-        self._keeping = SimulatedStateStore(files, self._checkpoint, site.oracle)
+        self._keeping = SimulatedStateStore(self, machine.disk, self._checkpoint, site.oracle)
         self._tasks = tasks
         self._routes = routes
         self._epoch_records_max = epoch_records_max

@@ -13,6 +13,7 @@ from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault
+from procession.sim.observed_sink import durable_output
 from procession.sim.oracle import CHECKPOINT, InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
 from procession.sim.set_back import SetBackOperator
@@ -22,7 +23,6 @@ from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_producer import Producer
 from procession.sim.simulated_sink import SimulatedSink
-from procession.sim.simulated_sink_files import durable_output
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
 

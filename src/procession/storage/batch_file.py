@@ -21,6 +21,8 @@ import pyarrow as pa
 from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
 
 from procession.errors import StorageError
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 
 FORMAT = 1
 ALIGNMENT = 64
@@ -72,21 +74,20 @@ class BatchWriter:
 
 
 class BatchFile:
-    """A file, mapped; or its bytes, if somebody has them. `what` says in an error what kind of file it is, `next_step`
+    """A file, mapped. `what` says in an error what kind of file it is, `next_step`
     what the operator does about a damaged one."""
 
-    def __init__(self, path: Path, data: bytes | None = None, *, what: str, next_step: str = "") -> None:
+    def __init__(self, path: Path, *, what: str, next_step: str = "", files: FileSystem = HOST_FILES) -> None:
         self._path = path
         self._what = what
         self._next_step = next_step
         try:
-            file = pa.memory_map(str(path)) if data is None else pa.BufferReader(data)
-            self.size: int = file.size()
-            self._buffer = file.read_buffer(self.size)
+            self._buffer = files.map(path)
         except FileNotFoundError as error:
             raise self._damaged("it is gone") from error
         except (OSError, pa.ArrowInvalid) as error:
             raise self._damaged(str(error)) from error
+        self.size: int = self._buffer.size
         schema, *self._blocks = self._index()
         self._is_checked = [False] * len(self._blocks)
         self.schema = pa.ipc.read_schema(self._checked(schema))

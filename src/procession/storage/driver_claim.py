@@ -8,16 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from procession.errors import ConfigError, StorageError
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import storage_error
 
 CURRENT = "CURRENT"
 
 
-def read_claim(checkpoint: Path) -> int:
+def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
     """The number (fence) of the last driver that claimed this checkpoint; 0: none has."""
     path = checkpoint / CURRENT
     try:
-        return int(path.read_text())
+        return int(files.read(path))
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -20,6 +20,8 @@ import pyarrow as pa
 
 from procession.errors import RoundError, StorageError
 from procession.format_number import check_format
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.log_ranges import NOTHING, LogLocation, LogOffset
 from procession.storage.log_reader import LogReader
 from procession.storage.segment import INGRESS, LogUse
@@ -84,11 +86,11 @@ def _identity_beside(directory: Path) -> str | None:
         return None
 
 
-def read_identity(directory: Path) -> str:
+def read_identity(directory: Path, files: FileSystem = HOST_FILES) -> str:
     """The identity of a gateway's directory. Raises StorageError if a later version wrote it, or if it is damaged, and
     OSError if there is none."""
     path = directory / IDENTITY
-    text = path.read_text(errors="replace")
+    text = files.read(path).decode(errors="replace")
     try:
         if not text.startswith("{"):
             return uuid.UUID(text).hex  # format 1

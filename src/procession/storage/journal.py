@@ -11,16 +11,20 @@ shorter one with the same meaning; a `JournalTail` notices it.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from procession.errors import StorageError
-from procession.storage.durable import renew_durably, storage_error, sync, write_all, write_durably
+from procession.runtime.files import FileSystem, OpenFile, OpenMode
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import renew_durably, storage_error, write_durably
 
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
+READ_BYTES = 256 * 1024
+HEAD_BYTES = 8 * 1024
+"""More than most first lines have."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -34,22 +38,23 @@ def _forget(_entry: Entry) -> None:
 class Journal:
     """The writer. After a failed append it accepts nothing more until it is opened again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._files = files
+        self._file: OpenFile | None = None
         self._end = 0
 
     def open(self, take: Callable[[Entry], object] = _forget) -> None:
         """Passes every complete entry to `take`, oldest first. Afterwards they are on disk, without a torn tail."""
         self._end = 0
-        for entry, end in _scan(self.path):
+        for entry, end in _scan(self.path, self._files):
             take(entry)
             self._end = end
         if self._end:
-            renew_durably(self.path, self._end)
+            renew_durably(self.path, self._end, self._files)
         else:
-            write_durably(self.path, b"")
-        self._descriptor = self._opened()
+            write_durably(self.path, b"", self._files)
+        self._file = self._opened()
 
     @property
     def is_empty(self) -> bool:
@@ -58,16 +63,16 @@ class Journal:
     def append(self, entry: Entry, *, is_synced: bool = True) -> None:
         """Writes an entry at the end. With `is_synced`, it and all before it are on disk when this returns."""
         line = encode(entry)
-        if self._descriptor is None:
+        if self._file is None:
             raise StorageError(
                 f"The journal {self.path} is closed, or an earlier write to it failed.",
                 next_step="Start the program again, so that it recovers the journal.",
                 path=str(self.path),
             )
         try:
-            write_all(self._descriptor, line, self._end)
+            self._file.write(self._end, line)
             if is_synced:
-                sync(self._descriptor, is_data_only=True)
+                self._file.sync(is_data_only=True)
         except OSError as error:
             # What is on disk now is not known, and a second fsync would not tell either.
             self.close()
@@ -79,42 +84,42 @@ class Journal:
         leaves either, whole."""
         data = b"".join(map(encode, entries))
         self.close()
-        write_durably(self.path, data)
-        self._descriptor = self._opened()
+        write_durably(self.path, data, self._files)
+        self._file = self._opened()
         self._end = len(data)
 
-    def _opened(self) -> int:
+    def _opened(self) -> OpenFile:
         try:
-            return os.open(self.path, os.O_RDWR)
+            return self._files.open(self.path, OpenMode.WRITE)
         except OSError as error:
             raise storage_error(self.path, "open", error) from error
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class JournalTail:
     """Reads a journal that somebody else writes: each look gives what is new. Where the journal was replaced since the
     last look it is read from its beginning, and `generation` is one more."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
+        self._files = files
         self.generation = 0
         self._position = 0
         self._head = b""
 
     def look(self) -> Iterator[Entry]:
         try:
-            with open(self.path, "rb") as file:
+            with self._files.open(self.path) as file:
                 # The first entry is never written again, and no replacement begins with the same.
-                head = file.readline(ENTRY_BYTES_MAX)
+                head = next(_lines(file, 0, HEAD_BYTES), b"")
                 if self._position and head != self._head:
                     self.generation += 1
                     self._position = 0
                 self._head = head
-                file.seek(self._position)
                 for entry, end in _scan_file(file, self.path, self._position):
                     self._position = end
                     yield entry
@@ -124,14 +129,14 @@ class JournalTail:
             raise storage_error(self.path, "read", error) from error
 
 
-def read_journal(path: Path) -> Iterator[Entry]:
+def read_journal(path: Path, files: FileSystem = HOST_FILES) -> Iterator[Entry]:
     """All complete entries of a journal that another process may be writing. Changes nothing."""
-    return (entry for entry, _ in _scan(path))
+    return (entry for entry, _ in _scan(path, files))
 
 
 def read_journal_from(path: Path, position: int) -> Iterator[tuple[Entry, int]]:
     """The same, from the end of an entry that was read before; with each entry, the position of its own end."""
-    return _scan(path, position)
+    return _scan(path, HOST_FILES, position)
 
 
 def encode(entry: Entry) -> bytes:
@@ -142,11 +147,10 @@ def encode(entry: Entry) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _scan(path: Path, position: int = 0) -> Iterator[tuple[Entry, int]]:
+def _scan(path: Path, files: FileSystem, position: int = 0) -> Iterator[tuple[Entry, int]]:
     """Each complete entry and the position of its end, up to the torn tail if there is one."""
     try:
-        with open(path, "rb") as file:
-            file.seek(position)
+        with files.open(path) as file:
             yield from _scan_file(file, path, position)
     except FileNotFoundError:
         return
@@ -154,8 +158,8 @@ def _scan(path: Path, position: int = 0) -> Iterator[tuple[Entry, int]]:
         raise storage_error(path, "read", error) from error
 
 
-def _scan_file(file: BinaryIO, path: Path, position: int) -> Iterator[tuple[Entry, int]]:
-    while line := file.readline(ENTRY_BYTES_MAX):
+def _scan_file(file: OpenFile, path: Path, position: int) -> Iterator[tuple[Entry, int]]:
+    for line in _lines(file, position):
         if not _is_whole(line):
             if _is_torn(line):
                 return
@@ -167,6 +171,18 @@ def _scan_file(file: BinaryIO, path: Path, position: int) -> Iterator[tuple[Entr
             )
         position += len(line)
         yield json.loads(line[9:]), position
+
+
+def _lines(file: OpenFile, position: int, read_bytes: int = READ_BYTES) -> Iterator[bytes]:
+    """The lines from `position` on, each with its newline. The last one may have none."""
+    rest = b""
+    while len(rest) < ENTRY_BYTES_MAX and (piece := file.read(read_bytes, position)):
+        position += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
 
 
 def _is_whole(line: bytes) -> bool:

@@ -9,11 +9,10 @@ what is appended; `spark/log_source` reads contiguous ranges through a LogReader
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, lock_directory, storage_error, sync, write_all, write_durably
+from procession.runtime.files import FileSystem, HeldLock, OpenFile, OpenMode
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import fsync_dir, lock_directory, storage_error, write_durably
 from procession.storage.log_ranges import LogOffset
 from procession.storage.log_reader import LogReader, map_file, missing
 from procession.storage.recovery import RecoveredLog, recover_log, recover_segment, unsynced_from
@@ -45,6 +46,10 @@ SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 ROW_BYTES = 33
 
 
+def random_incarnation() -> int:
+    return secrets.randbits(64) or 1
+
+
 class IngressLog:
     """The one writer of a log. `sync` may run in a thread beside the others; all else belongs to one thread."""
 
@@ -55,24 +60,28 @@ class IngressLog:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         committed_end: int = 0,
         use: LogUse = INGRESS,
-        lock: int | None = None,
+        lock: HeldLock | None = None,
+        files: FileSystem = HOST_FILES,
+        new_incarnation: Callable[[], int] = random_incarnation,
     ) -> None:
         """Recover the log, or start one. A log that ends below `committed_end` is not used: a new one starts there.
         `lock` is the lock of its directory, if the caller has taken it already; the log closes it."""
         self.directory = directory
+        self._files = files
+        self._new_incarnation = new_incarnation
         self.segment_bytes_max = segment_bytes_max
         self._use = use
-        self._lock = lock_directory(directory) if lock is None else lock
+        self._lock = lock_directory(directory, files) if lock is None else lock
         self._sync_lock = threading.Lock()
         self._failure: StorageError | None = None
-        self._reader = LogReader(directory, use)
+        self._reader = LogReader(directory, use, files)
         try:
-            self._segments = self._recovered(recover_log(directory, use), committed_end)
+            self._segments = self._recovered(recover_log(directory, use, files), committed_end)
             self._rewrite_tail()
-            fsync_dir(directory)  # an earlier process may have been killed before it synced the segment's name
-            self._descriptor = self._open_last()
+            fsync_dir(directory, files)  # an earlier process may have been killed before it synced the segment's name
+            self._file = self._open_last()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
         self.durable_end = self.next_sequence
 
@@ -116,11 +125,11 @@ class IngressLog:
             last = self._segments[-1]
         path = self._path(last)
         try:
-            write_all(self._descriptor, header, last.position_end, body)
+            self._file.write(last.position_end, header, body)
         except OSError as error:
             # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
             with suppress(OSError):
-                os.ftruncate(self._descriptor, last.position_end)
+                self._file.truncate(last.position_end)
             raise storage_error(path, "write", error) from error
         position_end = last.position_end + size_bytes
         crc = int.from_bytes(header[4:8], "little")
@@ -134,7 +143,7 @@ class IngressLog:
             end, path = self.next_sequence, self._path(self._segments[-1])
             if end > self.durable_end:
                 try:
-                    sync(self._descriptor, is_data_only=True)
+                    self._file.sync(is_data_only=True)
                 except OSError as error:
                     # After a failed fsync the kernel may have dropped the pages: only recovery knows what is there.
                     self._failure = storage_error(path, "sync", error)
@@ -187,8 +196,8 @@ class IngressLog:
     def close(self) -> None:
         """Let go of the files. What was not synced is as after a crash of this process."""
         self._reader.close()
-        os.close(self._descriptor)
-        os.close(self._lock)
+        self._file.close()
+        self._lock.close()
 
     def _segment_of(self, sequence: int) -> SegmentIndex:
         number = bisect_right(self._segments, sequence, key=lambda segment: segment.base) - 1
@@ -215,14 +224,14 @@ class IngressLog:
 
     def _begun(self, base: int) -> SegmentIndex:
         """The first segment of a new log."""
-        incarnation = secrets.randbits(64) or 1
+        incarnation = self._new_incarnation()
         return self._create(SegmentHeader(base, incarnation, incarnation))
 
     def _following(self, last: SegmentIndex) -> SegmentIndex:
         return self._create(SegmentHeader(last.end, last.header.incarnation, last.checksum))
 
     def _create(self, header: SegmentHeader) -> SegmentIndex:
-        write_durably(self.directory / segment_name(header.base), encode_header(header))
+        write_durably(self.directory / segment_name(header.base), encode_header(header), self._files)
         return SegmentIndex(header)
 
     def _rewrite_tail(self) -> None:
@@ -236,45 +245,45 @@ class IngressLog:
             self._segments[-1] = self._create(header)
             return
         _, position = last.at(header.base)
-        data = map_file(self._path(last))
+        data = map_file(self._path(last), self._files)
         path = self.directory / segment_name(header.base)
-        write_durably(path, encode_header(header) + bytes(data[position : last.position_end]))
+        write_durably(path, encode_header(header) + bytes(data[position : last.position_end]), self._files)
         if header.base > last.base:
-            self._segments[-1] = recover_segment(self._path(last), last.base, self._use, header.base)
+            self._segments[-1] = recover_segment(self._path(last), last.base, self._use, header.base, self._files)
             self._segments.append(SegmentIndex(header))
         else:
             self._segments[-1] = SegmentIndex(header)
-        rewritten, index = map_file(path), self._segments[-1]
+        rewritten, index = map_file(path, self._files), self._segments[-1]
         while entry := entry_at(rewritten, index.position_end, index.end):
             index.add(entry)
 
-    def _open_last(self) -> int:
+    def _open_last(self) -> OpenFile:
         """Open the last segment for writing, without its torn tail, and with all the rest of it on disk."""
         path = self._path(self._segments[-1])
         try:
-            descriptor = os.open(path, os.O_RDWR)
-            os.ftruncate(descriptor, self._segments[-1].position_end)
-            sync(descriptor)
+            file = self._files.open(path, OpenMode.WRITE)
+            file.truncate(self._segments[-1].position_end)
+            file.sync()
         except OSError as error:
             raise storage_error(path, "open", error) from error
-        return descriptor
+        return file
 
     def _roll(self) -> None:
         self.sync()
         following = self._following(self._segments[-1])
         with self._sync_lock:
-            os.close(self._descriptor)
+            self._file.close()
             self._segments.append(following)
-            self._descriptor = self._open_last()
+            self._file = self._open_last()
 
     def _remove(self, segments: list[SegmentIndex]) -> None:
         for segment in segments:
             try:
-                self._path(segment).unlink()
+                self._files.remove(self._path(segment))
             except OSError as error:
                 raise storage_error(self._path(segment), "delete", error) from error
         if segments:
-            fsync_dir(self.directory)
+            fsync_dir(self.directory, self._files)
 
     def _path(self, segment: SegmentIndex) -> Path:
         return self.directory / segment_name(segment.base)

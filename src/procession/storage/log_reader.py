@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from procession.errors import StorageError
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import storage_error
 from procession.storage.log_ranges import NOTHING, LogOffset
 from procession.storage.segment import (
@@ -32,17 +34,18 @@ from procession.storage.segment import (
 class SegmentReader:
     """A mapped segment that may still grow: reads no byte beyond the requested range."""
 
-    def __init__(self, path: Path, base: int, use: LogUse = INGRESS) -> None:
+    def __init__(self, path: Path, base: int, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> None:
         self.path = path
         self._use = use
-        self._data = map_file(path)
+        self._files = files
+        self._data = map_file(path, files)
         self.index = SegmentIndex(read_header(self._data, base, path, use))
 
     def extend(self, end: int) -> None:
         """Index the entries up to sequence `end`, as far as they are there."""
         if self.index.end >= end:
             return
-        self._data = map_file(self.path)
+        self._data = map_file(self.path, self._files)
         header = read_header(self._data, self.index.base, self.path, self._use)
         if header != self.index.header:  # a restarted writer has written the file anew, in another version
             self.index = SegmentIndex(header)
@@ -67,9 +70,10 @@ class SegmentReader:
 class LogReader:
     """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
 
-    def __init__(self, directory: Path, use: LogUse = INGRESS) -> None:
+    def __init__(self, directory: Path, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> None:
         self.directory = directory
         self._use = use
+        self._files = files
         self._readers: dict[int, SegmentReader] = {}
 
     def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]:
@@ -105,7 +109,7 @@ class LogReader:
 
     def refresh(self) -> list[int]:
         """The existing segments. Unmaps deleted ones, because a mapping keeps their disk space in use."""
-        bases = segment_bases(self.directory)
+        bases = segment_bases(self.directory, self._files)
         self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
         return bases
 
@@ -115,7 +119,8 @@ class LogReader:
 
     def _segment(self, base: int, end: int) -> SegmentReader:
         if base not in self._readers:
-            self._readers[base] = SegmentReader(self.directory / segment_name(base), base, self._use)
+            path = self.directory / segment_name(base)
+            self._readers[base] = SegmentReader(path, base, self._use, self._files)
         reader = self._readers[base]
         reader.extend(end)
         if reader.index.end < end:
@@ -123,10 +128,10 @@ class LogReader:
         return reader
 
 
-def segment_bases(directory: Path) -> list[int]:
+def segment_bases(directory: Path, files: FileSystem = HOST_FILES) -> list[int]:
     """The base sequences of the segments in a directory, ascending."""
     try:
-        return sorted(int(path.stem) for path in directory.iterdir() if path.suffix == SUFFIX)
+        return sorted(int(name.removesuffix(SUFFIX)) for name in files.names(directory) if name.endswith(SUFFIX))
     except OSError as error:
         raise storage_error(directory, "read", error) from error
 
@@ -151,11 +156,8 @@ def replaced(directory: Path, end: int, use: LogUse) -> StorageError:
     )
 
 
-def map_file(path: Path) -> pa.Buffer:
+def map_file(path: Path, files: FileSystem = HOST_FILES) -> pa.Buffer:
     try:
-        if path.stat().st_size == 0:
-            return pa.py_buffer(b"")
-        with pa.memory_map(str(path)) as file:
-            return file.read_buffer()
+        return files.map(path)
     except OSError as error:
         raise storage_error(path, "read", error) from error

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.log_reader import map_file, missing, segment_bases
 from procession.storage.segment import (
     ENTRY_MAGIC,
@@ -47,15 +49,15 @@ class RecoveredLog:
         return bool(self.segments) and self.segments[-1].end >= committed_end
 
 
-def recover_log(directory: Path, use: LogUse = INGRESS) -> RecoveredLog:
+def recover_log(directory: Path, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> RecoveredLog:
     """Reads all segments. Raises StorageError if one that was promised is damaged or missing."""
-    bases = segment_bases(directory)
+    bases = segment_bases(directory, files)
     segments: list[SegmentIndex] = []
     for base, upper in zip(bases, [*bases[1:], None], strict=False):
         path = directory / segment_name(base)
-        if upper is None and not is_begun(map_file(path)):
+        if upper is None and not is_begun(map_file(path, files)):
             return RecoveredLog(tuple(segments), base)
-        segments.append(recover_segment(path, base, use, upper))
+        segments.append(recover_segment(path, base, use, upper, files))
         if upper is not None and segments[-1].end != upper:
             raise missing(directory, segments[-1].end, upper, use)
     return RecoveredLog(tuple(segments))
@@ -70,10 +72,12 @@ def unsynced_from(last: SegmentIndex) -> SegmentHeader | None:
     return last.first_from(last.durable_end) if last.durable_end < last.end else None
 
 
-def recover_segment(path: Path, base: int, use: LogUse = INGRESS, upper: int | None = None) -> SegmentIndex:
+def recover_segment(
+    path: Path, base: int, use: LogUse = INGRESS, upper: int | None = None, files: FileSystem = HOST_FILES
+) -> SegmentIndex:
     """Verify every entry; the index ends where the good ones do, or at `upper`, where the next segment begins. Damage
     below what was durable is a StorageError."""
-    data = map_file(path)
+    data = map_file(path, files)
     index = SegmentIndex(read_header(data, base, path, use))
     while index.end != upper and (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
         index.add(entry)

@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from procession.errors import ConfigError
-from procession.storage.durable import fsync_dir, make_directory, storage_error, sync, write_all
+from procession.runtime.host_files import sync, write_all
+from procession.storage.durable import fsync_dir, make_directory, storage_error
 
 FOLDER = "secrets"
 SECRET_BYTES = 32

@@ -11,14 +11,16 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from procession.storage.batch_file import BatchFile, BatchWriter
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.batch_file import BatchFile, BatchWriter, Target
 
 SCHEMA = pa.schema([("hash", pa.uint32()), ("key", pa.large_binary()), ("state", pa.large_binary())])
 
@@ -64,11 +66,10 @@ class UnwrittenStates:
 
 
 class StateFile:
-    """A file, mapped; or its bytes, if somebody has them. Batches are cut between hashes, so a hash is in one of them
-    only."""
+    """A file, mapped. Batches are cut between hashes, so a hash is in one of them only."""
 
-    def __init__(self, path: Path, data: bytes | None = None) -> None:
-        self._file = BatchFile(path, data, what="state file", next_step=RESTORE)
+    def __init__(self, path: Path, file_system: FileSystem = HOST_FILES) -> None:
+        self._file = BatchFile(path, what="state file", next_step=RESTORE, files=file_system)
         # A batch is marked with its first hash.
         self._firsts = np.array(self._file.marks, np.uint32)
         self._found: dict[int, tuple[pa.RecordBatch, Hashes]] = {}
@@ -125,7 +126,7 @@ class StateFile:
                 found[key] = state
 
 
-def write_pieces(file: IO[bytes], pieces: Iterable[pa.RecordBatch]) -> int:
+def write_pieces(file: Target, pieces: Iterable[pa.RecordBatch]) -> int:
     """The bytes of a file; gives the number of its keys."""
     count = 0
     writer = BatchWriter(file, SCHEMA)

@@ -16,7 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from procession.storage.durable import fsync_dir, make_directory, storage_error, sync
+from procession.runtime.files import FileSystem, OpenFile, OpenMode
+from procession.runtime.host_files import HOST_FILES
+from procession.storage.durable import fsync_dir, make_directory, storage_error
 from procession.storage.state_file import (
     SortedStates,
     StateFile,
@@ -34,13 +36,24 @@ MERGE_RATIO = 2
 """A file is merged with the newer ones if it holds at most this many times their keys."""
 
 SUFFIX = ".state"
+WRITE_BYTES = 64 * 1024
+"""Size from which on pieces of a file are written. Smaller ones are gathered."""
 
 
 class TaskStates:
     """The states of one task's keys, from one version to the next."""
 
-    def __init__(self, directory: Path, files: Files, codec: StateCodec, *, keys_max: int = KEYS_MAX) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        files: Files,
+        codec: StateCodec,
+        *,
+        keys_max: int = KEYS_MAX,
+        file_system: FileSystem = HOST_FILES,
+    ) -> None:
         self._directory = directory
+        self._file_system = file_system
         self._codec = codec
         self.keys_max = keys_max
         self._opened = [self._open(name) for name, _ in files]
@@ -89,7 +102,7 @@ class TaskStates:
         """Write what was touched; gives the version that there is now. Durable when this returns."""
         self._write()
         if self._written:
-            self._sync_names()
+            fsync_dir(self._directory, self._file_system)
         if len(self.known) > self.keys_max:
             self.known.clear()
         return self.files
@@ -123,7 +136,8 @@ class TaskStates:
         # In one order, whatever the order of a set is: the same work makes the same file.
         keys = sorted(self._touched)
         known, encode = self.known, self._codec.encode
-        layers = [self._fresh(keys, [encode(known[key]) if key in known else None for key in keys])]
+        states = [encode(known[key]) if key in known else None for key in keys]
+        layers: list[SortedStates] = [UnwrittenStates(keys, states)]
         total = len(keys)
         while self.files and self.files[-1][1] <= MERGE_RATIO * total:
             total += self.files[-1][1]
@@ -136,64 +150,80 @@ class TaskStates:
         self, layers: Sequence[SortedStates], *, is_oldest: bool, share: tuple[int, int, int] | None = None
     ) -> None:
         name = f"{self._prefix}-{self._written}{SUFFIX}"
-        count = self._put(name, layers, is_oldest, share)
+        pieces = merged_pieces(layers, is_oldest=is_oldest, share=share)
+        count = write_file(self._directory / name, pieces, self._file_system)
         self._written += 1
         if count:
             self.files = (*self.files, (name, count))
             self._opened.append(self._open(name))
         else:
-            self._remove(name)
-
-    # The disk, and nothing else: the simulator has another, and remembers what it has merged.
+            self._file_system.remove(self._directory / name)
 
     def _open(self, name: str) -> StateFile:
-        return StateFile(self._directory / name)
-
-    def _fresh(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> SortedStates:
-        return UnwrittenStates(keys, states)
-
-    def _put(
-        self, name: str, layers: Sequence[SortedStates], is_oldest: bool, share: tuple[int, int, int] | None
-    ) -> int:
-        return write_file(self._directory / name, merged_pieces(layers, is_oldest=is_oldest, share=share))
-
-    def _remove(self, name: str) -> None:
-        (self._directory / name).unlink()
-
-    def _sync_names(self) -> None:
-        fsync_dir(self._directory)
+        return StateFile(self._directory / name, self._file_system)
 
 
 class StateStore:
     """The directory of a pipeline's state files, as the driver sees it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, file_system: FileSystem = HOST_FILES) -> None:
         self.directory = directory
+        self._file_system = file_system
 
     def make(self) -> None:
-        make_directory(self.directory)
+        make_directory(self.directory, self._file_system)
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove files that no version to come will name."""
         for name in names:
             with suppress(OSError):  # what stays is swept by the next driver
-                (self.directory / name).unlink()
+                self._file_system.remove(self.directory / name)
 
     def sweep(self, kept: Iterable[StateVersion], fence: int) -> None:
         """Remove what the last committed epoch does not name: it was begun and never committed. Only for the driver of
         this fence, before it starts anything, and only what earlier ones have made."""
         names = {name for version in kept for name in version.names}
-        found = (path.name for path in self.directory.glob(f"[0-9]*{SUFFIX}"))
-        self.drop(name for name in found if name not in names and int(name.partition("-")[0]) < fence)
+        try:
+            found = self._file_system.names(self.directory)
+        except OSError as error:
+            raise storage_error(self.directory, "read", error) from error
+        numbered = ((name, name.partition("-")[0]) for name in found if name.endswith(SUFFIX) and name not in names)
+        self.drop(name for name, number in numbered if number.isdigit() and int(number) < fence)
 
 
-def write_file(path: Path, pieces: Iterable[pa.RecordBatch]) -> int:
+class _Appender:
+    """Writes one piece behind the other, many small ones at a time."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._position = 0
+        self._waiting: list[memoryview] = []
+        self._waiting_bytes = 0
+
+    def write(self, data: Any) -> None:
+        piece = memoryview(data)
+        if not piece:
+            return
+        self._waiting.append(piece)
+        self._waiting_bytes += len(piece)
+        if self._waiting_bytes >= WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._file.write(self._position, *self._waiting)
+            self._position += self._waiting_bytes
+            self._waiting, self._waiting_bytes = [], 0
+
+
+def write_file(path: Path, pieces: Iterable[pa.RecordBatch], file_system: FileSystem = HOST_FILES) -> int:
     """Write a file that is not there yet, durably but for its name; gives the number of its keys."""
     try:
-        with open(path, "xb") as file:
-            count = write_pieces(file, pieces)
-            file.flush()
-            sync(file.fileno())
+        with file_system.open(path, OpenMode.NEW) as file:
+            appender = _Appender(file)
+            count = write_pieces(appender, pieces)
+            appender.flush()
+            file.sync()
     except OSError as error:
         raise storage_error(path, "write", error) from error
     return count

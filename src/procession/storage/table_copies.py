@@ -16,7 +16,8 @@ from pathlib import Path
 from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
 
 from procession.errors import StorageError
-from procession.storage.durable import fsync_dir, make_directory, storage_error, sync
+from procession.runtime.host_files import sync
+from procession.storage.durable import fsync_dir, make_directory, storage_error
 
 DRAFT = ".draft"
 PIECE_BYTES = 1024 * 1024

@@ -1,0 +1,1 @@
+"""Ports: what our code asks of the machine, and the machine's own implementation of it."""

@@ -1,0 +1,90 @@
+"""What the oracle is told about a sink: its votes, its commits, and what of its output is durable.
+
+Invariant: the transaction log and the output are the shipped ones, on the simulated disk; nothing here changes what
+they do. The log is made to compact often. `simulated_sink` opens it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from procession.sdk.transaction_log import Transaction, TransactionLog, TransactionStates
+from procession.sim.disk import Disk
+from procession.sim.oracle import MEMORY, Oracle
+from procession.sim.simulated_files import SimulatedFileSystem
+from procession.storage.journal import Entry, read_journal
+
+# So few that even a short run compacts several times.
+ENTRIES_MAX = 4
+TRANSACTIONS_KEPT = 1
+
+
+def output_path(sink: str) -> Path:
+    return Path(sink) / "out.data"
+
+
+def log_path(sink: str) -> Path:
+    return Path(sink) / "out.txnlog"
+
+
+class ObservedTransactionLog(TransactionLog):
+    """The shipped transaction log. Reports votes and visible output to the oracle."""
+
+    def __init__(self, files: SimulatedFileSystem, oracle: Oracle, sink: str) -> None:
+        super().__init__(log_path(sink), entries_max=ENTRIES_MAX, transactions_kept=TRANSACTIONS_KEPT, files=files)
+        self._disk = files.disk
+        self._oracle = oracle
+        self._sink = sink
+
+    def open(self) -> None:
+        super().open()
+        # What the last process wrote, and died before anybody could see it, is visible now.
+        output, ledger = self._output(), TransactionStates()
+        for entry in read_journal(self.path, self._files):
+            transaction = ledger.take(entry)
+            if transaction is not None and transaction.end > len(self._oracle.outputs[self._sink]):
+                self._oracle.visible(self._sink, transaction.txn_id, output[: transaction.end])
+        self._oracle.recovered(self._sink, output[: self.committed_end])
+
+    def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
+        content = self._output()[transaction.start : transaction.end] if commit else b""
+        self._oracle.voted(self._sink, transaction.txn_id, commit, content)
+        super().vote(transaction, commit, is_repeatable=is_repeatable)
+
+    def decide(self, txn_id: str, commit: bool) -> None:
+        if commit:
+            self._oracle.about_to_commit(self._sink, txn_id, "the sink")
+        super().decide(txn_id, commit)
+        if commit:
+            self._oracle.visible(self._sink, txn_id, self._output()[: self.committed_end])
+
+    def is_durable(self, txn_id: str) -> bool:
+        """Whether a vote on this transaction, and its bytes, would survive a power cut now."""
+        entries = self._disk.durable_file(str(self.path)) or b""
+        prepared = self._ledger.prepared.get(txn_id)
+        output = self._disk.durable_file(str(output_path(self._sink))) or b""
+        is_whole = prepared is None or output[: prepared.end] == self._output()[: prepared.end]
+        return is_whole and f'"txn":"{txn_id}"'.encode() in entries
+
+    def _output(self) -> bytes:
+        file = self._disk.file(str(output_path(self._sink)))
+        return b"" if file is None else file.data
+
+
+@lru_cache(MEMORY)
+def _entry(line: bytes) -> Entry:
+    """What a line says: to be read only, for it is remembered."""
+    entry: Entry = json.loads(line[9:])
+    return entry
+
+
+def durable_output(disk: Disk, sink: str) -> bytes:
+    """What of the sink's output is committed, and would survive a power cut now."""
+    ledger = TransactionStates()
+    for line in (disk.durable_file(str(log_path(sink))) or b"").splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        ledger.take(_entry(line))
+    return (disk.durable_file(str(output_path(sink))) or b"")[: ledger.committed_end]

@@ -1,0 +1,231 @@
+"""The files port: what code may rely on, on the operating system and on the simulated disk alike."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procession.runtime.files import FileSystem, OpenMode
+from procession.runtime.host_files import HOST_FILES
+from procession.sim.environment import Machine
+from procession.sim.runner import plan_of
+from procession.sim.simulated_files import SimulatedFileSystem
+from procession.sim.simulated_process import ProcessKilled, SimulatedProcess
+from procession.sim.world import World
+
+
+def simulated(part: str = "p", machine: Machine | None = None) -> SimulatedFileSystem:
+    machine = machine or Machine("m")
+    return SimulatedFileSystem(SimulatedProcess(World(plan_of(0), random.Random(0)).site, part, machine), machine.disk)
+
+
+@pytest.fixture(params=["host", "simulated"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
+    if request.param == "simulated":
+        yield simulated()
+        return
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield HOST_FILES
+    os.chdir(before)
+
+
+def put(files: FileSystem, path: Path, data: bytes) -> Path:
+    with files.open(path, OpenMode.REPLACE) as file:
+        file.write(0, data)
+    return path
+
+
+A, B, FOLDER = Path("a"), Path("b"), Path("folder")
+
+
+def test_what_is_written_is_read_back(files: FileSystem) -> None:
+    with files.open(A, OpenMode.NEW) as file:
+        file.write(0, b"0123", memoryview(b"45"), b"", b"6")
+        file.write(2, b"xy")
+        assert file.size == 7
+        assert file.read(3, 1) == b"1xy"
+        assert file.read(100, 5) == b"56"
+        assert file.read(1, 7) == b""
+        file.sync()
+        file.sync(is_data_only=True)
+    assert files.read(A) == b"01xy456"
+    assert bytes(files.map(A)) == b"01xy456"
+
+
+def test_a_file_can_be_cut_off_and_extended(files: FileSystem) -> None:
+    put(files, A, b"012345")
+    with files.open(A, OpenMode.WRITE) as file:
+        file.truncate(2)
+        file.truncate(4)
+        file.write(6, b"!")
+        assert file.read(10, 0) == b"01\0\0\0\0!"
+
+
+def test_how_a_file_is_opened_says_whether_it_must_exist_and_what_stays_of_it(files: FileSystem) -> None:
+    for mode in (OpenMode.READ, OpenMode.WRITE):
+        with pytest.raises(FileNotFoundError):
+            files.open(A, mode)
+    put(files, A, b"old")
+    with pytest.raises(FileExistsError):
+        files.open(A, OpenMode.NEW)
+    for mode in (OpenMode.READ, OpenMode.WRITE, OpenMode.CREATE):
+        files.open(A, mode).close()
+        assert files.read(A) == b"old"
+    files.open(A, OpenMode.REPLACE).close()
+    assert files.read(A) == b""
+    files.open(B, OpenMode.CREATE).close()
+    assert files.read(B) == b""
+    with pytest.raises(FileNotFoundError):
+        files.open(FOLDER / "a", OpenMode.NEW)
+    files.make_directory(FOLDER)
+    with pytest.raises(IsADirectoryError):
+        files.open(FOLDER, OpenMode.WRITE)
+
+
+def test_an_empty_file_can_be_mapped_and_one_that_grows_keeps_what_was_mapped(files: FileSystem) -> None:
+    put(files, A, b"")
+    assert files.map(A).size == 0
+    with files.open(A, OpenMode.WRITE) as file:
+        file.write(0, b"first")
+        mapped = files.map(A)
+        file.write(5, b" second")
+    assert bytes(mapped) == b"first"
+    with pytest.raises(FileNotFoundError):
+        files.map(B)
+
+
+def test_a_rename_replaces_the_file_and_who_has_one_open_keeps_it(files: FileSystem) -> None:
+    put(files, A, b"new")
+    put(files, B, b"old")
+    with files.open(B) as old, files.open(A, OpenMode.WRITE) as new:
+        files.rename(A, B)
+        assert old.read(9, 0) == b"old"
+        new.write(3, b"er")
+    assert not files.exists(A)
+    assert files.read(B) == b"newer"
+    with pytest.raises(FileNotFoundError):
+        files.rename(A, B)
+
+
+def test_a_directory_is_moved_with_what_is_in_it(files: FileSystem) -> None:
+    files.make_directory(FOLDER)
+    put(files, FOLDER / "a", b"x")
+    files.rename(FOLDER, B)
+    assert files.read(B / "a") == b"x"
+    with pytest.raises(FileNotFoundError):
+        files.read(FOLDER / "a")
+    files.make_directory(FOLDER)
+    with pytest.raises(OSError, match="not empty"):
+        files.rename(FOLDER, B)
+    files.rename(FOLDER, Path("empty"))
+    files.rename(B, Path("empty"))
+    assert files.names(Path("empty")) == ["a"]
+
+
+def test_a_file_can_be_moved_to_another_directory(files: FileSystem) -> None:
+    files.make_directory(FOLDER)
+    put(files, A, b"x")
+    files.rename(A, FOLDER / "b")
+    assert files.read(FOLDER / "b") == b"x"
+    assert not files.exists(A)
+
+
+def test_a_link_is_a_second_name_of_the_same_file(files: FileSystem) -> None:
+    put(files, A, b"x")
+    files.link(A, B)
+    with files.open(B, OpenMode.WRITE) as file:
+        file.write(1, b"y")
+    files.remove(B)
+    assert files.read(A) == b"xy"
+    put(files, B, b"")
+    with pytest.raises(FileExistsError):
+        files.link(A, B)
+
+
+def test_names_are_listed_and_tell_files_from_directories(files: FileSystem) -> None:
+    files.make_directory(FOLDER)
+    put(files, FOLDER / "a", b"")
+    files.make_directory(FOLDER / "b")
+    assert sorted(files.names(FOLDER)) == ["a", "b"]
+    assert [files.is_directory(FOLDER / name) for name in ("a", "b", "c")] == [False, True, False]
+    assert [files.exists(FOLDER / name) for name in ("a", "b", "c")] == [True, True, False]
+    assert files.is_directory(Path())
+    with pytest.raises(FileNotFoundError):
+        files.names(Path("nowhere"))
+    with pytest.raises(NotADirectoryError):
+        files.names(FOLDER / "a")
+
+
+def test_a_directory_is_made_once_and_in_one_that_exists(files: FileSystem) -> None:
+    files.make_directory(FOLDER)
+    with pytest.raises(FileExistsError):
+        files.make_directory(FOLDER)
+    with pytest.raises(FileNotFoundError):
+        files.make_directory(Path("nowhere") / "folder")
+    files.sync_directory(FOLDER)
+    files.sync_directory(Path())
+    with pytest.raises(FileNotFoundError):
+        files.sync_directory(Path("nowhere"))
+
+
+def test_what_is_removed_is_gone_for_all_but_who_has_it_open(files: FileSystem) -> None:
+    put(files, A, b"x")
+    with files.open(A) as file:
+        files.remove(A)
+        assert file.read(9, 0) == b"x"
+    with pytest.raises(FileNotFoundError):
+        files.remove(A)
+    files.make_directory(FOLDER)
+    with pytest.raises(OSError, match=r"directory|permitted"):
+        files.remove(FOLDER)
+    put(files, FOLDER / "a", b"")
+    files.remove_tree(FOLDER)
+    files.remove_tree(FOLDER)
+    assert not files.exists(FOLDER)
+
+
+def test_there_is_room_and_a_process_has_a_name(files: FileSystem) -> None:
+    assert files.free_bytes(Path()) > 0
+    assert files.owner == files.owner
+    assert "/" not in files.owner
+
+
+def test_a_lock_is_held_until_it_is_released(files: FileSystem) -> None:
+    files.make_directory(FOLDER)
+    lock = files.lock(FOLDER)
+    other = HOST_FILES if files is HOST_FILES else other_process(files)
+    with pytest.raises(BlockingIOError):
+        other.lock(FOLDER)
+    lock.close()
+    other.lock(FOLDER, waits=True).close()
+    with pytest.raises(FileNotFoundError):
+        files.lock(A)
+
+
+def other_process(files: FileSystem) -> SimulatedFileSystem:
+    assert isinstance(files, SimulatedFileSystem)
+    process = SimulatedProcess(files.process.site, "other", files.process.machine)
+    return SimulatedFileSystem(process, files.disk)
+
+
+def test_a_dead_process_changes_and_reads_nothing_and_its_lock_is_free() -> None:
+    files = simulated()
+    files.process.site.gone = lambda process: None
+    put(files, A, b"x")
+    file = files.open(A, OpenMode.WRITE)
+    files.lock(A)
+    other = other_process(files)
+    files.process.kill()
+    with pytest.raises(ProcessKilled):
+        file.write(0, b"y")
+    with pytest.raises(ProcessKilled):
+        files.read(A)
+    with pytest.raises(ProcessKilled):
+        files.rename(A, B)
+    assert other.read(A) == b"x"
+    other.lock(A)
