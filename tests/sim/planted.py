@@ -18,6 +18,7 @@ from procession.commit.coordinator import Coordinator
 from procession.commit.two_phase import TwoPhase
 from procession.connectors.file_sink import FileOutput
 from procession.gateway.confirmation import KnownLog, check_offered
+from procession.gateway.gateway_directory import MemberFile, save_snapshot
 from procession.gateway.gateway_events import SnapshotWritten, TrimLog, WriteSnapshot
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
 from procession.gateway.registry import RegisteredStream
@@ -29,13 +30,11 @@ from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_driver import SimulatedDriver
 from procession.sim.simulated_gateway import SimulatedGateway
-from procession.sim.simulated_leader_link import SimulatedMemberFile
-from procession.sim.simulated_log import SimulatedLog
-from procession.sim.simulated_snapshot import dump_snapshot
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_states import SimulatedStateStore, names_in
 from procession.storage.durable import fsync_dir, storage_error
 from procession.storage.journal import Entry, Journal
+from procession.storage.log import IngressLog
 from procession.storage.log_ranges import LogOffset
 from procession.storage.state_store import TaskStates
 from procession.storage.state_version import StateVersion
@@ -162,7 +161,7 @@ def ack_before_the_snapshot(patch: Patch) -> None:
         for action in actions:
             if not isinstance(action, TrimLog):
                 self._perform(action)
-        self._files.write_durably(self.part, "positions.json", dump_snapshot(write.snapshot))
+        save_snapshot(Path(self.part), write.snapshot, self._files)
         self._perform(next(action for action in actions if isinstance(action, TrimLog)))
         self._written(request, reply)
 
@@ -180,7 +179,7 @@ def trim_before_the_snapshot(patch: Patch) -> None:
 
 
 def what_is_not_on_disk_is_offered(patch: Patch) -> None:
-    patch.setattr(SimulatedLog, "sync", lambda self: setattr(self, "durable_end", self.next_sequence))
+    patch.setattr(IngressLog, "sync", lambda self: setattr(self, "durable_end", self.next_sequence))
 
 
 def the_sink_replies_before_its_vote_is_durable(patch: Patch) -> None:
@@ -198,15 +197,8 @@ def a_torn_file_of_sparks_is_copied(patch: Patch) -> None:
 
 def the_snapshot_that_recovery_finds_is_not_synced(patch: Patch) -> None:
     """Ours, until the simulator found it: a kill between rename and sync, and a successor that believes its eyes."""
-    before = SimulatedGateway._begin
-
-    def begin(self: SimulatedGateway) -> None:
-        sync = self._files.sync_directory
-        self._files.sync_directory = lambda path: None if path == self.part else sync(path)  # type: ignore[method-assign]
-        before(self)
-        self._files.sync_directory = sync  # type: ignore[method-assign]
-
-    patch.setattr(SimulatedGateway, "_begin", begin)
+    patch.setattr("procession.gateway.recovery.renew", nothing)
+    patch.setattr("procession.gateway.recovery.keep_identity", lambda directory, found, *_: found or "0")
 
 
 def a_retired_stream_is_forgotten(patch: Patch) -> None:
@@ -308,7 +300,7 @@ def a_restarted_gateway_forgets_what_it_holds(patch: Patch) -> None:
 
 def the_leader_does_not_put_on_disk_who_belongs_to_it(patch: Patch) -> None:
     """When it starts again it does not know for whom to wait."""
-    patch.setattr(SimulatedMemberFile, "save", lambda self, document: None)
+    patch.setattr(MemberFile, "save", lambda self, document: None)
 
 
 def states_are_not_synced_before_the_commit(patch: Patch) -> None:

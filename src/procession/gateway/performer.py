@@ -23,13 +23,13 @@ from procession.gateway import gateway_events as ev
 from procession.gateway import retired_file
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
-from procession.gateway.gateway_directory import keep_identity, save_snapshot
+from procession.gateway.gateway_directory import save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
 from procession.gateway.log_rows import whole_groups
 from procession.gateway.plausibility import check_end, check_start
-from procession.gateway.recovery import recover, renew
+from procession.gateway.recovery import open_directory
 from procession.gateway.sessions import SessionPeer
 from procession.gateway.state import GatewayState
 from procession.gateway.stream_counters import StreamCounters
@@ -37,8 +37,7 @@ from procession.gateway.stream_leases import Leader
 from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
 from procession.storage.driver_claim import check_claimed
-from procession.storage.durable import disk_free_bytes, lock_directory
-from procession.storage.log import IngressLog
+from procession.storage.durable import disk_free_bytes
 
 log = structlog.get_logger("gateway")
 
@@ -49,21 +48,12 @@ class GatewayPerformer:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.on_confirmed: Callable[[], None] = lambda: None
-        lock = lock_directory(config.log_directory)  # nothing is written before it is held
-        try:
-            found = recover(config)
-            renew(config.directory, found)
-        except BaseException:
-            lock.close()
-            raise
+        opened = open_directory(config)
+        found, self.log, self.identity = opened.found, opened.log, opened.identity
         self.is_confirmed = found.is_confirmed
         """Whether producers may open streams. From a pipeline that no driver has claimed, nothing was ever offered. For
         any other one, a driver must confirm this log after each start of the gateway, even if the directory is new."""
         start, snapshot = found.log_start, found.snapshot
-        self.log = IngressLog(
-            config.log_directory, segment_bytes_max=config.segment_bytes_max, committed_end=start, lock=lock
-        )
-        self.identity = keep_identity(config.directory, found.identity)
         self.name = LEADER if config.join is None else config.name
         """Among the gateways of the pipeline; one that joins may get it from the leader."""
         self.tally = StreamCounters(config.limits.streams_max, is_by_id=config.declared is not None)

@@ -15,18 +15,26 @@ Not used in the steady state. `performer` starts with the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from procession.errors import ConfigError
 from procession.gateway import retired_file
-from procession.gateway.gateway_directory import find_identity, load_snapshot, save_snapshot
+from procession.gateway.gateway_directory import (
+    find_identity,
+    keep_identity,
+    load_snapshot,
+    random_identity,
+    save_snapshot,
+)
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.snapshot import Snapshot
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import read_claim
-from procession.storage.durable import write_durably
+from procession.storage.durable import lock_directory, write_durably
+from procession.storage.log import IngressLog, random_incarnation
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,42 @@ class RecoveredGateway:
     """Whether producers may open streams before a driver has confirmed the log."""
     log_start: int
     """First sequence of the log of arrivals that is needed."""
+
+
+@dataclass(frozen=True)
+class OpenedGateway:
+    """A gateway's directory, locked and recovered."""
+
+    found: RecoveredGateway
+    log: IngressLog
+    """The log of arrivals. It holds the lock."""
+    identity: str
+
+
+def open_directory(
+    config: GatewayConfig,
+    files: FileSystem = HOST_FILES,
+    new_incarnation: Callable[[], int] = random_incarnation,
+    new_identity: Callable[[], str] = random_identity,
+) -> OpenedGateway:
+    """Locks the directory, and makes all that is found in it durable. Raises StorageError if another process holds it,
+    or if a file is damaged, ConfigError if it was begun in another order."""
+    lock = lock_directory(config.log_directory, files)  # nothing is written before it is held
+    try:
+        found = recover(config, files)
+        renew(config.directory, found, files)
+    except BaseException:
+        lock.close()
+        raise
+    log = IngressLog(
+        config.log_directory,
+        segment_bytes_max=config.segment_bytes_max,
+        committed_end=found.log_start,
+        lock=lock,
+        files=files,
+        new_incarnation=new_incarnation,
+    )
+    return OpenedGateway(found, log, keep_identity(config.directory, found.identity, files, new_identity))
 
 
 def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:

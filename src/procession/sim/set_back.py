@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from procession.errors import StorageError
+from procession.gateway.gateway_directory import SNAPSHOT
 from procession.sim.disk import Directory, File
+from procession.sim.durable_gateway import log_end, read_snapshot, snapshot_path
 from procession.sim.environment import Environment, Machine
 from procession.sim.simulated_leader_link import name_of
-from procession.sim.simulated_log import log_end
-from procession.sim.simulated_snapshot import SNAPSHOT, load_snapshot, snapshot_path
 
 SET_BACK, LOST = "set-back", "lost"
 LOOK_S = 0.05
@@ -36,7 +36,7 @@ class SetBackOperator:
         """Take the copy now, if there is to be one, and put it in the directory's place when it is old."""
         found = self._machines[part].disk.directory(part)
         copy = copied(found) if found is not None and kind == SET_BACK else None
-        lacks = (0, -1) if copy is None else (log_end(copy), load_snapshot(_snapshot_of(copy)).epoch)
+        lacks = (0, -1) if copy is None else (log_end(copy), read_snapshot(_snapshot_of(copy)).epoch)
         self._when(seconds, lambda: self._is_old(part, *lacks), lambda: self._set_back(part, copy))
 
     def refused(self, part: str) -> None:
@@ -66,7 +66,7 @@ class SetBackOperator:
 
     def _is_old(self, part: str, end: int, epoch: int) -> bool:
         machine, decided = self._machines[part], self._site.oracle.decided
-        known = load_snapshot(machine.disk.durable_file(snapshot_path(part)))
+        known = read_snapshot(machine.disk.durable_file(snapshot_path(part)))
         committed = decided[max(decided)].offsets.get(name_of(part), 0) if decided else 0
         is_old = end < max(known.end_sequence, committed) or epoch < known.epoch
         return machine.is_up and not self._site.set_back and is_old

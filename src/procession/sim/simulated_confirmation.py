@@ -12,37 +12,27 @@ from collections.abc import Container
 
 from procession.errors import StorageError
 from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
+from procession.gateway.recovery import OpenedGateway
 from procession.gateway.snapshot import Snapshot
 from procession.sim.control_requests import ConfirmRequest, OfferRequest
-from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment
 from procession.sim.set_back import blamed
-from procession.sim.simulated_log import SimulatedLog, log_folder
-
-IDENTITY = "identity"
+from procession.storage.log import IngressLog
 
 
 class Confirmation:
-    def __init__(self, site: Environment, part: str, files: Files, *, is_awaited: bool) -> None:
+    def __init__(self, site: Environment, part: str, opened: OpenedGateway, *, is_awaited: bool) -> None:
         """Unless it `is_awaited`, the directory is taken for the last one."""
         self._site = site
         self._part = part
         self._is_awaited = is_awaited
-        self.is_confirmed = not is_awaited or not (files.exists(log_folder(part)) or site.is_claimed())
-        self.identity = self._identity(files) if is_awaited else ""
-
-    def _identity(self, files: Files) -> str:
-        found = files.read(f"{self._part}/{IDENTITY}") or b"%016x" % self.incarnation()
-        files.write_durably(self._part, IDENTITY, found)
-        self._site.identities.setdefault(self._part, found.decode())
-        return found.decode()
-
-    def incarnation(self) -> int:
-        """Of a log that is begun now."""
-        return self._site.chance.randrange(1, 2**64) if self._is_awaited else 0
+        self.is_confirmed = not is_awaited or (opened.found.identity is None and not site.is_claimed())
+        self.identity = opened.identity if is_awaited else ""
+        if is_awaited:
+            site.identities.setdefault(part, opened.identity)
 
     def check(
-        self, log: SimulatedLog, request: ConfirmRequest | OfferRequest, snapshot: Snapshot, members: Container[str]
+        self, log: IngressLog, request: ConfirmRequest | OfferRequest, snapshot: Snapshot, members: Container[str]
     ) -> None:
         """`members` are the gateways that the leader knows, if this is the leader."""
         if not self._is_awaited:

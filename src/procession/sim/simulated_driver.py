@@ -34,7 +34,7 @@ from procession.sim.network import Endpoint
 from procession.sim.oracle import STATES, InvariantViolation
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
-from procession.sim.simulated_files import SimulatedFileSystem, is_injected
+from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import names_in
@@ -116,9 +116,8 @@ class SimulatedDriver(SimulatedProcess):
             error = replaced  # the cause is that another driver has taken over
         self.error = error
         self.site.tell(self.part, "! %s: %s", self.checkpoint.fence, error.sentence)
-        is_done_to_us = bool(error.fields.get("is_done_to_us")) or is_injected(error)
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
-        if not is_done_to_us and not is_ours_to_bear:
+        if not is_done_to_us(error) and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
         self.later(0.0, self.kill)
 

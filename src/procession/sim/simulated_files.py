@@ -15,6 +15,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from procession.errors import ProcessionError
 from procession.runtime.files import OpenMode, Part
 from procession.sim.disk import Directory, Disk, File
 from procession.sim.simulated_process import ProcessKilled, SimulatedProcess
@@ -37,6 +38,11 @@ def is_injected(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def is_done_to_us(error: ProcessionError) -> bool:
+    """The same, also for a directory that was set back."""
+    return bool(error.fields.get("is_done_to_us")) or is_injected(error)
 
 
 class SimulatedFileSystem:

@@ -1,47 +1,51 @@
-"""A gateway: the real `GatewayState` and `Connection`, with a model of `gateway/performer`, `server` and `control`. Of
-several gateways the first one leads with the real `Leadership`, and the others have a link to it.
+"""A gateway: the shipped state, log, recovery and small files on the simulated disk, with a model of
+`gateway/performer`, `server` and `control`. Of several gateways the first one leads with the shipped `Leadership`, and
+the others have a link to it.
 
 Invariant, as in `gateway/performer`: actions are performed in the order of their decisions. Rows are in the log before
 any action that depends on them. A snapshot is on disk before its ACKs are sent, and its ACKs before the log is trimmed.
 Rows are gathered for a moment. Snapshots and syncs run concurrently, so other events come between a decision and its
-durability. `simulated_producer` sends to it, `simulated_driver` makes requests; it writes to `simulated_log`.
+durability. `simulated_producer` sends to it, `simulated_driver` makes requests; it writes through `simulated_files`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from procession.errors import ConfigError, ProcessionError, StorageError
 from procession.gateway import gateway_events as ev
+from procession.gateway import retired_file
+from procession.gateway.gateway_directory import MemberFile, save_snapshot
 from procession.gateway.gateway_limits import Limits
+from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.leader import Leadership
 from procession.gateway.members import Members
-from procession.gateway.snapshot import Snapshot
+from procession.gateway.recovery import open_directory
 from procession.gateway.state import GatewayState
-from procession.sim import simulated_snapshot as snapshots
 from procession.sim.control_requests import ConfirmRequest, GatewayReply, OfferRequest
-from procession.sim.disk_calls import Files
+from procession.sim.durable_gateway import DurableSnapshot
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_confirmation import Confirmation
+from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
 from procession.sim.simulated_leader_link import (
     LEADERS_DOOR,
-    STARTS,
     LeaderEnd,
     SimulatedLeaderLink,
-    SimulatedMemberFile,
     member_of,
     name_of,
+    next_start,
 )
-from procession.sim.simulated_log import SimulatedLog, log_folder, read_tail
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_session import SimulatedSession, check_told
+from procession.storage.log import IngressLog
 from procession.storage.log_ranges import LogOffset
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import ConnectionState
@@ -52,7 +56,7 @@ TICK_S = 0.2
 HANDSHAKE_S = 0.5
 APPEND_DELAY_S = 0.002
 OPEN = StreamState.OPEN
-
+EPOCH_BYTES_MAX = 1 << 30
 
 Reply = Callable[[Any], None]
 Request = ev.EpochCommitted | ev.FenceRaised | ConfirmRequest | OfferRequest | ev.RetireStreams
@@ -65,7 +69,7 @@ class SimulatedGateway(SimulatedProcess):
         part: str,
         machine: Machine,
         limits: Limits,
-        segment_rows_max: int,
+        segment_bytes_max: int,
         peers: Sequence[str] = (),
         *,
         is_confirmed: bool = True,
@@ -76,10 +80,8 @@ class SimulatedGateway(SimulatedProcess):
         self.has_left = False
         self._peers = peers
         self._is_departing = False
-        self._snapshot_path = snapshots.snapshot_path(part)
-        self._limits = limits
-        self._segment_rows_max = segment_rows_max
-        self._files = Files(self, machine.disk)
+        self._config = GatewayConfig(Path(part), limits=limits, segment_bytes_max=segment_bytes_max)
+        self._files = SimulatedFileSystem(self, machine.disk)
         self._sessions: dict[int, SimulatedSession] = {}
         self._numbers = 0
         self._waiting: list[pa.RecordBatch] = []
@@ -88,9 +90,9 @@ class SimulatedGateway(SimulatedProcess):
         self._is_locked = False
         self._is_dirty = False
         """A session came, went or spoke since the last check."""
-        self._durable: tuple[int, Snapshot] = -1, Snapshot()
+        self._durable_snapshot = DurableSnapshot(machine.disk, part)
         self.state: GatewayState
-        self._log: SimulatedLog
+        self._log: IngressLog
         self.confirmation: Confirmation
         self._is_awaited = not is_confirmed
         self._leadership: Leadership | None = None
@@ -100,18 +102,18 @@ class SimulatedGateway(SimulatedProcess):
         self.post(self._begin)
 
     def _begin(self) -> None:
-        folder = log_folder(self.part)
-        self._files.make_directory(self.part)
-        self._files.sync_directory("")
-        found, retired = snapshots.recover_snapshot(self._files, self.part)
-        self.confirmation = Confirmation(self.site, self.part, self._files, is_awaited=self._is_awaited)
-        incarnation = self.confirmation.incarnation()
-        self._log = SimulatedLog(self._files, folder, found.end_sequence, self._segment_rows_max, incarnation)
-        end, now = self._log.next_sequence, self.site.clock.now
-        tail = read_tail(self._files, folder, found.end_sequence, end)
+        """As `gateway.performer.GatewayPerformer.__init__`."""
+        config, files, randrange = self._config, self._files, self.site.chance.randrange
+        opened = open_directory(config, files, lambda: randrange(1, 2**64), lambda: f"{randrange(2**127, 2**128):x}")
+        found, self._log = opened.found, opened.log
+        self.confirmation = Confirmation(self.site, self.part, opened, is_awaited=self._is_awaited)
         is_leading = self.part == GATEWAY if self._peers else None
-        self.state = GatewayState(self._limits, found, tail, end, is_leading=is_leading, retired=retired, now=now)
-        self.site.tell(self.part, "= recovered to %s, %s", end, found)
+        end, now = self._log.next_sequence, self.site.clock.now
+        tail = list(self._log.read(found.log_start, end))
+        self.state = GatewayState(
+            config.limits, found.snapshot, tail, end, is_leading=is_leading, retired=found.retired, now=now
+        )
+        self.site.tell(self.part, "= recovered to %s, %s", end, found.snapshot)
         if self._peers:
             self._lead_or_follow()
         self.site.network.listeners[self.part] = self
@@ -120,18 +122,17 @@ class SimulatedGateway(SimulatedProcess):
 
     def _lead_or_follow(self) -> None:
         if self.part == GATEWAY:
-            self._leadership = Leadership(Members(SimulatedMemberFile(self._files, self.part)), self.state, self.handle)
-            identity, is_confirmed = self.confirmation.identity, self.confirmation.is_confirmed
-            self._leadership.begin(member_of(self.part, identity), is_confirmed=is_confirmed)
+            members = Members(MemberFile(self._config.directory, self._files))
+            self._leadership = Leadership(members, self.state, self.handle)
+            own = member_of(self.part, self.confirmation.identity)
+            self._leadership.begin(own, is_confirmed=self.confirmation.is_confirmed)
             self.site.network.listeners[LEADERS_DOOR] = self
             return
-        starts = max(int(self._files.read(f"{self.part}/{STARTS}") or b"0"), int(1000 * self.site.clock.now))
-        self._link = SimulatedLeaderLink(self, starts)
+        self._link = SimulatedLeaderLink(self, next_start(self._config.directory, self._files, self.site.clock.now))
         self._link.connect()
-        self._files.write_durably(self.part, STARTS, b"%d" % (starts + 1))
 
     def failed(self, error: ProcessionError) -> None:
-        if not error.fields.get("is_done_to_us"):
+        if not is_done_to_us(error):
             raise InvariantViolation("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
         self.site.tell(self.part, "! %s", error.sentence)
         self.kill()
@@ -142,6 +143,9 @@ class SimulatedGateway(SimulatedProcess):
             if session.connection.state is ConnectionState.STREAMING:
                 self._send(session.number, Restart())
             session.end.close()
+        self._end()
+
+    def _end(self) -> None:
         self._flush()
         self._log.sync()
         self.kill()
@@ -312,9 +316,7 @@ class SimulatedGateway(SimulatedProcess):
     def leave(self) -> None:
         self.site.tell(self.part, "= has left")
         self.has_left = True
-        self._flush()
-        self._log.sync()
-        self.kill()
+        self._end()
 
     # What the driver asks for: one at a time, as behind the real gateway's lock
 
@@ -357,24 +359,31 @@ class SimulatedGateway(SimulatedProcess):
 
     def _save(self, write: ev.WriteSnapshot, request: Request, reply: Reply) -> None:
         if write.retiring is not None and write.retiring.mark is not None:
-            snapshots.write_retired(self._files, self.part, write.retiring)
-        self._files.write_durably(self.part, snapshots.SNAPSHOT, snapshots.dump_snapshot(write.snapshot))
+            retired_file.write(self._config.directory, write.retiring, self._files)
+        save_snapshot(self._config.directory, write.snapshot, self._files)
         self.soon(self._saved, write, request, reply)
 
     def _saved(self, write: ev.WriteSnapshot, request: Request, reply: Reply) -> None:
         for action in self._decided(ev.SnapshotWritten(write.snapshot, write.retiring)):
             self._perform(action)
+        if write.retiring is not None:
+            retired_file.remove_others(self._config.directory, write.snapshot.retired, self._files)
         self._written(request, reply)
 
     def _written(self, request: Request, reply: Reply) -> None:
-        end = self.state.next_sequence
+        offset = LogOffset(self.state.next_sequence)
         if isinstance(request, OfferRequest):
             self._flush()
             self._log.sync()
-            end = self._log.end_for(request.offered.sequence, request.records_max)
+            try:
+                end = self._log.end_for(request.offered.sequence, request.records_max, EPOCH_BYTES_MAX)
+                offset = self._log.offset(end)
+            except StorageError as error:
+                self._answer(reply, error)  # a late request of a replaced driver, for rows that are trimmed
+                return
         is_behind = isinstance(request, ConfirmRequest | OfferRequest) and not self._confirmed(request)
-        offset = self._log.offset(end) if isinstance(request, OfferRequest) else LogOffset(end)
-        self._answer(reply, GatewayReply(offset, self._gateways(), is_behind))
+        gateways = tuple(self._leadership.gateways) if self._leadership is not None else ()
+        self._answer(reply, GatewayReply(offset, gateways, is_behind))
 
     def _confirmed(self, request: ConfirmRequest | OfferRequest) -> bool:
         """A driver knows this log. Whether producers may come now."""
@@ -385,15 +394,6 @@ class SimulatedGateway(SimulatedProcess):
                 self._link.greet_again()
         return self.confirmation.is_confirmed
 
-    def _gateways(self) -> tuple[str, ...]:
-        return tuple(self._leadership.gateways) if self._leadership is not None else ()
-
     def _answer(self, reply: Reply, answer: Any) -> None:
         reply(answer)
         self._next_request()
-
-    def _durable_snapshot(self) -> Snapshot:
-        disk = self._files.disk
-        if self._durable[0] != disk.syncs:
-            self._durable = disk.syncs, snapshots.load_snapshot(disk.durable_file(self._snapshot_path))
-        return self._durable[1]

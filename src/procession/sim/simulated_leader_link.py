@@ -1,4 +1,4 @@
-"""Several gateways: both ends of the link between each gateway and the leader, and the leader's file of members.
+"""Several gateways: both ends of the link between each gateway and the leader.
 
 Invariant, as in `gateway/leader_link`: a reply counts only on the connection of its request. When a link is lost, all
 waiting requests fail, and the next link starts with the list of streams that the gateway holds. The messages,
@@ -26,16 +26,17 @@ from procession.gateway.global_registry import LEADER
 from procession.gateway.leader import Leadership, greeting
 from procession.gateway.members import Member
 from procession.gateway.request_parsing import positions
-from procession.sim.disk_calls import Files
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
+from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
+from procession.storage.durable import read_if_there, write_durably
 
 if TYPE_CHECKING:
     from procession.sim.simulated_gateway import SimulatedGateway
 
 LEADERS_DOOR = "leader"
 """Where the others find the leader."""
-MEMBERS, STARTS = "gateways.json", "starts"
+STARTS = "starts"
 LINK_INTERVAL_S = 0.15
 LINK_TIMEOUT_S = 0.5
 RETRY_S = 0.05
@@ -56,19 +57,12 @@ def member_of(part: str, identity: str) -> Member:
     return Member(name_of(part), identity or f"of {part}", part, part, part)
 
 
-class SimulatedMemberFile:
-    """As `gateway.gateway_directory.MemberFile`, on a virtual disk."""
-
-    def __init__(self, files: Files, folder: str) -> None:
-        self._files = files
-        self._folder = folder
-        self.path = Path(folder) / MEMBERS
-
-    def load(self) -> bytes | None:
-        return self._files.read(f"{self._folder}/{MEMBERS}")
-
-    def save(self, document: bytes) -> None:
-        self._files.write_durably(self._folder, MEMBERS, document)
+def next_start(directory: Path, files: SimulatedFileSystem, now: float) -> int:
+    """Number of this start of the gateway: higher than that of any earlier one."""
+    path = directory / STARTS
+    starts = max(int(read_if_there(path, files) or b"0"), int(1000 * now))
+    write_durably(path, b"%d" % (starts + 1), files)
+    return starts
 
 
 class LineChannel:
@@ -119,7 +113,7 @@ class LeaderEnd(LineChannel):
             try:
                 reply = {"ok": True, **self._answer(request)}
             except ProcessionError as error:
-                if error.fields.get("is_done_to_us"):
+                if is_done_to_us(error):
                     raise
                 reply = {"ok": False, "error": error.sentence, "is_config": isinstance(error, ConfigError)}
             self._leader.site.tell(self._leader.part, "< %s > %s", request, reply)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from procession.gateway.snapshot import Snapshot
+from procession.sim.durable_gateway import is_durable_anywhere
 from procession.sim.environment import Environment
 from procession.sim.network import Endpoint
-from procession.sim.simulated_snapshot import is_durable_anywhere
 from procession.wire.connection import Connection
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import ConnectionSide, Role

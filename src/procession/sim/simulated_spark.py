@@ -9,8 +9,11 @@ Upstream: `simulated_gateway` and its log. Downstream: `simulated_driver`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from procession.commit.round_record import RoundRecord
 from procession.driver.known_gateways import epochs_kept
@@ -19,18 +22,19 @@ from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import OfferRequest
 from procession.sim.disk_calls import Files
+from procession.sim.durable_gateway import LOG
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
 from procession.sim.set_back import blamed
 from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
+from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_leader_link import name_of, part_of
-from procession.sim.simulated_log import Row as LogRow
-from procession.sim.simulated_log import log_folder, read_rows
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_states import KIND, STAGE, SimulatedStateStore
 from procession.sim.simulated_tasks import Route, Row, SimulatedEpoch, dealt, payloads, run_task
 from procession.storage.log_ranges import LogOffset, numbered_from
+from procession.storage.log_reader import LogReader
 from procession.storage.segment import KIND_RECORD
 from procession.storage.state_version import StateVersion
 
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
 TRIGGER_S = 0.02
 TRIGGER_MAX_S = 0.3
 """Spark asks at a steady rate; asking less often while nothing comes only saves the simulation steps."""
+
+
+LogRow = tuple[int, int, int, bytes]
+"""Kind, stream id, message id, payload."""
 
 
 class Spark(SimulatedProcess):
@@ -56,7 +64,10 @@ class Spark(SimulatedProcess):
         super().__init__(site, SPARK, machine)
         self.driver = driver
         self._machines = {name_of(part): home for part, home in gateways.items()}
-        self._logs = {name: Files(self, home.disk) for name, home in self._machines.items()}
+        self._logs = {
+            name: LogReader(Path(part_of(name)) / LOG, files=SimulatedFileSystem(self, home.disk))
+            for name, home in self._machines.items()
+        }
         self._clients = SimulatedGatewayClients(self)
         files = Files(self, machine.disk)
         self._checkpoint = SimulatedCheckpoint(files, driver.checkpoint.fence)
@@ -203,7 +214,7 @@ class Spark(SimulatedProcess):
     def _read(self, name: str, start: int, end: LogOffset) -> list[LogRow]:
         part = part_of(name)
         try:
-            return read_rows(self._logs[name], log_folder(part), start, end)
+            return [row for batch in self._logs[name].read(start, end.sequence, end) for row in _rows(batch)]
         except StorageError as error:
             raise blamed(error, is_done_to_us=part in self.site.set_back) from error
 
@@ -225,3 +236,8 @@ class Spark(SimulatedProcess):
         if driver.is_alive:
             driver.later(0.005 * self.site.chance.random(), driver.commit_seen, epoch)
         self.later(TRIGGER_S * self.site.chance.random(), self._trigger)
+
+
+def _rows(batch: pa.RecordBatch) -> Iterable[LogRow]:
+    columns = (batch.column(name).to_pylist() for name in ("kind", "stream_id", "message_id", "payload"))
+    return zip(*columns, strict=True)

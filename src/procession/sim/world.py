@@ -27,6 +27,8 @@ from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
 
 EVENTS_MAX = 60_000
+ROW_BYTES = 600
+"""What a row costs in a segment, if it is alone in its entry."""
 """Maximum number of steps. A run that takes more has stalled."""
 STALL_S = 120.0
 AFTERMATH_S = 0.2
@@ -165,8 +167,9 @@ class World:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
             is_confirmed = not self.plan.sets_back
             peers = tuple(self._gateways) if len(self._gateways) > 1 or not is_confirmed else ()
+            segment_bytes_max = ROW_BYTES * self.plan.segment_rows_max
             SimulatedGateway(
-                self.site, part, machine, limits, self.plan.segment_rows_max, peers, is_confirmed=is_confirmed
+                self.site, part, machine, limits, segment_bytes_max, peers, is_confirmed=is_confirmed
             ).start()
         elif part == DRIVER:
             self._start_driver()
