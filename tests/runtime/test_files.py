@@ -11,10 +11,11 @@ import pytest
 
 from procession.runtime.files import FileSystem, OpenMode
 from procession.runtime.host_files import HOST_FILES
+from procession.sim.blocking_calls import ProcessKilled
 from procession.sim.environment import Machine
 from procession.sim.runner import plan_of
 from procession.sim.simulated_files import SimulatedFileSystem
-from procession.sim.simulated_process import ProcessKilled, SimulatedProcess
+from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from procession.commit import round_events as ev
+from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
+from procession.commit.spark_log import SparkLog
 from procession.commit.two_phase import TwoPhase
 from procession.connectors.file_sink import FileOutput
 from procession.gateway.confirmation import KnownLog, check_offered
@@ -26,13 +28,13 @@ from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.stream_leases import StreamLeases
 from procession.runtime.files import FileSystem, OpenMode
 from procession.sim.oracle import STATES
-from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_driver import SimulatedDriver
 from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_states import SimulatedStateStore, names_in
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.driver_claim import CURRENT
+from procession.storage.durable import fsync_dir, storage_error, write_durably
 from procession.storage.journal import Entry, Journal
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import LogOffset
@@ -53,21 +55,20 @@ def told(path: Path) -> Iterator[None]:
         raise storage_error(path, "write", error) from error
 
 
-def nothing(*_: Any) -> Iterator[None]:
-    yield from ()
+def nothing(*_: Any) -> None:
+    """Instead of something."""
 
 
 def offsets_not_synced_before_phase_1(patch: Patch) -> None:
-    patch.setattr(SimulatedCheckpoint, "sync_offsets", nothing)
+    patch.setattr(SparkLog, "sync_offsets", nothing)
 
 
 def round_record_not_synced_before_the_epoch_is_finished(patch: Patch) -> None:
-    def write_round(self: SimulatedCheckpoint, record: Any) -> Iterator[None]:
-        self._files.make_directory(f"{self.directory}/rounds")
-        self._files.write(f"{self.directory}/rounds/{record.epoch:020d}", record.to_json())
-        yield
+    def write(path: Path, data: bytes, files: FileSystem) -> None:
+        with told(path), files.open(path, OpenMode.REPLACE) as file:
+            file.write(0, data)
 
-    patch.setattr(SimulatedCheckpoint, "write_round", write_round)
+    patch.setattr("procession.commit.round_files.write_durably", write)
 
 
 def phase_2_before_the_decision(patch: Patch) -> None:
@@ -84,12 +85,12 @@ def phase_2_before_the_decision(patch: Patch) -> None:
 
 
 def commits_not_synced_before_phase_2(patch: Patch) -> None:
-    patch.setattr(SimulatedCheckpoint, "sync_commit", nothing)
+    patch.setattr(SparkLog, "sync_commit", SparkLog.tell_decided)
 
 
 def fence_not_checked_after_the_commit(patch: Patch) -> None:
     def found(self: SimulatedDriver, epoch: int) -> Iterator[None]:
-        yield from self.checkpoint.sync_commit(epoch)
+        yield from self.blocking(self.checkpoint.log.sync_commit, epoch)
         self.site.oracle.look()
         yield from self.handle(ev.CommitFound(epoch))
 
@@ -192,13 +193,13 @@ def the_sink_votes_before_its_data_is_durable(patch: Patch) -> None:
 
 
 def a_torn_file_of_sparks_is_copied(patch: Patch) -> None:
-    patch.setattr("procession.sim.simulated_checkpoint.is_whole", lambda text, part: True)
+    patch.setattr("procession.commit.spark_log._is_all", lambda data, part: True)
 
 
 def the_snapshot_that_recovery_finds_is_not_synced(patch: Patch) -> None:
     """Ours, until the simulator found it: a kill between rename and sync, and a successor that believes its eyes."""
     patch.setattr("procession.gateway.recovery.renew", nothing)
-    patch.setattr("procession.gateway.recovery.keep_identity", lambda directory, found, *_: found or "0")
+    patch.setattr("procession.gateway.recovery.keep_identity", lambda directory, found, *_: found or f"of {directory}")
 
 
 def a_retired_stream_is_forgotten(patch: Patch) -> None:
@@ -207,26 +208,20 @@ def a_retired_stream_is_forgotten(patch: Patch) -> None:
 
 def a_successor_copies_before_it_takes_over(patch: Patch) -> None:
     """It replaces `CURRENT` last: what its predecessor commits meanwhile, it does not see."""
-    copy_last = SimulatedCheckpoint.copy_last
+    copy_last = Checkpoint._copy_last
 
-    def copy_then_claim(self: SimulatedCheckpoint) -> Iterator[None]:
-        self._files.make_directory("checkpoint")
-        self._files.sync_directory("")
-        self.fence = self.current() + 1
-        yield from copy_last(self)
-        self._files.write_durably("checkpoint", "CURRENT", b"%d" % self.fence)
+    def write(path: Path, data: bytes, files: FileSystem) -> None:
+        if path.name == CURRENT:
+            with told(path):
+                copy_last(Checkpoint(path.parent, "", int(data), files))
+        write_durably(path, data, files)
 
-    patch.setattr(SimulatedCheckpoint, "claim", copy_then_claim)
-    patch.setattr(SimulatedCheckpoint, "copy_last", nothing)
+    patch.setattr("procession.commit.checkpoint.write_durably", write)
+    patch.setattr(Checkpoint, "_copy_last", nothing)
 
 
 def folders_of_a_new_checkpoint_are_not_synced(patch: Patch) -> None:
-    def sync(self: SimulatedCheckpoint, part: str, epoch: int) -> Iterator[None]:
-        self._files.sync(f"{self.directory}/{part}/{epoch}")
-        self._files.sync_directory(f"{self.directory}/{part}")
-        yield
-
-    patch.setattr(SimulatedCheckpoint, "_sync", sync)
+    patch.setattr("procession.commit.spark_log.fsync_dir", nothing)
 
 
 def a_compacted_log_is_renamed_before_it_is_synced(patch: Patch) -> None:
@@ -341,21 +336,21 @@ def the_merger_gives_out_a_path_before_the_others_have_reached_it(patch: Patch) 
 def a_commit_is_synced_by_whoever_comes_first_and_again_by_the_next(patch: Patch) -> None:
     """Spark's helper fails to sync `commits/N`, the query ends, and the driver syncs the same file again."""
 
-    def sync(self: SimulatedCheckpoint, part: str, epoch: int) -> Iterator[None]:
-        self._files.sync(f"{self.directory}/{part}/{epoch}")
-        yield
-        self._files.sync_directory(f"{self.directory}/{part}")
-        self._files.sync_directory(self.directory)
-        yield
+    def sync(self: SparkLog, part: str, epoch: int) -> None:
+        path = self.directory / part / str(epoch)
+        with told(path), self._files.open(path, OpenMode.WRITE) as file:
+            file.sync()
+        fsync_dir(path.parent, self._files)
+        fsync_dir(self.directory, self._files)
 
     before = Spark._trigger
 
     def trigger(self: Spark) -> Iterator[None]:
-        if (newest := self._checkpoint.committed) >= 0:
-            yield from sync(self._checkpoint, "commits", newest)
+        if (newest := self._checkpoint.log.committed) >= 0:
+            yield from self.blocking(sync, self._checkpoint.log, "commits", newest)
         yield from before(self)
 
-    patch.setattr(SimulatedCheckpoint, "_sync", sync)
+    patch.setattr(SparkLog, "_renew", sync)
     patch.setattr(Spark, "_trigger", trigger)
 
 

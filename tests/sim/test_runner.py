@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from procession.errors import ConfigError, StorageError
+from procession.errors import ConfigError
 from procession.sim.disk import Directory, Disk, File
-from procession.sim.disk_calls import Files
 from procession.sim.environment import Machine
 from procession.sim.fault_plan import KINDS, FaultPlan, PlannedFault, SinkPlan, StreamPlan
 from procession.sim.run_totals import RunTotals
 from procession.sim.runner import BLOCK_RUNS, BlockResult, plan_of, run_again, run_block, run_plan, run_seeds
 from procession.sim.shrink import shrink
+from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
 from tests.sim.planted import what_was_seen_is_forgotten_on_reconnect
@@ -199,14 +199,14 @@ def test_a_power_cut_leaves_a_file_that_was_cut_as_it_was_or_as_it_is() -> None:
 def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_durable() -> None:
     world = World(plan_of(0), random.Random(0))
     machine = Machine("m")
-    files = Files(SimulatedProcess(world.site, "p", machine), machine.disk)
-    files.make_directory("d")
+    files = SimulatedFileSystem(SimulatedProcess(world.site, "p", machine), machine.disk)
+    files.make_directory(Path("d"))
     machine.disk.fsync_failures = 1
-    with pytest.raises(StorageError, match="Cannot sync"):
-        files.sync_directory("")
-    assert files.exists("d")
+    with pytest.raises(OSError, match="Input/output error"):
+        files.sync_directory(Path())
+    assert files.exists(Path("d"))
     assert machine.disk.durable_directory("d") is None
-    files.sync_directory("")
+    files.sync_directory(Path())
     assert machine.disk.durable_directory("d") is not None
 
 

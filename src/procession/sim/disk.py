@@ -4,7 +4,7 @@ Invariant: a killed process loses nothing that it wrote; a power cut loses, keep
 A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that were
 changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
 behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
-succeeds without writing it. Processes use it through `disk_calls`; `oracle` reads what is durable.
+succeeds without writing it. Processes use it through `simulated_files`; `oracle` reads what is durable.
 """
 
 from __future__ import annotations

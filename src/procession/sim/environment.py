@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from procession.sim.blocking_calls import CallThreads
 from procession.sim.disk import Disk
 from procession.sim.fault_plan import PlannedFault
 from procession.sim.network import Network
@@ -61,8 +62,6 @@ class Machine:
         self.disk = Disk()
         self.processes: list[SimulatedProcess] = []
         self.is_up = True
-        self.lock: SimulatedProcess | None = None
-        """The holder of the checkpoint's lock."""
 
 
 class StepCounter:
@@ -107,6 +106,7 @@ class Environment:
         self.chance = chance
         self.clock = VirtualClock()
         self.network = Network(self)
+        self.threads = CallThreads()
         self.oracle: Oracle
         self.strike: Callable[[PlannedFault, SimulatedProcess], None]
         self.gone: Callable[[SimulatedProcess], None]

@@ -11,38 +11,41 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
 from procession.driver.known_gateways import known_gateway
 from procession.errors import ProcessionError
 from procession.gateway.confirmation import KnownGateway
 from procession.gateway.global_registry import LEADER
 from procession.sim.environment import Environment
-from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_leader_link import part_of
 from procession.sim.simulated_process import SimulatedProcess
+from procession.storage.log_ranges import LogLocation
 
 Answers = dict[str, tuple[Any, Any]]
 """By the gateway's name: what it was asked, and its answer."""
 
 
-def last_record(site: Environment, checkpoint: SimulatedCheckpoint) -> RoundRecord | None:
+def last_record(site: Environment, checkpoint: Checkpoint) -> RoundRecord | None:
     """The last commit, with which the gateways are compared. Where no directory is set back, that is nothing."""
-    committed = checkpoint.committed if site.identities else -1
+    committed = checkpoint.log.committed if site.identities else -1
     if committed < 0:
         return None
     checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
-    return checkpoint.round(committed)
+    return checkpoint.rounds.read(committed)
 
 
-def known(site: Environment, checkpoint: SimulatedCheckpoint, record: RoundRecord | None, name: str) -> KnownGateway:
-    places = checkpoint.places if site.identities else ()
+def known(site: Environment, checkpoint: Checkpoint, record: RoundRecord | None, name: str) -> KnownGateway:
+    places = checkpoint.places.all() if site.identities else ()
     return known_gateway(record, name, site.identities.get(part_of(name), ""), places)
 
 
-def keep_places(site: Environment, checkpoint: SimulatedCheckpoint, gateways: Iterable[str]) -> None:
+def keep_places(site: Environment, places: LogLocations, gateways: Iterable[str]) -> None:
     """As `driver/offsets`: a gateway that the leader lists is known to all later drivers."""
-    if site.identities:
-        checkpoint.keep_places(gateways)
+    for name in gateways if site.identities else ():
+        part = part_of(name)
+        places.keep(name, LogLocation(part, site.identities.get(part, "")))
 
 
 class SimulatedGatewayClients:

@@ -1,4 +1,5 @@
-"""The Python half of a driver: the real `Coordinator`, with a model of `commit/performer` and `driver/driver`.
+"""The Python half of a driver: the shipped coordinator, checkpoint and round files, with a model of `commit/performer`
+and `driver/driver`.
 
 Invariant, as in the commit performer, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
 epoch is finished, `commits/N` before phase 2, and the fence is read again between that and phase 2. Each of these is a
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
+from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
+from procession.commit.recovery import recover
 from procession.commit.round_record import RoundRecord, acknowledged_epoch, next_positions
 from procession.commit.round_state import RoundPhase
 from procession.driver.known_gateways import epochs_kept
@@ -27,18 +30,17 @@ from procession.errors import (
 from procession.gateway.gateway_events import EpochCommitted, FenceRaised
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import ConfirmRequest
-from procession.sim.disk_calls import Files
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
 from procession.sim.network import Endpoint
-from procession.sim.oracle import STATES, InvariantViolation
-from procession.sim.simulated_checkpoint import SimulatedCheckpoint
+from procession.sim.oracle import CHECKPOINT, STATES, InvariantViolation
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
 from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import names_in
 from procession.sim.simulated_tasks import SimulatedEpoch
+from procession.storage.driver_claim import read_claim
 from procession.storage.log_ranges import LogOffset
 from procession.storage.state_store import StateStore
 
@@ -63,11 +65,12 @@ class SimulatedDriver(SimulatedProcess):
         start_spark: Callable[[SimulatedDriver], Spark],
     ) -> None:
         super().__init__(site, DRIVER, machine)
-        self._files = Files(self, machine.disk)
-        self.checkpoint = SimulatedCheckpoint(self._files)
-        self._states = StateStore(Path(STATES), SimulatedFileSystem(self, machine.disk))
+        self._files = SimulatedFileSystem(self, machine.disk)
+        self.checkpoint: Checkpoint
+        self._states = StateStore(Path(STATES), self._files)
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
+        self._has_claimed = False
         self.leaves_zombie = False
         """Whether the JVM survives when this half dies."""
         self._start_spark = start_spark
@@ -92,8 +95,6 @@ class SimulatedDriver(SimulatedProcess):
         self.post(self._begin)
 
     def died(self) -> None:
-        if self.machine.lock is self:
-            self.machine.lock = None
         if self.spark is not None:
             if self.leaves_zombie:
                 self.spark.soon(self.spark.orphaned)
@@ -111,11 +112,12 @@ class SimulatedDriver(SimulatedProcess):
     def failed(self, error: ProcessionError) -> None:
         """Stop, and let the supervisor decide. A driver that is still the one in charge must have a good reason."""
         try:
-            self.checkpoint.check_fence()
+            if self._has_claimed:
+                self.checkpoint.check_fence()
         except FencedError as replaced:
             error = replaced  # the cause is that another driver has taken over
         self.error = error
-        self.site.tell(self.part, "! %s: %s", self.checkpoint.fence, error.sentence)
+        self.site.tell(self.part, "! %s", error.sentence)
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
         if not is_done_to_us(error) and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
@@ -124,42 +126,30 @@ class SimulatedDriver(SimulatedProcess):
     # Beginning
 
     def _begin(self) -> Steps:
-        if self.machine.lock is not None:
-            self.later(0.02, self._begin)
-            return
-        self.machine.lock = self
-        yield from self.checkpoint.claim()
-        self.machine.lock = None
-        try:
-            yield from self.checkpoint.copy_last()
-            self.checkpoint.check()
-        except StorageError:
-            self.checkpoint.check_fence()
-            raise
-        self.checkpoint.check_fence()
+        checkpoint = self.checkpoint = yield from self.blocking(self._claim)
+        self._has_claimed = True
+        self._places = checkpoint.places
         self.site.oracle.look()
-        checkpoint = self.checkpoint
         self.site.tell(
             self.part,
             "= driver %s, offered %s, committed %s",
             checkpoint.fence,
-            checkpoint.offered,
-            checkpoint.committed,
+            checkpoint.log.offered,
+            checkpoint.log.committed,
         )
-        rounds = checkpoint.rounds()
-        last = rounds.get(checkpoint.committed)
-        self._states.make()
-        yield
-        self._states.sweep(() if last is None else last.states.values(), checkpoint.fence)
+        found = recover(checkpoint.directory, self._files)
+        yield from self.blocking(self._states.make)
+        last = found.last
+        yield from self.blocking(self._states.sweep, () if last is None else last.states.values(), checkpoint.fence)
         self._coordinator = Coordinator(
             pipeline=PIPELINE,
             checkpoint=CHECKPOINT_ID,
             fence=checkpoint.fence,
             fingerprint=FINGERPRINT,
             sinks=list(self._links),
-            rounds=rounds,
-            committed=checkpoint.committed,
-            reserved=checkpoint.reserved,
+            rounds=found.rounds,
+            committed=found.committed,
+            reserved=found.reserved,
         )
         for link in self._links.values():
             link.connect()
@@ -167,6 +157,10 @@ class SimulatedDriver(SimulatedProcess):
         if last is not None:
             self._acknowledge(last)
         self._raise_fence()
+
+    def _claim(self) -> Checkpoint:
+        root, files = Path(CHECKPOINT), self._files
+        return Checkpoint.claim(root, name=PIPELINE, fingerprint=FINGERPRINT, files=files, new_id=lambda: CHECKPOINT_ID)
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
@@ -178,8 +172,7 @@ class SimulatedDriver(SimulatedProcess):
         self._fences.ask(requests, self._raised)
 
     def _offered_ends(self) -> dict[str, LogOffset]:
-        offered = self.checkpoint.offered
-        return self.checkpoint.offset(offered) if offered >= 0 else {}
+        return self.checkpoint.log.offsets
 
     def _raised(self, answers: Answers) -> None:
         ends = self._offered_ends()
@@ -191,7 +184,7 @@ class SimulatedDriver(SimulatedProcess):
         known = len(self._fences.names)
         if LEADER in answers:
             self._meet(answers[LEADER][1].gateways)
-            keep_places(self.site, self.checkpoint, answers[LEADER][1].gateways)
+            keep_places(self.site, self._places, answers[LEADER][1].gateways)
         self._fenced |= answers.keys()
         if all(name in self._fenced for name in self._fences.names):
             self.spark = self._start_spark(self)
@@ -210,7 +203,7 @@ class SimulatedDriver(SimulatedProcess):
             for event in link.heard(data):
                 yield from self.handle(event)
         except RemoteProtocolError as error:
-            if self.checkpoint.current() == self.checkpoint.fence and "the sink failed" not in error.sentence:
+            if self._is_in_charge() and "the sink failed" not in error.sentence:
                 raise InvariantViolation(
                     "I7", f"driver and {link.sink} do not understand each other: {error.sentence}"
                 ) from None
@@ -234,7 +227,7 @@ class SimulatedDriver(SimulatedProcess):
             return
         self.checkpoint.check_fence()
         yield
-        yield from self.checkpoint.sync_offsets(epoch.number)
+        yield from self.blocking(self.checkpoint.log.sync_offsets, epoch.number)
         self._is_idle = False
         self._epoch = epoch
         last = self._coordinator.rounds.get(epoch.number - 1)
@@ -271,7 +264,7 @@ class SimulatedDriver(SimulatedProcess):
                 payloads = self._epoch.payloads[action.sink] if self._epoch is not None and is_here else ()
                 self.soon(self._links[action.sink].emit, action, payloads)
             case ev.ReserveAttempts(number):
-                return self.checkpoint.reserve(number)
+                return self.blocking(self.checkpoint.reserve, number)
             case ev.SendPhase2():
                 return self._phase2(action.sink, action.txn, action.commit)
             case ev.ReconnectSink(sink, delay_s):
@@ -304,14 +297,18 @@ class SimulatedDriver(SimulatedProcess):
     def _write_record(self, record: RoundRecord) -> Steps:
         self.checkpoint.check_fence()
         yield
-        yield from self.checkpoint.write_round(record)
+        yield from self.blocking(self.checkpoint.rounds.write, record)
         yield from self.handle(ev.RecordWritten(record.epoch))
 
     def asks_for_vote(self, action: ev.EmitEpoch) -> None:
         """A replaced driver may have lost its copy of the checkpoint. Its later messages decide nothing."""
         self.site.oracle.attempted(action.sink, action.txn)
-        if self.checkpoint.current() == self.checkpoint.fence:
-            self.site.oracle.asked_to_vote(action.epoch, self.checkpoint.durable_offset(action.epoch))
+        if self._is_in_charge():
+            path = self.checkpoint.directory / "offsets" / str(action.epoch)
+            self.site.oracle.asked_to_vote(action.epoch, self.machine.disk.durable_file(str(path)))
+
+    def _is_in_charge(self) -> bool:
+        return read_claim(self.checkpoint.root, self._files) == self.checkpoint.fence
 
     # The decision
 
@@ -327,7 +324,7 @@ class SimulatedDriver(SimulatedProcess):
             yield from self._found(epoch)
 
     def _found(self, epoch: int) -> Steps:
-        yield from self.checkpoint.sync_commit(epoch)
+        yield from self.blocking(self.checkpoint.log.sync_commit, epoch)
         self.site.oracle.look()
         self.checkpoint.check_fence()
         yield
@@ -338,7 +335,7 @@ class SimulatedDriver(SimulatedProcess):
         opened = self._coordinator.open
         if opened is not None and self.error is None:
             epoch = opened.ready.epoch
-            if opened.phase is RoundPhase.IN_DOUBT and self.checkpoint.is_committed(epoch):
+            if opened.phase is RoundPhase.IN_DOUBT and self.checkpoint.log.is_committed(epoch):
                 yield from self._found(epoch)
             else:
                 yield from self.handle(ev.QueryEnded())

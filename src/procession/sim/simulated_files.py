@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from procession.errors import ProcessionError
 from procession.runtime.files import OpenMode, Part
+from procession.sim.blocking_calls import ProcessKilled
 from procession.sim.disk import Directory, Disk, File
-from procession.sim.simulated_process import ProcessKilled, SimulatedProcess
+from procession.sim.simulated_process import SimulatedProcess
 
 DROPPED = 0.2
 """Probability that a failed sync drops the written data at once. Otherwise reads return it, but it is not durable."""
 FREE_BYTES = 1 << 40
+LOCK_WAIT_S = 0.02
 
 READ, WRITE, REPLACE, NEW = OpenMode.READ, OpenMode.WRITE, OpenMode.REPLACE, OpenMode.NEW
 
@@ -102,9 +104,9 @@ class SimulatedFileSystem:
         directory.change({name: Directory()})
 
     def rename(self, old: Path, new: Path) -> None:
-        self.edge()
         directory, name = self._parent(old)
         other, new_name = self._parent(new)
+        self.edge()
         node, replaced = directory.names.get(name), other.names.get(new_name)
         if node is None:
             raise _missing(old)
@@ -137,16 +139,16 @@ class SimulatedFileSystem:
 
     def remove_tree(self, path: Path) -> None:
         """At one step: nothing relies on a tree that is being removed."""
-        self.step()
         directory, name = self._parent(path)
+        self.step()
         node = directory.names.get(name)
         if type(node) is Directory:
             directory.change({name: None})
             self.disk.moved(node)
 
     def sync_directory(self, path: Path) -> None:
-        self.edge()
         directory = self._directory(path)
+        self.edge()
         if self.disk.fails_to_sync():
             directory.fail_to_sync(is_lost=self.chance.random() < 0.5)
             raise _failed_sync()
@@ -158,20 +160,28 @@ class SimulatedFileSystem:
         return 0 if self.disk.is_full else FREE_BYTES
 
     def lock(self, path: Path, *, waits: bool = False) -> SimulatedLock:
-        node = self._node(path)
-        if node is None:
-            raise _missing(path)
-        holder = self.disk.locks.get(node)
-        if holder is not None and holder is not self.process and holder.is_alive:
-            raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable", str(path))
+        while True:
+            node = self._node(path)
+            if node is None:
+                raise _missing(path)
+            holder = self.disk.locks.get(node)
+            if holder is None or holder is self.process or not holder.is_alive:
+                break
+            if not waits or not self.process.wait(LOCK_WAIT_S):
+                raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable", str(path))
         self.disk.locks[node] = self.process
         return SimulatedLock(self, node)
+
+    def _turn(self) -> None:
+        """A call begins: others may go first, and the process may be dead."""
+        self.process.give_way()
+        if not self.process.is_alive:
+            raise ProcessKilled
 
     # Names
 
     def _parent(self, path: Path) -> tuple[Directory, str]:
-        if not self.process.is_alive:
-            raise ProcessKilled
+        self._turn()
         folder, _, name = str(path).rpartition("/")
         directory = self.disk.directory(folder)
         if directory is None:
@@ -179,8 +189,7 @@ class SimulatedFileSystem:
         return directory, name if name != "." else ""
 
     def _node(self, path: Path) -> File | Directory | None:
-        if not self.process.is_alive:
-            raise ProcessKilled
+        self._turn()
         folder, _, name = str(path).rpartition("/")
         if name == ".":
             return self.disk.root
@@ -222,6 +231,7 @@ class SimulatedFile:
 
     def write(self, position: int, *parts: Part) -> None:
         files, node = self._files, self._node
+        files.process.give_way()
         files.step()
         data = b"".join(parts)
         if files.disk.is_full and position + len(data) > len(node.data):
@@ -237,6 +247,7 @@ class SimulatedFile:
 
     def sync(self, *, is_data_only: bool = False) -> None:
         files = self._files
+        files.process.give_way()
         files.edge()
         if files.disk.fails_to_sync():
             self._node.fail_to_sync(is_dropped=files.chance.random() < DROPPED)

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from procession.errors import ProcessionError
+from procession.sim.blocking_calls import CallThread, ProcessKilled
 from procession.sim.oracle import InvariantViolation
 
 if TYPE_CHECKING:
     from procession.sim.environment import Environment, Machine
     from procession.sim.network import Endpoint
 
-Steps = Generator[None, None, Any]
-"""The steps of a handler, with a `yield` wherever another process may run."""
+Steps = Generator[Any, None, Any]
+"""The steps of a handler, with a `yield` wherever another process may run. A number is a time for which others do."""
 
 INTERRUPTED = 0.2
 """How likely another process gets a turn at a `yield`."""
-
-
-class ProcessKilled(BaseException):
-    """Raised in a handler of a process that has died."""
 
 
 class SimulatedProcess:
@@ -47,6 +45,8 @@ class SimulatedProcess:
         self._after = site.clock.after
         self._random = site.chance.random
         self._busy: Steps | None = None
+        self._thread: CallThread | None = None
+        """Of the blocking call that is being made."""
         self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         machine.processes.append(self)
         site.everyone.append(self)
@@ -131,7 +131,7 @@ class SimulatedProcess:
         assert steps is not None
         while True:
             try:
-                next(steps)
+                delay_s = next(steps)
             except StopIteration:
                 self._busy = None
                 if self._backlog:
@@ -140,8 +140,10 @@ class SimulatedProcess:
             self.step()
             if self.is_paused:
                 return
-            if random() < INTERRUPTED:
-                self._after(random() * 0.004, self._resume)
+            if delay_s is None and random() < INTERRUPTED:
+                delay_s = random() * 0.004
+            if delay_s is not None:
+                self._after(delay_s, self._resume)
                 return
 
     def _resume(self) -> None:
@@ -167,6 +169,39 @@ class SimulatedProcess:
             call, args = self._backlog.popleft()
             self._run(call, args)
 
+    # Blocking calls
+
+    def blocking(self, call: Callable[..., Any], *args: Any) -> Steps:
+        """Make a call of shipped code. Other processes may run whenever it uses the machine."""
+        threads = self.site.threads
+        thread = threads.take()
+        thread.begin(partial(call, *args))
+        try:
+            self._thread = thread
+            while not thread.resume():
+                self._thread = None
+                yield thread.delay_s
+                self._thread = thread
+        finally:
+            self._thread = None
+            thread.abandon()
+            threads.give_back(thread)
+        if thread.error is not None:
+            raise thread.error
+        return thread.result
+
+    def give_way(self) -> None:
+        """A call to the machine begins. If it is made by a blocking call, others may go first."""
+        if self._thread is not None and (self.is_paused or self._random() < INTERRUPTED):
+            self._thread.suspend(self._random() * 0.004)
+
+    def wait(self, delay_s: float) -> bool:
+        """Let others go on for a time. False if this is no blocking call, which cannot wait."""
+        if self._thread is None:
+            return False
+        self._thread.suspend(delay_s)
+        return True
+
     # Dying and stopping
 
     def pause(self, seconds: float) -> None:
@@ -181,12 +216,18 @@ class SimulatedProcess:
                 self._resume()
             self._drain()
 
+    def abandon(self) -> None:
+        """End the handler that is suspended, if there is one."""
+        busy, self._busy = self._busy, None
+        if isinstance(busy, GeneratorType) and not busy.gi_running:
+            busy.close()
+
     def kill(self, *, is_power_cut: bool = False) -> None:
         """Gone at once. What it wrote to sockets may still arrive, what it wrote to files is in the page cache."""
         if not self.is_alive:
             return
         self.is_alive = False
-        self._busy = None
+        self.abandon()
         self._backlog.clear()
         self.machine.processes.remove(self)
         for end in sorted(self.ends, key=lambda end: end.number):

@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.driver.known_gateways import epochs_kept
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import OfferRequest
-from procession.sim.disk_calls import Files
 from procession.sim.durable_gateway import LOG
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
 from procession.sim.set_back import blamed
-from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_leader_link import name_of, part_of
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_states import KIND, STAGE, SimulatedStateStore
 from procession.sim.simulated_tasks import Route, Row, SimulatedEpoch, dealt, payloads, run_task
+from procession.sim.spark_files import SparkFiles
+from procession.storage.driver_claim import read_claim
 from procession.storage.log_ranges import LogOffset, numbered_from
 from procession.storage.log_reader import LogReader
 from procession.storage.segment import KIND_RECORD
@@ -69,8 +70,10 @@ class Spark(SimulatedProcess):
             for name, home in self._machines.items()
         }
         self._clients = SimulatedGatewayClients(self)
-        files = Files(self, machine.disk)
-        self._checkpoint = SimulatedCheckpoint(files, driver.checkpoint.fence)
+        claimed, files = driver.checkpoint, SimulatedFileSystem(self, machine.disk)
+        self._checkpoint = Checkpoint(claimed.root, claimed.id, claimed.fence, files)
+        self._places = self._checkpoint.places
+        self._spark_files = SparkFiles(claimed.directory, files)
         self._keeping = SimulatedStateStore(self, machine.disk, self._checkpoint, site.oracle)
         self._tasks = tasks
         self._routes = routes
@@ -106,16 +109,14 @@ class Spark(SimulatedProcess):
             self.driver.later(0.02 * self.site.chance.random(), self.driver.kill)
 
     def _begin(self) -> Steps:
-        checkpoint = self._checkpoint
-        offered, committed = checkpoint.offered, checkpoint.committed
-        if committed >= 0:
-            checkpoint.check_commit(committed)
+        log, spark_files = self._checkpoint.log, self._spark_files
+        offered, committed = log.offered, log.committed
         if offered >= 0:
-            self._ends = checkpoint.offset(offered)
+            self._ends = spark_files.offset(offered)
         self._number = offered
         yield
         if offered > committed:
-            self._starts = checkpoint.offset(offered - 1) if offered > 0 else {LEADER: LogOffset()}
+            self._starts = spark_files.offset(offered - 1) if offered > 0 else {LEADER: LogOffset()}
             yield from self._run_tasks()
         else:
             yield from self._trigger()
@@ -126,7 +127,7 @@ class Spark(SimulatedProcess):
         if self.is_stopping:
             return
         self._checkpoint.check_fence()
-        if self._checkpoint.decided < self._checkpoint.committed:
+        if self._checkpoint.log.decided < self._checkpoint.log.committed:
             self.later(TRIGGER_S, self._trigger)  # the driver has yet to put it on disk
             return
         yield
@@ -153,7 +154,7 @@ class Spark(SimulatedProcess):
                 ends[name] = reply.end
         if LEADER in answers:
             self._clients.meet(answers[LEADER][1].gateways)
-            keep_places(self.site, self._checkpoint, answers[LEADER][1].gateways)
+            keep_places(self.site, self._places, answers[LEADER][1].gateways)
         if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
             self.later(self._wait_s, self._trigger)
             self._wait_s = min(2 * self._wait_s, TRIGGER_MAX_S)
@@ -171,7 +172,7 @@ class Spark(SimulatedProcess):
     def _construct(self, ends: dict[str, LogOffset]) -> Steps:
         self._number += 1
         self._starts, self._ends = self._ends, ends
-        yield from self._checkpoint.write_offset(self._number, ends)
+        yield from self._spark_files.write_offset(self._number, ends)
         yield from self._run_tasks()
 
     # Tasks, `foreachBatch`, `commits/N`
@@ -229,9 +230,10 @@ class Spark(SimulatedProcess):
         self.later(0.01 * self.site.chance.random(), self._commit, epoch)
 
     def _commit(self, epoch: int) -> Steps:
-        yield from self._checkpoint.write_commit(epoch)
-        if self._checkpoint.is_current:
-            self.site.oracle.commit_written(epoch, self._checkpoint.round(epoch))
+        yield from self._spark_files.write_commit(epoch)
+        record = self._checkpoint.rounds.read(epoch)
+        if record is not None and read_claim(self._checkpoint.root, self._checkpoint.files) == self._checkpoint.fence:
+            self.site.oracle.commit_written(epoch, record)
         driver = self.driver
         if driver.is_alive:
             driver.later(0.005 * self.site.chance.random(), driver.commit_seen, epoch)

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.operators.partitioning import SHARES
 from procession.runtime.files import OpenMode
 from procession.sim.disk import Disk, File
 from procession.sim.oracle import STATES, Oracle
-from procession.sim.simulated_checkpoint import SimulatedCheckpoint
 from procession.sim.simulated_files import SimulatedFile, SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
+from procession.storage.driver_claim import read_claim
 from procession.storage.state_store import TaskStates
 from procession.storage.state_version import Files, StateCodec, StateVersion, file_prefix
 
@@ -31,7 +32,7 @@ CODEC = StateCodec(lambda count: b"%d" % count, int)
 class ObservedStateFiles(SimulatedFileSystem):
     """The simulated disk. Tells the oracle which state files an attempt writes, and which of others it reads."""
 
-    def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: SimulatedCheckpoint, oracle: Oracle) -> None:
+    def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: Checkpoint, oracle: Oracle) -> None:
         super().__init__(process, disk)
         self._checkpoint = checkpoint
         self._oracle = oracle
@@ -52,9 +53,12 @@ class ObservedStateFiles(SimulatedFileSystem):
 
     def map(self, path: Path) -> pa.Buffer:
         # A replaced driver may find any files, and decides nothing.
-        if path.name not in self._own and self._checkpoint.is_current:
+        if path.name not in self._own and self._is_current():
             self._oracle.state_read(self._epoch, path.name, self.read(path) if self.exists(path) else None)
         return super().map(path)
+
+    def _is_current(self) -> bool:
+        return read_claim(self._checkpoint.root, self) == self._checkpoint.fence
 
 
 class ObservedStateFile(SimulatedFile):
@@ -72,7 +76,7 @@ class ObservedStateFile(SimulatedFile):
 class SimulatedStateStore:
     """As `spark.task_state.TaskStateStore`, for the workers of one Spark."""
 
-    def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: SimulatedCheckpoint, oracle: Oracle) -> None:
+    def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: Checkpoint, oracle: Oracle) -> None:
         self.files = ObservedStateFiles(process, disk, checkpoint, oracle)
         self._checkpoint = checkpoint
         self._warm: dict[int, TaskStates] = {}
@@ -81,7 +85,7 @@ class SimulatedStateStore:
         """What the epoch begins with."""
         if not epoch:
             return StateVersion()
-        return self._checkpoint.round(epoch - 1).states.get(STAGE, StateVersion())
+        return self._checkpoint.rounds.states(epoch - 1).get(STAGE, StateVersion())
 
     def open(self, task: int, tasks: int, epoch: int, attempt: int) -> TaskStates:
         self.files.begin(epoch)

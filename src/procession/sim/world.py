@@ -17,7 +17,6 @@ from procession.sim.observed_sink import durable_output
 from procession.sim.oracle import CHECKPOINT, InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
 from procession.sim.set_back import SetBackOperator
-from procession.sim.simulated_checkpoint import CURRENT
 from procession.sim.simulated_driver import SimulatedDriver
 from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_process import SimulatedProcess
@@ -25,6 +24,7 @@ from procession.sim.simulated_producer import Producer
 from procession.sim.simulated_sink import SimulatedSink
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
+from procession.storage.driver_claim import CURRENT
 
 EVENTS_MAX = 60_000
 ROW_BYTES = 600
@@ -135,7 +135,9 @@ class World:
         self.site.clock.stop()
         self.site.network.dismantle()
         for process in self.site.everyone:
+            process.abandon()
             vars(process).clear()
+        self.site.threads.end()
 
     @property
     def is_complete(self) -> bool:
@@ -235,7 +237,6 @@ class World:
         machine.is_up = False
         for process in list(machine.processes):
             process.kill(is_power_cut=True)
-        machine.lock = None
         machine.disk.cut_power(self.site.chance)
         self.site.clock.after(seconds, self._power_on, machine)
 
