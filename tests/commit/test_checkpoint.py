@@ -16,6 +16,7 @@ from procession.commit.checkpoint import PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.round_record import RoundRecord, SinkShare
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
+from procession.runtime.files import FileSystem
 from procession.storage.driver_claim import CURRENT
 from procession.storage.log_ranges import LogLocation
 
@@ -153,13 +154,13 @@ def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy
                 pending.pop(0)[1](old)
             moments += 1
 
-        def slow_file(source: Path, target: Path) -> None:
+        def slow_file(source: Path, target: Path, files: FileSystem) -> None:
             moment()
-            copy_file(source, target)
+            copy_file(source, target, files)
 
-        def slow_files(source: Path, target: Path, *, up_to: int | None = None) -> None:
+        def slow_files(source: Path, target: Path, files: FileSystem, *, up_to: int | None = None) -> None:
             moment()
-            copy_files(source, target, up_to=up_to)
+            copy_files(source, target, files, up_to=up_to)
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint_module, "_copy_file", slow_file)

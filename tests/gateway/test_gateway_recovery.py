@@ -121,7 +121,7 @@ def test_every_combination_of_files_has_one_outcome(tmp_path: Path, snapshot: st
         again = recover(config)
         assert again.snapshot.streams == found.snapshot.streams
         assert (again.retired, again.identity, again.log_start) == (found.retired, found.identity, found.log_start)
-        files = sorted(directory.glob(retired_file.NAMES))
+        files = sorted(directory.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}"))
         if snapshot == "retired":
             assert found.snapshot.retired is not None
             assert files == [retired_file.path_of(directory, found.snapshot.retired.number)], "a new file, and no other"

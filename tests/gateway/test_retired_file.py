@@ -45,7 +45,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
         shutil.copytree(base, directory)
         retired_file.path_of(directory, 0).write_bytes(first.data[:size])
         assert kept(directory) == {7: 70, 8: 80}
-        assert list(directory.glob(retired_file.NAMES)) == [], "nobody names it"
+        assert list(directory.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}")) == [], "nobody names it"
     retired_file.write(base, first)
     retired.retired(first)
     save_snapshot(base, replace(before, streams={8: Position("eight", 80)}, retired=first.mark))
@@ -59,7 +59,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
     retired_file.write(base, second)
     save_snapshot(base, replace(before, streams={}, retired=second.mark))
     assert kept(base) == {7: 70, 8: 80}
-    assert len(list(base.glob(retired_file.NAMES))) == 1
+    assert len(list(base.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}"))) == 1
 
 
 def contents(directory: Path) -> dict[Path, bytes]:
