@@ -80,9 +80,7 @@ def write_durably(path: Path, data: bytes, files: FileSystem = HOST_FILES) -> No
     replace_durably(path, (data,), files)
 
 
-def renew_durably(
-    path: Path, length: int, files: FileSystem = HOST_FILES, draft: Path | None = None
-) -> None:
+def renew_durably(path: Path, length: int, files: FileSystem = HOST_FILES, draft: Path | None = None) -> None:
     """Replace a file by a new one with its first `length` bytes. What is read back may be in the page cache only,
     whatever a sync of the old file says: an earlier one may have failed. `draft` is where the new one is written."""
     try:
