@@ -289,6 +289,69 @@ def test_a_planted_name_that_occurs_twice_is_found(name: str, text: str) -> None
     assert name_breaches([*MODULES, *planted(name, text)]) != []
 
 
+# Pure modules whose test file has another name: the test reaches them through the module that uses them.
+TESTED_BY: dict[str, str] = {
+    "api.joins": "operators/test_stream_join",
+    "api.matches": "operators/test_pattern_match",
+    "api.side_streams": "operators/test_broadcast",
+    "api.splits": "operators/test_side_outputs",
+    "api.stage": "api/test_pipeline",
+    "api.stateful_api": "api/test_pipeline",
+    "api.timers_api": "operators/test_process",
+    "commit.two_phase": "commit/test_coordinator",
+    "gateway.arrival_order": "gateway/test_state",
+    "gateway.event_time_state": "gateway/test_stream_quota",
+    "gateway.registry": "gateway/test_state",
+    "merge.interleave": "merge/test_kway",
+    "merge.waiting_rows": "merge/test_event_time",
+    "operators.batch_result": "operators/test_chain",
+    "operators.chain_output": "operators/test_chain",
+    "operators.chain_rows": "operators/test_chain",
+    "operators.end_firing": "operators/test_end_of_input",
+    "operators.keyed": "spark/test_keyed",
+    "operators.named_types": "operators/test_value_codec",
+    "operators.patterns": "operators/test_pattern_match",
+    "operators.stage_rows": "operators/test_chain",
+    "operators.timed": "operators/test_operator",
+    "operators.total": "operators/test_aggregates",
+    "operators.watermark_timers": "operators/test_watermark",
+    "planner.connector": "planner/test_connector_registry",
+    "planner.drawing": "planner/test_explain",
+    "planner.event_order": "api/test_pipeline",
+    "planner.graph": "api/test_pipeline",
+    "planner.inputs": "operators/test_end_of_input",
+    "planner.order_key": "operators/test_sort",
+    "planner.plan": "planner/test_rules",
+    "planner.sharing": "spark/test_sharing",
+    "planner.strategies": "planner/test_rules",
+    "planner.validation": "api/test_pipeline",
+}
+
+
+def untested(modules: list[Module], tests: Path) -> list[str]:
+    """Pure modules with functions that neither have a test file of their name nor stand in `TESTED_BY`."""
+    return [
+        f"{module.name}: no {path.relative_to(tests)}"
+        for module in modules
+        if matches(module.name, PURE) and module.room not in ("sim", "wire") and module.path.name != "__init__.py"
+        if any(isinstance(node, ast.FunctionDef) and node.body[1:] for node in ast.walk(module.tree))
+        for name in [TESTED_BY.get(module.name, f"{module.room}/test_{module.name.rpartition('.')[2]}")]
+        if not (path := tests / f"{name}.py").exists()
+    ]
+
+
+def test_every_pure_module_that_decides_something_has_its_test_file() -> None:
+    assert untested(MODULES, ROOT / "tests") == []
+    assert {module.name for module in MODULES} >= set(TESTED_BY)
+    own = {module.name for module in MODULES if (ROOT / "tests" / module.room / f"test_{module.path.stem}.py").exists()}
+    assert not own & set(TESTED_BY)
+
+
+def test_a_planted_module_without_a_test_file_is_found() -> None:
+    text = "def decide(event):\n    order = [event]\n    return order"
+    assert untested(planted("planner.newcomer", text), ROOT / "tests") != []
+
+
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
 LOG_EVENT = re.compile(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*")
 LOGS_A_NAME_THAT_IT_IS_GIVEN: dict[str, str] = {"commit.sink_link": "each of its callers names the event, as these do"}
