@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from procession import Pipeline, PlanError
-from procession.planner.compatibility import check_tasks
+from procession.planner.compatibility import check_tasks, identities
 from procession.planner.rules import make_plan
 from procession.testing import Outputs, run
 
@@ -94,6 +94,17 @@ def test_records_keep_their_key_for_sinks_and_contexts() -> None:
     found = run(pipeline, INPUTS)
     assert sorted(found["out.0"] + found["out.1"], key=str) == sorted(out(apply=beside)["out"], key=str)
     assert {event % 2 for event, _ in found["out.0"]}.isdisjoint(event % 2 for event, _ in found["out.1"])
+
+
+@pytest.mark.parametrize(("name", "names"), [("ruled", {"ruled", "ruled-state"}), (None, set())])
+def test_the_state_of_the_rules_has_a_name_if_the_stage_has_one(name: str | None, names: set[str]) -> None:
+    pipeline = Pipeline("p")
+    rules = pipeline.source("rules", streams=["rules"])
+    stage = pipeline.source("events").with_broadcast(rules, apply=beside, update=beside, name=name)
+    stage.sink("out", to="file:out", codec="json")
+    found = identities(make_plan(pipeline.graph()))
+    assert len(found) == 2
+    assert {stage for stage, identity in found.items() if identity["named"] == "yes"} == names
 
 
 def test_the_parallelism_stays_as_it_was_when_the_checkpoint_was_made() -> None:

@@ -125,6 +125,17 @@ def test_a_window_fires_with_its_local_start_and_end() -> None:
     ]
 
 
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_window_fires_with_the_first_record_of_the_next_day(zone: str) -> None:
+    pipeline = Pipeline("p")
+    sales = pipeline.source("sales", codec="json")
+    days = sales.window(windows.calendar("day", tz=zone), aggregates.count(), time=lambda sale: sale)
+    days.sink("days", to="file:out")
+    midnight = at("2026-06-02", zone) // NS
+    found = run(pipeline, {"sales": [midnight - 3600, midnight - 1, midnight]}, ends=False)["days"]
+    assert [(day["end"], day["count"]) for day in found] == [(midnight, 2)]
+
+
 def test_the_checkpoint_knows_the_period_and_the_time_zone() -> None:
     shapes = {windows.calendar(period, tz=zone).shape for period in ("day", "month") for zone in ZONES}
     assert len(shapes) == 2 * len(ZONES)

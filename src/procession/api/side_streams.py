@@ -73,7 +73,9 @@ class SideStreams(StatefulStage):
         states = rules
         if update is not None:
             checked_call(update, kind.value, "update", ("state", "record"))
-            states = rules.map_stateful(Updating(update), key=one_key, initial=initial, name=f"{named}-state")
+            # Without a name it is found again in a checkpoint by what it does, at another position too.
+            state_name = None if name is None else f"{named}-state"
+            states = rules.map_stateful(Updating(update), key=one_key, initial=initial, name=state_name)
         both = self._both(states, named)
         node = replace(both._node(kind, None, named, parallelism), is_named=name is not None)
         return self._add(replace(node, operator=BroadcastOperator(apply, first, changes_nothing(apply))))
