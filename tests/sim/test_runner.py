@@ -68,7 +68,7 @@ FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
     ],
 )
 def test_what_is_no_plan_is_refused_in_one_sentence(text: str) -> None:
-    with pytest.raises(ConfigError, match="no plan of a simulation"):
+    with pytest.raises(ConfigError, match="not a plan of a simulation"):
         FaultPlan.from_json(text)
 
 
