@@ -68,7 +68,7 @@ def _rogue(name: str, prose: str, *details: str) -> Scenario:
     return Scenario(name, prose, (rogues, kills))
 
 
-MISHAPS: tuple[Scenario, ...] = (
+FAULT_SCENARIOS: tuple[Scenario, ...] = (
     # A sink that behaves badly
     _behave("sink-aborts-once", "One of two sinks votes abort on a transaction.", "abort_on=1", "abort_on=3"),
     _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),

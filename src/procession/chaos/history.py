@@ -109,14 +109,14 @@ class History:
     @property
     def was_compared(self) -> bool:
         """Whether all inputs were compared with all outputs. If not, counts are None, not 0."""
-        return bool(self.verdicts) and all(one.outcome is not Outcome.UNKNOWN for one in self.verdicts.values())
+        return bool(self.verdicts) and all(verdict.outcome is not Outcome.UNKNOWN for verdict in self.verdicts.values())
 
     def counts(self) -> dict[str, int | None]:
         """Return the highest count of any sink, per kind; None if they were not compared."""
         names = ("lost", "doubled", "disordered", "corrupt", "acknowledged_lost")
         if not self.was_compared:
             return dict.fromkeys(names)
-        return {name: max(getattr(one, name) for one in self.verdicts.values()) for name in names}
+        return {name: max(getattr(verdict, name) for verdict in self.verdicts.values()) for name in names}
 
     def figures(self) -> dict[str, Any]:
         hours = self.seconds / 3600
@@ -144,7 +144,7 @@ class History:
     def _mix(self) -> str:
         """Describe which faults were injected, and how many."""
         figures = self.figures()
-        kills = [f"{kind} {one['kills']}" for kind, one in figures["recoveries"].items()]
+        kills = [f"{kind} {counts['kills']}" for kind, counts in figures["recoveries"].items()]
         faults = sum(self.faults_put.values())
         return (
             f"{figures['events_per_hour']:,} kill-and-restart events an hour ({', '.join(kills) or 'none'}),"
@@ -156,16 +156,16 @@ class History:
         counts = self.counts()
         if not self.was_compared:
             return "not compared to the end"
-        told = f"{counts['lost']:,} lost, {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
-        told += f", {counts['corrupt']:,} corrupt" if counts["corrupt"] else ""
-        return told + (
+        sentence = f"{counts['lost']:,} lost, {counts['doubled']:,} doubled, {counts['disordered']:,} out of order"
+        sentence += f", {counts['corrupt']:,} corrupt" if counts["corrupt"] else ""
+        return sentence + (
             f", {counts['acknowledged_lost']:,} acknowledged but lost" if counts["acknowledged_lost"] else ""
         )
 
     def sentence(self) -> str:
         """Return the verdict as a sentence."""
-        told = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
-        lines = [f"{told}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
+        summary = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
+        lines = [f"{summary}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
         for kind, one in self.recoveries.figures().items():
             times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
             lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")

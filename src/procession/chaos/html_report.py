@@ -108,8 +108,8 @@ def _curve(history: History, x: Callable[[float], float], top: int, total: float
 
 def _recoveries(history: History) -> str:
     rows = [
-        (kind, one["kills"], one["recovered"], one["timed"], _s(one["p50_s"]), _s(one["p99_s"]))
-        for kind, one in history.recoveries.figures().items()
+        (kind, times["kills"], times["recovered"], times["timed"], _s(times["p50_s"]), _s(times["p99_s"]))
+        for kind, times in history.recoveries.figures().items()
     ]
     return _table(("part", "killed", "back at work", "of these alone", "p50", "p99"), rows)
 
@@ -133,7 +133,9 @@ def _scenarios(history: History) -> str:
 
 
 def _events(history: History) -> str:
-    lines = [f"{one.at_s:10.3f}  {one.scenario:34} {one.on:14} {one.what}" for one in history.events[:EVENTS_MAX]]
+    lines = [
+        f"{event.at_s:10.3f}  {event.scenario:34} {event.on:14} {event.what}" for event in history.events[:EVENTS_MAX]
+    ]
     left_out = len(history.events) - len(lines)
     return f"<pre>{escape(chr(10).join(lines))}{f'{chr(10)}… and {left_out} more' if left_out else ''}</pre>"
 

@@ -219,8 +219,8 @@ class Proxy:
             link.abort()  # the proxies are closed
         finally:
             self._links.discard(link)
-            for one in (writer, other):
-                one.close()
+            for end in (writer, other):
+                end.close()
 
     def _check_uncut(self) -> None:
         for fault in self.faults:

@@ -38,12 +38,12 @@ class Recoveries:
         self.down[part] = Down(now, not others and part not in self.down, is_timed)
 
     def back(self, part: str, now: float, *, is_timed: bool = True) -> None:
-        one = self.down.pop(part, None)
-        if one is None:
+        crash = self.down.pop(part, None)
+        if crash is None:
             return
         self.recovered[part] += 1
-        if one.is_alone and one.is_timed and is_timed:
-            self.times_s[part].append(now - one.since)
+        if crash.is_alone and crash.is_timed and is_timed:
+            self.times_s[part].append(now - crash.since)
 
     @property
     def events(self) -> int:

@@ -105,8 +105,8 @@ class FaultStep:
     detail: str = ""
 
     def __str__(self) -> str:
-        words = [self.do.value, self.detail, self.on and f"on {self.on}", self.seconds and f"for {self.seconds:g} s"]
-        return " ".join(word for word in words if word)
+        parts = [self.do.value, self.detail, self.on and f"on {self.on}", self.seconds and f"for {self.seconds:g} s"]
+        return " ".join(word for word in parts if word)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ The `prose` of a scenario says what happens; its step patterns say how.
 from __future__ import annotations
 
 from procession.chaos.crash_scenarios import CRASHES
-from procession.chaos.fault_scenarios import MISHAPS
+from procession.chaos.fault_scenarios import FAULT_SCENARIOS
 from procession.chaos.scenario import STANDARD, ClusterParts, Scenario
 from procession.chaos.system_scenarios import SYSTEMS
 
-CATALOGUE: tuple[Scenario, ...] = (*CRASHES, *MISHAPS, *SYSTEMS)
+CATALOGUE: tuple[Scenario, ...] = (*CRASHES, *FAULT_SCENARIOS, *SYSTEMS)
 BY_NAME = {scenario.name: scenario for scenario in CATALOGUE}
 
 
