@@ -83,7 +83,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield World(parts, started)
 
 
-@pytest.mark.parametrize(("world", "name"), scenarios(), indirect=["world"])
+@pytest.mark.parametrize(("world", "name"), list(scenarios()), indirect=["world"])
 def test_every_record_is_there_once_in_order_whatever_is_done_to_the_systems(world: World, name: str) -> None:
     started = world.started
     harness = Harness(

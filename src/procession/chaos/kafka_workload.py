@@ -35,7 +35,10 @@ class KafkaWorkload:
             MonitoredStream(tag(number), cluster.directory / f"{tag(number)}.txt", 0, stream_id, RECORD_BYTES + 1)
             for number, stream_id in enumerate(stream_ids)
         ]
-        self._published = [0] * len(stream_ids)
+        for stream in self._streams:
+            stream.path.touch()
+        # An earlier workload of the same cluster may have published the first records.
+        self._published = [stream.path.stat().st_size // stream.id_bytes for stream in self._streams]
         self._error = ""
         self._fed_at: float | None = None
         settings: dict[str, Any] = {
@@ -50,7 +53,6 @@ class KafkaWorkload:
         self._producer = Producer(settings)
         monitor.streams[KAFKA_SOURCE] = f"{topic}/0"
         for stream in self._streams:
-            stream.path.touch()
             self._outputs.expect(stream)
 
     def feed(self) -> None:
