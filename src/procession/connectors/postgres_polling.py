@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import psycopg
 import pyarrow as pa
-import structlog
 from psycopg import sql
 
 from procession import faults
@@ -27,15 +23,13 @@ from procession.connectors.postgres_connection import (
     PATIENCE_S,
     Session,
     connect,
-    explained,
-    is_lost,
     lock_number,
     named,
-    place,
     table_name,
     try_lock,
     value,
 )
+from procession.connectors.postgres_medium import PostgresMedium
 from procession.connectors.postgres_position import PositionFile
 from procession.errors import ConfigError, StorageError
 from procession.sdk.backlog import Spool
@@ -46,10 +40,6 @@ PAGE_ROWS = 5_000
 """Rows per page. Rows with the same value of the column are always in one page."""
 PAGE_ROWS_MAX = 100_000
 """Maximum number of rows per page, which is held in memory, if many have the same value."""
-
-log = structlog.get_logger()
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,55 +177,29 @@ class PolledTable:
         return TablePage(rows[-1][0], [row for _, row in rows]) if rows else None
 
 
-class PollingMedium:
-    """A medium for `run_pushed`: puts rows into the backlog, page by page."""
+class PollingMedium(PostgresMedium):
+    """Puts rows into the backlog, page by page; ends, if it is to end, with a table without more rows."""
 
     def __init__(self, options: PollingOptions, directory: Path, spool: Spool) -> None:
+        super().__init__(options.url)
         self._options = options
         self._spool = spool
         self._table = PolledTable(options)
         self._file = PositionFile(directory)
         self._value: str | None = options.start or None
-        self._thread = ThreadPoolExecutor(1, "postgres")
 
-    def check(self) -> None:
-        """Find out whether the source can work, before it is run. Raises what stops it."""
-        try:
-            self._begin()
-        except psycopg.Error as error:
-            raise explained(error, place(self._options.url)) from error
-        finally:
-            self._table.close()
+    def close(self) -> None:
+        self._table.close()
 
-    async def take_in(self, pushed: PushStream) -> None:
-        """Read until cancelled, or with `is_ending` until there is no more. A lost connection is opened again."""
-        try:
-            await self._call(self._begin)
-            while True:
-                try:
-                    page = await self._call(self._table.page, self._value)
-                except psycopg.OperationalError as error:
-                    if not is_lost(error):
-                        raise
-                    log.warning("source.connection_lost", reason=str(error).strip())
-                    await self._call(self._table.open)
-                    continue
-                if page is not None:
-                    await self._keep(page, pushed)
-                elif self._options.is_ending:
-                    return
-                else:
-                    await asyncio.sleep(self._options.poll_s)  # a table sends no signal for new rows
-        except psycopg.Error as error:
-            raise explained(error, place(self._options.url)) from error
-        finally:
-            self._thread.submit(self._table.close)
-            self._thread.shutdown(wait=False)
+    async def step(self, pushed: PushStream) -> bool:
+        page = await self.call(self._table.page, self._value)
+        if page is not None:
+            await self._keep(page, pushed)
+        elif not self._options.is_ending:
+            await asyncio.sleep(self._options.poll_s)  # a table sends no signal for new rows
+        return page is None and self._options.is_ending
 
-    async def _call(self, function: Callable[..., Result], *words: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*words))
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self._table.open()
         found = self._file.read(self._table.identity)
         if found is None:
@@ -252,7 +216,7 @@ class PollingMedium:
     async def _keep(self, page: TablePage, pushed: PushStream) -> None:
         batch = self._batch(page)
         position = {"before": self._value, "value": page.last, "records": self._spool.next_id + len(batch)}
-        await self._call(lambda: self._file.write(self._table.identity, **position))
+        await self.call(lambda: self._file.write(self._table.identity, **position))
         faults.point("source:postgres-before-page")
         await pushed.put(batch)
         await pushed.flush()

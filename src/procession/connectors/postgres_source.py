@@ -9,21 +9,18 @@ changes again; those that the backlog already has beyond `records` are skipped. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import psycopg
 import pyarrow as pa
-import structlog
 from psycopg import errors
 
 from procession import faults
 from procession.connectors.postgres_changes import Change, lsn_number, lsn_text
-from procession.connectors.postgres_connection import explained, is_lost, place
+from procession.connectors.postgres_medium import PostgresMedium
 from procession.connectors.postgres_position import PositionFile
 from procession.connectors.postgres_slot import FETCH_ROWS, MESSAGES_MAX, ChangesOptions, ReplicationSlot
 from procession.errors import StorageError
@@ -34,15 +31,12 @@ from procession.sdk.source_records import Batch
 SLOT_INTERVAL_S = 10.0
 """How often a slot of tables without changes moves on, so that the server can delete its log."""
 
-log = structlog.get_logger()
 
-Result = TypeVar("Result")
-
-
-class ChangesMedium:
-    """A medium for `run_pushed`: puts changes into the backlog, without end or up to the present end of the log."""
+class ChangesMedium(PostgresMedium):
+    """Puts changes into the backlog, without end or up to the end that the log has when it starts."""
 
     def __init__(self, options: ChangesOptions, directory: Path, spool: Spool) -> None:
+        super().__init__(options.url)
         self._options = options
         self._spool = spool
         self._slot = ReplicationSlot(options)
@@ -50,43 +44,13 @@ class ChangesMedium:
         self._lsn = self._records = 0
         """The transactions below `_lsn` are the first `_records` records of the backlog."""
         self._moved_s = 0.0
-        self._thread = ThreadPoolExecutor(1, "postgres")
+        self._upto: int | None = None
+        """Where a source that ends does so."""
 
-    def check(self) -> None:
-        """Find out whether the source can work, before it is run. Raises what stops it."""
-        try:
-            self._begin()
-        except psycopg.Error as error:
-            raise _told(error, self._options) from error
-        finally:
-            self._slot.close()
+    def close(self) -> None:
+        self._slot.close()
 
-    async def take_in(self, pushed: PushStream) -> None:
-        """Read until cancelled, or with `is_ending` until all is read. A lost connection is opened again."""
-        upto: int | None = None
-        try:
-            await self._call(self._begin)
-            upto = await self._call(self._slot.end_lsn) if self._options.is_ending else None
-            while True:
-                try:
-                    if await self._pass(pushed) and upto is not None and self._lsn >= upto:
-                        return
-                except psycopg.OperationalError as error:
-                    if not is_lost(error):
-                        raise
-                    log.warning("source.connection_lost", reason=str(error).strip())
-                    await self._call(self._begin)
-        except psycopg.Error as error:
-            raise _told(error, self._options) from error
-        finally:
-            self._thread.submit(self._slot.close)
-            self._thread.shutdown(wait=False)
-
-    async def _call(self, function: Callable[..., Result], *words: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*words))
-
-    def _begin(self) -> None:
-        """Open the slot, and find out where we are."""
+    def begin(self) -> None:
         confirmed = self._slot.open(is_new=not self._file.exists)
         found = self._file.read(self._slot.identity)
         if found is None:
@@ -108,21 +72,34 @@ class ChangesMedium:
         if confirmed < self._lsn:
             self._slot.advance(self._lsn)
 
+    async def step(self, pushed: PushStream) -> bool:
+        if self._options.is_ending and self._upto is None:
+            self._upto = await self.call(self._slot.end_lsn)
+        return await self._pass(pushed) and self._upto is not None and self._lsn >= self._upto
+
+    def explain(self, error: psycopg.Error) -> Exception:
+        if isinstance(error, errors.ObjectInUse):
+            return StorageError(
+                f"The replication slot {self._options.slot} is in use: {error.diag.message_primary}.",
+                next_step="Stop the program that reads it, or give this one another --slot.",
+            )
+        return super().explain(error)
+
     async def _pass(self, pushed: PushStream) -> bool:
         """Read the slot once. Return whether everything up to now was read."""
-        end = await self._call(self._slot.end_lsn)
+        end = await self.call(self._slot.end_lsn)
         known = self._spool.next_id - self._records
         changes = self._slot.changes(end)
         last = 0
         try:
-            while some := await self._call(lambda: list(islice(changes, FETCH_ROWS))):
+            while some := await self.call(lambda: list(islice(changes, FETCH_ROWS))):
                 last = some[-1].commit_lsn
                 skipped = min(known, len(some))
                 known -= skipped
                 if some[skipped:]:
                     await pushed.put(batch_of(some[skipped:]))
         finally:
-            await self._call(changes.close)
+            await self.call(changes.close)
         if known:
             raise StorageError(
                 f"The backlog {self._spool.directory} has {known} changes more than the database.",
@@ -146,9 +123,9 @@ class ChangesMedium:
             return
         self._moved_s = loop.time()
         self._lsn, self._records = lsn, self._spool.next_id
-        await self._call(self._save)
+        await self.call(self._save)
         faults.point("source:postgres-before-advance")
-        await self._call(self._slot.advance, lsn)
+        await self.call(self._slot.advance, lsn)
 
     def _save(self) -> None:
         self._file.write(self._slot.identity, lsn=lsn_text(self._lsn), records=self._records)
@@ -161,12 +138,3 @@ def batch_of(changes: Sequence[Change]) -> Batch:
         pa.array([change.payload for change in changes], pa.binary()),
         pa.array([change.key for change in changes], pa.binary()),
     )
-
-
-def _told(error: psycopg.Error, options: ChangesOptions) -> Exception:
-    if isinstance(error, errors.ObjectInUse):
-        return StorageError(
-            f"The replication slot {options.slot} is in use: {error.diag.message_primary}.",
-            next_step="Stop the program that reads it, or give this one another --slot.",
-        )
-    return explained(error, place(options.url))
