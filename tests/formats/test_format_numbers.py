@@ -273,7 +273,7 @@ def test_a_ticket_of_a_later_version_is_refused_at_once(tmp_path: Path, monkeypa
         log = FlightLog(LogLocation("elsewhere/log", member.identity, member.flight), FlightAccess())
         assert sum(batch.num_rows for batch in log.read(0, 3)) == 3
         monkeypatch.setattr("procession.storage.flight_reader.TICKET_FORMAT", LATER)
-        with pytest.raises(StorageError, match="ticket of format 99, and reads formats 1 to 2") as caught:
+        with pytest.raises(StorageError, match="the ticket has format 99; this gateway reads formats 1 to 2") as caught:
             list(log.read(0, 3))
         assert caught.value.next_step == "start gateways, driver and executors in the same version"
     finally:

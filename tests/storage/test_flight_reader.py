@@ -108,7 +108,7 @@ def test_with_tls_both_sides_show_what_they_are(gateway_process: Make, tmp_path:
     )
     assert place.flight.startswith("grpc+tls://")
     assert len(rows(FlightLog(place, FlightAccess(tls=authority.client())), 0, 10)) == 10
-    with pytest.raises(RoundError, match="does not give its log away"):
+    with pytest.raises(RoundError, match="refuses to send its log"):
         rows(FlightLog(place, FlightAccess(tls=ClientTls(authority.ca)), patience_s=0.0), 0, 10)
 
 

@@ -129,19 +129,19 @@ class FlightLog:
                     yield batch
             except flight.FlightUnauthenticatedError as error:
                 raise StorageError(
-                    f"the gateway at {self._place.flight} does not give its log away: {_sentence(error)}",
+                    f"the gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
                     next_step="give driver and gateways the same cookie file",
                 ) from error
             except flight.FlightUnauthorizedError as error:
                 raise StorageError(
-                    f"the gateway at {self._place.flight} does not give its log away: {_sentence(error)}",
+                    f"the gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
                     next_step="start gateways, driver and executors in the same version",
                 ) from error
             except (pa.ArrowException, OSError) as error:
                 self._client = None
                 if time.monotonic() > deadline:
                     raise RoundError(
-                        f"The gateway at {self._place.flight} does not give its log away: {_sentence(error)}",
+                        f"The gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
                         next_step="Start it, or look at its log; the task is tried again.",
                     ) from error
                 time.sleep(RETRY_S)
