@@ -133,6 +133,9 @@ class RowConverter:
         tables = []
         for index, position in enumerate(positions.tolist()):
             rows = _fitted(_ipc_table(batch.column(PAYLOAD)[index].as_buffer()), schema, position)
+            if schema == self.schema:  # nothing comes from beside the payload
+                tables.append(rows)
+                continue
             beside = batch.select(["key", "event_time_ns"]).slice(index, 1)
             repeated = beside.take(pa.array(np.zeros(rows.num_rows, np.int64)))
             tables.append(self._with_own(rows, repeated, position + np.arange(rows.num_rows)))
