@@ -304,7 +304,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`_procession/OUTPUT/ranges/*.json` of a Parquet table": parquet_ranges.FORMAT,
         "`*.kafka` (`source kafka`)": kafka_positions.FORMAT,
         "`position.json` (`source postgres`)": postgres_position.FORMAT,
-        "`--spool` (`*.segment`)": segment.VERSION,
+        "`--spool` (`*.segment`; `unsent`, an empty file, until the first record is sent)": segment.VERSION,
         "`--acks`": ack_log.FORMAT,
         "requests at the control port": request_parsing.FORMAT,
         "answers at the control port": request_parsing.FORMAT,
