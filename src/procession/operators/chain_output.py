@@ -244,7 +244,7 @@ class Delivery:
             flow = (
                 replace(flow, keys=self._keys(flow)) if isinstance(key, RecordKey) else self._keyed_by(index, key, flow)
             )
-        elif node.operator is not None and not (self.plan.carrying | self.plan.keeping_key) & {index}:
+        elif node.operator is not None and routing_of(node) is not Routing.TO_ALL:
             flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
         is_sided = routing_of(node) is Routing.TO_ALL
         if is_sided:
