@@ -484,6 +484,6 @@ BUGS = (
     Bug(any_directory_is_taken_for_the_last_one, seed=612, runs=613, blind_seed=71),
     Bug(of_a_log_only_the_length_is_compared, seed=11, runs=12, blind_seed=71),
     Bug(a_gateway_that_lacks_the_last_commit_admits_producers, seed=853, runs=854),
-    Bug(a_commit_is_taken_for_all_that_a_gateway_lacks, seed=3460, runs=3461),
-    Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=3467, runs=3468),
+    Bug(a_commit_is_taken_for_all_that_a_gateway_lacks, seed=826, runs=827),
+    Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=3031, runs=3032),
 )

@@ -77,7 +77,7 @@ SET_BACK_SHARE_OF_SEVERAL = 0.15
 only one of the gateways."""
 SET_BACK_REACH = 0.6
 """The copy is taken early, so that something is committed behind it."""
-JOINS = range(40, 70)
+JOINS = range(50, 100)
 """Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
 producer connects to another gateway first."""
 
