@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import takewhile
@@ -267,6 +268,17 @@ def test_positions_are_committed_to_a_group_for_other_tools_to_see(kafka: Kafka)
     consumer = Consumer({"bootstrap.servers": kafka.server.address, "group.id": "seen-by-tools"})
     assert [place.offset for place in consumer.committed([TopicPartition(topic, 0)], timeout=30)] == [2]
     consumer.close()
+
+
+def test_a_full_buffer_does_not_make_the_reader_wait(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client pauses when its buffer is full: with its default, the reader would wait a second for each buffer."""
+    monkeypatch.setattr(kafka_source, "BATCH_MESSAGES_MAX", 1000)  # buffers of 4,000 messages
+    topic = kafka.topic()
+    kafka.publish(topic, [bytes(200)] * 60_000)
+    source = opened(kafka, topic)
+    began = time.monotonic()
+    assert len(payloads(source)) == 60_000
+    assert time.monotonic() - began < 5.0
 
 
 def test_an_idle_partition_lets_go_when_it_is_asked_to(kafka: Kafka) -> None:

@@ -18,6 +18,7 @@ from typing import NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
@@ -35,6 +36,8 @@ PARTITIONS_MAX = 256
 BUFFER_BYTES = 64 * 1024 * 1024
 """What all clients together may have fetched and not passed on."""
 BATCH_MESSAGES_MAX = 8192
+FULL_BACKOFF_MS = 10
+"""Pause of a client whose buffer is full. Its default, a second, empties the buffer of a fast reader."""
 LOOK_S = 5.0
 """Seconds between two looks for new partitions, and whether the topic is still the same."""
 GONE_S = 5.0
@@ -197,6 +200,7 @@ class KafkaSource:
                 "queued.max.messages.kbytes": max(1024, BUFFER_BYTES // 1024 // count),
                 "queued.min.messages": BATCH_MESSAGES_MAX * 4,
                 "fetch.wait.max.ms": 100,
+                "fetch.queue.backoff.ms": FULL_BACKOFF_MS,
             }
         )
 
@@ -245,9 +249,11 @@ class KafkaSource:
         self, consumer: Consumer, partition: int, messages: Sequence[Message]
     ) -> tuple[list[Message], bool]:
         """The messages, and whether the end was reached; errors are raised, if they are none that pass."""
+        if not any(map(Message.error, messages)):
+            return list(messages), False
         records = [message for message in messages if message.error() is None]
         is_end = False
-        for message in messages if len(records) < len(messages) else ():
+        for message in messages:
             error = message.error()
             if error is None:
                 continue
@@ -287,18 +293,20 @@ class KafkaSource:
         )
 
     def _batch(self, messages: Sequence[Message], partition: int) -> Batch:
-        offsets = np.array([message.offset() for message in messages], np.uint64)
-        times = self._times(messages, partition)
-        keys = [message.key() or b"" for message in messages]
-        payloads = self._payloads(messages, partition)
+        # `map` over the methods: a comprehension takes twice the time.
+        offsets = np.fromiter(cast("Iterator[int]", map(Message.offset, messages)), np.uint64, len(messages))
+        keys = list(map(Message.key, messages))
         return Batch(
-            offsets, times, pa.array(payloads, pa.binary()), pa.array(keys, pa.binary()) if any(keys) else None
+            offsets,
+            self._times(messages, partition),
+            _bytes_column(self._payloads(messages, partition)),
+            _bytes_column(keys) if any(keys) else None,
         )
 
     def _times(self, messages: Sequence[Message], partition: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if not self._options.has_event_times:
             return np.zeros(len(messages), np.int64)
-        times_ms = np.array([message.timestamp()[1] for message in messages], np.int64)
+        times_ms = np.fromiter((told[1] for told in map(Message.timestamp, messages)), np.int64, len(messages))
         if int(times_ms.max()) > TIME_MAX // UNITS["ms"]:
             row = int(times_ms.argmax())
             raise RecordError(
@@ -308,10 +316,10 @@ class KafkaSource:
             )
         return np.maximum(times_ms, 0) * UNITS["ms"]
 
-    def _payloads(self, messages: Sequence[Message], partition: int) -> list[bytes]:
+    def _payloads(self, messages: Sequence[Message], partition: int) -> Sequence[bytes | None]:
         codec, topic = self._options.codec, self._topic.name
         if codec is None and not self._options.is_envelope:
-            return [message.value() or b"" for message in messages]
+            return list(map(Message.value, messages))
         values: list[object] = [
             message.value() if codec is None else self._decoded(codec, message) for message in messages
         ]
@@ -338,6 +346,11 @@ class KafkaSource:
                 f" decoded: {error}.",
                 next_step="Correct its producer; or read without --schema-registry, and decode in the app.",
             ) from error
+
+
+def _bytes_column(values: Sequence[bytes | None]) -> pa.Array:
+    """An Arrow array without nulls: what is null in Kafka is empty here."""
+    return pc.fill_null(pa.array(values, pa.binary()), b"")
 
 
 def parse_partitions(text: str | None) -> frozenset[int] | None:
