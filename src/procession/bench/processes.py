@@ -15,9 +15,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_S = os.sysconf("SC_CLK_TCK")
 PARTS = {
     " gateway ": "gateway",
-    " sink file ": "sink",
-    " source file ": "source",
+    " sink ": "sink",
+    " source ": "source",
     " driver ": "driver (Python)",
+    " kafka.Kafka ": "broker",
     "java": "driver (JVM)",
     "pyspark.worker": "Python workers",
     "pyspark.daemon": "Python workers",
