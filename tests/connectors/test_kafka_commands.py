@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from procession import Pipeline
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
 from procession.connectors.kafka_messages import MessageEncoder
 from procession.connectors.kafka_scheme import CONNECTOR, EPOCH_BYTES_MAX
@@ -64,6 +65,21 @@ def test_a_bad_url_of_an_app_is_refused_without_its_secret(url: str) -> None:
     with pytest.raises(PlanError) as raised:
         sink_of(url, "sink")
     assert "s3cr3t" not in raised.value.sentence
+
+
+def explained(order: str, to: str) -> str:
+    pipeline = Pipeline("p", order=order)  # type: ignore[arg-type]
+    pipeline.source("orders").sink("alerts", to=to)
+    return pipeline.explain()
+
+
+def test_explain_says_what_several_partitions_do_to_the_order() -> None:
+    told = "order at the sinks\n  alerts: a topic keeps the order 'total' within a partition"
+    assert told in explained("total", "kafka://a/alerts")
+    assert "keeps the order 'stream' within a partition" in explained("stream", "kafka://a/alerts")
+    assert "order at the sinks" not in explained("total", "kafka://a/alerts?partition=0")
+    assert "order at the sinks" not in explained("none", "kafka://a/alerts")
+    assert "order at the sinks" not in explained("total", "file:out")
 
 
 def test_settings_of_a_client_file_reach_the_client_and_others_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -20,13 +21,14 @@ from confluent_kafka.admin import (
 
 from procession.address import Address, address_of, listening_socket
 from procession.chaos.kafka_server import KafkaServer
+from procession.connectors import kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
 from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
 from procession.errors import ConfigError
 from procession.sdk.transaction_log import Transaction
 from tests.systems import kafka_broker
-from tests.systems.kafka_broker import needs_kafka
+from tests.systems.kafka_broker import Kafka, needs_kafka
 
 Result = TypeVar("Result")
 
@@ -36,6 +38,8 @@ JAAS = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required"
     ' username="admin" password="admin-word" user_admin="admin-word" user_ann="ann-word";'
 )
+
+EVERYTHING = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
 class SecuredBroker:
@@ -56,13 +60,13 @@ class SecuredBroker:
             listeners=[f"SASL_PLAINTEXT://{self.address}"],
         )
 
-    def clients(self, password: str = "ann-word") -> KafkaClients:
+    def clients(self, password: str = "ann-word", patience_s: float = 20.0) -> KafkaClients:
         path = self.directory / "client.properties"
         path.write_text(
             f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.username=ann\nsasl.password={password}\n"
         )
         url = KafkaUrl.parse(f"kafka://{self.address}/guarded")
-        return KafkaClients(url, read_client_config(path), patience_s=20.0)
+        return KafkaClients(url, read_client_config(path), patience_s=patience_s)
 
     def allow(self, kind: ResourceType, name: str, pattern: ResourcePatternType, *operations: AclOperation) -> None:
         admin = AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
@@ -75,6 +79,25 @@ class SecuredBroker:
         for future in made.values():
             future.result(30)
 
+    def deny_writing(self, topic: str) -> None:
+        """Take the permission to write, and wait until the broker refuses."""
+        admin = AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
+        taken = AclBindingFilter(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            "User:ann",
+            "*",
+            AclOperation.WRITE,
+            AclPermissionType.ALLOW,
+        )
+        for future in admin.delete_acls([taken]).values():
+            future.result(30)
+        deadline = time.monotonic() + 30
+        while self.clients().topic(topic).may_write:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
 
 def eventually(try_it: Callable[[], Result]) -> Result:
     """The broker takes a moment to apply a permission."""
@@ -86,6 +109,14 @@ def eventually(try_it: Callable[[], Result]) -> Result:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def values(broker: SecuredBroker) -> list[bytes]:
+    """What our source reads, once the last transaction is visible."""
+    Kafka(broker.server).committed("guarded")
+    source = KafkaSource(broker.clients(), KafkaSourceOptions(is_ending=True))
+    [stream] = source.streams()  # type: ignore[misc]
+    return [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()]
 
 
 @pytest.fixture(scope="module")
@@ -116,19 +147,43 @@ def test_each_missing_permission_is_told_until_none_is_missing(broker: SecuredBr
     eventually(lambda: KafkaSource(broker.clients(), KafkaSourceOptions()))
     with pytest.raises(ConfigError, match="No permission to create the topic procession-tokens"):
         KafkaOutput(tmp_path / "out", broker.clients(), KafkaSinkOptions())
-    everything = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
-    broker.allow(ResourceType.TOPIC, "procession-tokens", literal, *everything)
+    broker.allow(ResourceType.TOPIC, "procession-tokens", literal, *EVERYTHING)
     output = eventually(lambda: KafkaOutput(tmp_path / "out", broker.clients(), KafkaSinkOptions()))
     with pytest.raises(ConfigError, match="No permission to become the producer procession-out"):
         output.recover(0, None)
-    ids = (AclOperation.WRITE, AclOperation.DESCRIBE)
-    broker.allow(ResourceType.TRANSACTIONAL_ID, "procession-", prefixed, *ids)
+    broker.allow(ResourceType.TRANSACTIONAL_ID, "procession-", prefixed, *EVERYTHING[2:])
     eventually(lambda: output.recover(0, None))
     output.append(0, [b"allowed"])
     transaction = Transaction("id", 0, 7)
     output.prepare(transaction)
     output.commit(transaction)
     output.close()
-    source = KafkaSource(broker.clients(), KafkaSourceOptions(is_ending=True))
-    [stream] = source.streams()  # type: ignore[misc]
-    assert [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()] == [b"allowed"]
+    assert values(broker)[-1:] == [b"allowed"]
+
+
+def test_a_permission_that_is_taken_after_the_vote_delays_the_epoch_and_loses_nothing(
+    broker: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sink asks again with pauses that grow, then ends with the sentence; the next sink publishes the epoch."""
+    pauses: list[float] = []
+    monkeypatch.setattr(kafka_sink, "pause", lambda wait_s: (pauses.append(wait_s), time.sleep(wait_s)))
+    for kind, name in (ResourceType.TOPIC, "guarded"), (ResourceType.TOPIC, "procession-tokens"):
+        broker.allow(kind, name, ResourcePatternType.LITERAL, *EVERYTHING)
+    broker.allow(ResourceType.TRANSACTIONAL_ID, "procession-", ResourcePatternType.PREFIXED, *EVERYTHING[2:])
+    output = eventually(lambda: KafkaOutput(tmp_path / "late", broker.clients(patience_s=3.0), KafkaSinkOptions()))
+    eventually(lambda: output.recover(0, None))
+    output.append(0, [b"voted for"])
+    transaction = Transaction("late", 0, 9)
+    output.prepare(transaction)
+    broker.deny_writing("guarded")
+    with pytest.raises(ConfigError, match="No permission to publish an epoch in guarded"):
+        output.commit(transaction)
+    assert 3 <= len(pauses) < 20
+    assert pauses[-1] > 4 * pauses[0]
+    output.close()
+    broker.allow(ResourceType.TOPIC, "guarded", ResourcePatternType.LITERAL, AclOperation.WRITE)
+    again = eventually(lambda: KafkaOutput(tmp_path / "late", broker.clients(), KafkaSinkOptions()))
+    again.recover(0, transaction)
+    again.commit(transaction)
+    again.close()
+    assert values(broker)[-1:] == [b"voted for"]

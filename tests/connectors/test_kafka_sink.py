@@ -203,6 +203,30 @@ def test_total_order_is_one_partition_whatever_the_keys(kafka: Kafka, tmp_path: 
     sink.output.close()
 
 
+@pytest.mark.parametrize(
+    ("partitions", "options", "is_told"),
+    [
+        (3, {"order": "total"}, True),
+        (3, {"order": "stream"}, True),
+        (3, {"order": "key"}, False),
+        (3, {"order": "total", "partition": 2}, False),
+        (1, {"order": "total"}, False),
+    ],
+)
+def test_a_topic_that_does_not_keep_the_pipelines_order_is_told_at_the_start(
+    kafka: Kafka,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    partitions: int,
+    options: dict[str, object],
+    is_told: bool,
+) -> None:
+    topic = kafka.topic(partitions=partitions)
+    Sink(kafka, tmp_path / "sink", topic, **options).output.close()
+    told = f"note: The topic {topic} has 3 partitions, so its readers get the order of each key"
+    assert (told in capsys.readouterr().err) == is_told
+
+
 def test_an_envelope_has_key_headers_and_timestamp_and_a_null_value_is_a_tombstone(
     kafka: Kafka, tmp_path: Path
 ) -> None:

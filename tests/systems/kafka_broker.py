@@ -15,8 +15,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from procession.chaos.kafka_server import KafkaServer
 from procession.connectors.kafka_client import next_messages
@@ -99,7 +107,8 @@ class Kafka:
         assert not refused, refused[0]
 
     def committed(self, topic: str) -> list[Message]:
-        """What a reader sees with read_committed, partition after partition. Waits for transactions that are open."""
+        """What a reader sees with read_committed, partition after partition. Waits for transactions that are open: a
+        broker answers a commit before readers see it."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.server.address,
@@ -115,6 +124,7 @@ class Kafka:
             TopicPartition(topic, number, 0)
             for number in self.admin.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
         ]
+        ends = self._ends(places)
         seen: dict[int, list[Message]] = {place.partition: [] for place in places}
         is_over: set[int] = set()
         deadline = time.monotonic() + READ_TIMEOUT_S
@@ -127,12 +137,24 @@ class Kafka:
                     if error is None:
                         seen[message.partition()].append(message)
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        is_over.add(message.partition())
+                        if (message.offset() or 0) >= ends[message.partition()]:
+                            is_over.add(message.partition())
                     else:
                         raise AssertionError(error.str())
         finally:
             consumer.close()
         return [message for number in sorted(seen) for message in seen[number]]
+
+    def end(self, topic: str) -> int:
+        """Behind the last message of a topic with one partition, committed or not."""
+        return self._ends([TopicPartition(topic, 0)])[0]
+
+    def _ends(self, places: Sequence[TopicPartition]) -> dict[int, int]:
+        """Behind the last message of each partition, committed or not."""
+        asked = self.admin.list_offsets(
+            {place: OffsetSpec.latest() for place in places}, isolation_level=IsolationLevel.READ_UNCOMMITTED
+        )
+        return {place.partition: future.result(READ_TIMEOUT_S).offset for place, future in asked.items()}
 
     def values(self, topic: str) -> list[bytes | None]:
         return [message.value() for message in self.committed(topic)]

@@ -53,7 +53,7 @@ class KafkaServer(SystemServer):
     """A broker that is started, killed and started again on the same data. Use it as a context manager.
 
     Args:
-        settings: The broker's settings, in addition to `SETTINGS`.
+        settings: The broker's settings, in addition to `SETTINGS`. With `log.dirs` its messages are kept elsewhere.
         listeners: Further listeners, such as SASL_PLAINTEXT://127.0.0.1:9093.
         proxied: Further listeners without security, by name, each for one proxy: the address that it advertises.
             `ports` has the port at which the broker listens for it.
@@ -84,10 +84,14 @@ class KafkaServer(SystemServer):
         told = [f"{name}://{address}" for name, address in self._proxied.items()]
         names = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT", "SASL_PLAINTEXT:SASL_PLAINTEXT"]
         self._settings |= {
-            "log.dirs": str(self.directory / "data"),
+            "log.dirs": self._settings.get("log.dirs", str(self.directory / "data")),
+            "metadata.log.dir": str(self.directory / "metadata"),
             "listeners": ",".join([plain, f"CONTROLLER://{controller}", *self._listeners, *behind]),
             "advertised.listeners": ",".join([plain, *self._listeners, *told]),
-            "listener.security.protocol.map": ",".join([*names, *(f"{name}:PLAINTEXT" for name in self.ports)]),
+            "listener.security.protocol.map": self._settings.get(
+                "listener.security.protocol.map",
+                ",".join([*names, *(f"{name}:PLAINTEXT" for name in self.ports)]),
+            ),
             "controller.quorum.voters": f"1@{controller}",
         }
         self._properties = self.directory / "server.properties"

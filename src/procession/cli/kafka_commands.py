@@ -99,6 +99,10 @@ def sink_kafka(
             show_default="TOPIC-value", help="With --schema-registry: write the latest schema of this subject."
         ),
     ] = None,
+    order: Annotated[
+        Literal["total", "stream", "key", "none"],
+        typer.Option(help="Order that the pipeline keeps. The sink warns if the topic does not keep it."),
+    ] = "key",
     as_json: Json = False,
     *,
     broker: BrokerOptions,
@@ -122,7 +126,7 @@ def sink_kafka(
         codec=broker.codec(subject or f"{place.topic}-value"),
     )
     options = KafkaSinkOptions(
-        RecordForm(records), encoder, partition, control_topic, transaction_bytes_max, compression
+        RecordForm(records), encoder, partition, control_topic, transaction_bytes_max, compression, order
     )
     run_kafka_sink(
         directory,

@@ -1,7 +1,7 @@
-"""What the Kafka source and sink share: the URL, the client's settings, facts about topics, errors as sentences.
+"""What the Kafka source and sink share: the URL, the client's settings, and facts about topics.
 
 Invariant: a URL holds no secret; secrets come from a file that only its owner needs to read. Each error of a broker
-becomes one sentence that says who must act. Upstream: `connectors/kafka_source` and `connectors/kafka_sink`;
+becomes one sentence (`connectors/kafka_errors`). Upstream: `connectors/kafka_source` and `connectors/kafka_sink`;
 downstream: librdkafka, through the package confluent-kafka.
 """
 
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import structlog
 
 from procession.address import parse_address
-from procession.errors import ConfigError, DiskError, ProcessionError, StorageError, UsageError
+from procession.errors import ConfigError, ProcessionError, UsageError
 
 try:
     from confluent_kafka import (
@@ -40,6 +40,8 @@ except ImportError as error:  # pragma: no cover
         next_step="Install it: pip install 'procession[kafka]'.",
     ) from error
 
+from procession.connectors.kafka_errors import ELECTING, FORBIDDEN, is_untrusted, sentence_of
+
 PATIENCE_S = 60.0
 """How long to wait for a broker that does not answer, before the connector ends."""
 ANSWER_TIMEOUT_S = 10.0
@@ -57,39 +59,6 @@ _SETTING = re.compile(
     r"|schema\.registry\.(basic\.auth\.user\.info|ssl\.ca\.location)|broker\.address\..+|metadata\..+|reconnect\..+|connections\..+)"
 )
 """The settings of librdkafka that a client file may have: how to reach brokers, and nothing about delivery."""
-
-_GONE = {
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._RESOLVE,
-    KafkaError._WAIT_COORD,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError._MSG_TIMED_OUT,
-}
-_ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
-_ELECTING |= {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
-_UNTRUSTED = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
-_FORBIDDEN = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-}
-_UNKNOWN_TOPIC = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_ID,
-}
 
 Result = TypeVar("Result")
 
@@ -218,7 +187,8 @@ class KafkaClients:
     def _hear(self, error: KafkaError) -> None:
         """Error callback. It gets the reason why a broker is unreachable; the failed call itself gets only a
         time-out."""
-        if self._reason is None or error.code() in _UNTRUSTED or self._reason.code() not in _UNTRUSTED:
+        is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # it follows the errors of the single brokers
+        if self._reason is None or is_untrusted(error) or not (is_untrusted(self._reason) or is_vague):
             self._reason = error
 
     @property
@@ -295,7 +265,7 @@ class KafkaClients:
         try:
             found = asked[resource].result(self.patience_s)
         except KafkaException as error:
-            if error.args[0].code() in _FORBIDDEN:
+            if error.args[0].code() in FORBIDDEN:
                 log.warning(
                     "kafka.settings_hidden", of=name, detail="no permission DESCRIBE_CONFIGS: limits are assumed"
                 )
@@ -315,12 +285,8 @@ class KafkaClients:
                 self.refused(error, what)
             except TimeoutError:
                 self.admin.poll(0)  # calls `_hear`
-                if self._is_untrusted or time.monotonic() > deadline:
+                if is_untrusted(self._reason) or time.monotonic() > deadline:
                     raise self.sentence(KafkaError(KafkaError._TIMED_OUT), what) from None
-
-    @property
-    def _is_untrusted(self) -> bool:
-        return self._reason is not None and self._reason.code() in _UNTRUSTED
 
     def offset(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
         """An offset of a partition. Leaders that are just being elected are waited for."""
@@ -331,7 +297,7 @@ class KafkaClients:
             try:
                 return int(asked[place].result(self.patience_s + ANSWER_TIMEOUT_S).offset)
             except KafkaException as error:
-                if error.args[0].code() not in _ELECTING or time.monotonic() > deadline:
+                if error.args[0].code() not in ELECTING or time.monotonic() > deadline:
                     self.refused(error, f"find offsets of {topic}[{partition}]")
                 time.sleep(LOOK_S)
 
@@ -340,56 +306,14 @@ class KafkaClients:
 
     def sentence(self, error: KafkaError, what: str) -> ProcessionError:
         """The error as a sentence that says who must act."""
-        code, said, where = error.code(), error.str().rstrip(". "), self.url.brokers
         self.admin.poll(0)  # calls `_hear`
-        if code in _GONE and self._reason is not None and self._is_untrusted:
-            code, said = self._reason.code(), self._reason.str().rstrip(". ")
-        if code in _GONE:
-            reason = f": {self._reason.str()}" if self._reason is not None else ""
-            return DiskError(
-                f"No Kafka broker at {where} answers, to {what}: {said}{reason}.",
-                next_step="Start the brokers or correct the URL; the connector goes on where it was.",
-            )
-        if code in _UNTRUSTED:
-            return ConfigError(
-                f"The Kafka brokers at {where} do not accept us, or we not them: {said}.",
-                next_step="Correct user, password and certificates in the file of --client-config.",
-            )
-        if code in _FORBIDDEN:
-            return ConfigError(
-                f"No permission to {what}: {said}.",
-                next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
-            )
-        if code in _UNKNOWN_TOPIC:
-            return ConfigError(
-                f"The Kafka cluster at {where} cannot {what}: it does not know that topic or partition.",
-                next_step="Create the topic, or correct its name.",
-            )
-        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            return ConfigError(
-                "The broker's transaction.max.timeout.ms is too short for epochs of this size.",
-                next_step="Lower --transaction-bytes-max here, or raise transaction.max.timeout.ms at the brokers.",
-            )
-        if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
-            return StorageError(
-                f"The Kafka cluster at {where} refuses a record as too large, to {what}: {said}.",
-                next_step="Raise max.message.bytes of the topic; the epoch is then published.",
-            )
-        return StorageError(
-            f"The Kafka cluster at {where} refused to {what}: {said} ({error.name()}).",
-            next_step="Correct that at the cluster; the connector goes on where it was.",
-        )
+        return sentence_of(error, self._reason, self.url.brokers, what)
 
 
 def next_messages(consumer: Consumer, count_max: int, timeout_s: float = WAIT_S) -> list[Message]:
     """What is there, as soon as something is there. (`consume` alone waits until it has as many as it may take.)"""
     first = consumer.poll(timeout_s)
     return [] if first is None else [first, *consumer.consume(count_max, timeout=0)]
-
-
-def is_gone(error: KafkaError) -> bool:
-    """Whether no broker answered, so that nothing is known about what was asked."""
-    return error.code() in _GONE
 
 
 def _client_logger() -> logging.Logger:

@@ -15,6 +15,9 @@ from procession.planner.connector_url import ConnectorUrl
 EPOCH_BYTES_MAX = 128 * 1024 * 1024
 """The largest epoch that a sink takes, if nothing else was asked for."""
 
+BROKEN_ORDERS = ("total", "stream")
+"""The orders that a topic with several partitions does not keep. It keeps the order of each key."""
+
 FLAG, TEXT, NUMBER = "flag", "text", "number"
 _BOTH = {"envelope": FLAG, "client_config": TEXT, "schema_registry": TEXT, "broker_patience_s": NUMBER}
 SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
@@ -75,6 +78,12 @@ def epoch_limits(url: ConnectorUrl) -> EpochLimits:
     return EpochLimits(bytes_max=url.count("transaction_bytes_max") or EPOCH_BYTES_MAX)
 
 
+def order_note(url: ConnectorUrl, order: str) -> str:
+    if order not in BROKEN_ORDERS or "partition" in url.options:
+        return ""
+    return f"a topic keeps the order {order!r} within a partition; with several, write ?partition=0 to keep it"
+
+
 CONNECTOR = Connector(
     name="kafka",
     form="kafka://HOST:PORT/TOPIC",
@@ -83,6 +92,8 @@ CONNECTOR = Connector(
         check=check_sink,
         arguments=program_arguments,
         limits=epoch_limits,
+        order_note=order_note,
+        takes_order=True,
     ),
     source=SourceTraits(
         help="Send the messages of a Kafka topic.",

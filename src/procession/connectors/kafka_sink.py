@@ -8,8 +8,6 @@ fences the old one off, and the token says whether the transaction is committed.
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,21 +16,24 @@ from typing import Any
 
 import pyarrow as pa
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from procession import faults
-from procession.connectors.kafka_client import INSTANCE, KafkaClients, TopicFacts, is_gone
+from procession.connectors.kafka_client import INSTANCE, KafkaClients, TopicFacts
+from procession.connectors.kafka_errors import is_gone
+from procession.connectors.kafka_identity import OutputIdentity
 from procession.connectors.kafka_messages import MESSAGE_SCHEMA, MessageEncoder, check_sizes, check_times
-from procession.connectors.kafka_scheme import EPOCH_BYTES_MAX
+from procession.connectors.kafka_scheme import BROKEN_ORDERS, EPOCH_BYTES_MAX
 from procession.connectors.kafka_token import CONTROL_TOPIC, ControlTopic, Token
 from procession.connectors.pending_records import PendingRecords
 from procession.errors import ConfigError, StorageError
+from procession.log_format import note
 from procession.sdk.output import Output
+from procession.sdk.pacing import Backoff
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm, record_batches
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
 from procession.sdk.transaction_log import Transaction
-from procession.storage.durable import storage_error, write_durably
 from procession.times import UNITS
 from procession.tls import ServerTls
 
@@ -45,14 +46,17 @@ MESSAGE_BYTES_MAX = 1024 * 1024
 """The brokers' default maximum, for when they do not tell theirs."""
 QUEUE_MESSAGES_MAX = 200_000
 QUEUE_KIB_MAX = 64 * 1024
+BATCH_MESSAGES_MAX = 100_000
+"""Bytes bound a batch. The client's default, 10,000 messages, makes more requests than needed of short messages."""
 TOPIC_CHECK_S = 10.0
 FENCED_MAX = 3
 """So often in a row another producer may fence us off before we give way."""
-IDENTITY_FORMAT = 1
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 
 log = structlog.get_logger()
+
+pause = time.sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class KafkaSinkOptions:
     control_topic: str = CONTROL_TOPIC
     epoch_bytes_max: int = EPOCH_BYTES_MAX
     compression: str = "none"
+    order: str = ""
+    """The order that the pipeline keeps, if it says so."""
 
     @property
     def transaction_timeout_s(self) -> int:
@@ -97,7 +103,14 @@ class TopicGuard:
         if INSTANCE not in self._clients.url.topic:
             self.check()
 
-    def warn_of_loss(self) -> None:
+    def warn(self) -> None:
+        """Tell what the topic does not keep of what the pipeline promises."""
+        count = len(self.facts.partitions)
+        if self._options.partition is None and count > 1 and self._options.order in BROKEN_ORDERS:
+            note(
+                f"The topic {self.facts.name} has {count} partitions, so its readers get the order of each key, and not"
+                f" the order {self._options.order!r} that the pipeline keeps. To keep it, write ?partition=0."
+            )
         if self.facts.replicas_min < 3:
             detail = "with fewer than 3 replicas a lost broker can lose what is committed"
             log.warning("sink.kafka_replicas", topic=self.facts.name, replicas=self.facts.replicas_min, detail=detail)
@@ -134,13 +147,15 @@ class KafkaOutput(Output):
         self._clients = clients
         self._guard = guard = TopicGuard(clients, options)
         guard.check()
-        guard.warn_of_loss()
+        guard.warn()
         self._options = options
         self._topic = clients.url.topic
         self._control = ControlTopic(clients, options.control_topic)
         self._pending = PendingRecords(base.with_name(f"{base.name}.pending"), MESSAGE_SCHEMA)
-        self._identity = _Identity.open(base, guard.facts, self._control)
+        self._identity = OutputIdentity.open(base, guard.facts, self._control)
         self._producer: Producer | None = None
+        self._undelivered: KafkaError | None = None
+        """Why the first message of the current transaction that failed was not delivered."""
         self._token: Token | None = None
         """As of `_producer`: while that is not fenced off, nobody else can have published."""
 
@@ -164,7 +179,8 @@ class KafkaOutput(Output):
         if self._pending.output_bytes > self._options.epoch_bytes_max:
             raise StorageError(
                 f"An epoch has more than {self._options.epoch_bytes_max} bytes, the limit of this sink.",
-                next_step="Lower the pipeline's epoch_bytes_max, or raise --transaction-bytes-max of the sink.",
+                next_step="Raise transaction_bytes_max of the sink: this epoch is then published. A lower"
+                " epoch_bytes_max of the pipeline makes later epochs smaller.",
             )
 
     def _cut(self, payloads: Payloads) -> list[Payloads]:
@@ -198,20 +214,25 @@ class KafkaOutput(Output):
     def _publish(self, transaction: Transaction) -> None:
         """Whatever goes wrong, the next producer settles it. So each turn begins with what is known to be true."""
         deadline = time.monotonic() + self._clients.patience_s
-        fenced = 0
+        backoff, fenced = Backoff(), 0
         while True:
             if self._producer is None:
                 self._become_only_producer()
             if self._is_published(transaction):
                 return
             self._expect(transaction.start)
+            self._undelivered = None
             try:
                 self._send(transaction)
                 self._token = Token.of(transaction)
                 return
             except KafkaException as error:
-                reason: KafkaError = error.args[0]
-                log.warning("sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name())
+                # If messages are not delivered, the commit says only how many.
+                reason: KafkaError = self._undelivered or error.args[0]
+                pause_s = backoff.next_s()
+                log.warning(
+                    "sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name(), pause_s=pause_s
+                )
                 fenced = fenced + 1 if reason.code() in _FENCED else 0
                 is_temporary = is_gone(reason) or reason.retriable() or reason.txn_requires_abort() or reason.fatal()
                 self._leave()
@@ -222,6 +243,7 @@ class KafkaOutput(Output):
                     ) from error
                 if not is_temporary or time.monotonic() > deadline:
                     raise self._clients.sentence(reason, f"publish an epoch in {self._topic}") from error
+                pause(pause_s)
 
     def _send(self, transaction: Transaction) -> None:
         producer = self._producer
@@ -251,6 +273,9 @@ class KafkaOutput(Output):
                     producer.poll(1.0)
         producer.poll(0)
 
+    def _hear_delivery(self, error: KafkaError | None, _: Message) -> None:
+        self._undelivered = self._undelivered or error
+
     def _become_only_producer(self) -> None:
         """Fences every earlier producer off, which settles its transaction, and reads the token."""
         timeout_s = self._options.transaction_timeout_s
@@ -264,6 +289,9 @@ class KafkaOutput(Output):
                 "compression.type": self._options.compression,
                 "message.max.bytes": max(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
                 "batch.size": min(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
+                "batch.num.messages": BATCH_MESSAGES_MAX,
+                "on_delivery": self._hear_delivery,
+                "delivery.report.only.error": True,  # of the rest the commit of the transaction tells
                 "linger.ms": 5,
                 "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
                 "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
@@ -302,60 +330,6 @@ class KafkaOutput(Output):
 
 def _header_pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, str | bytes | None]] | None:
     return [(header["name"], header["value"]) for header in headers] if headers else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """The producer identity of an output: the same after every restart, and different for every other output."""
-
-    key: str
-    topic_id: str
-    token_partition: int
-
-    @property
-    def transactional_id(self) -> str:
-        return f"procession-{self.key}"
-
-    @classmethod
-    def open(cls, base: Path, topic: TopicFacts, control: ControlTopic) -> _Identity:
-        """The identity in the file; made if there is none."""
-        path = base.with_name(f"{base.name}.kafka")
-        partitions = control.prepare()
-        try:
-            told = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            key = f"{base.name}-{secrets.token_hex(8)}"
-            identity = cls(key, topic.id, control.partition_of(key, partitions))
-            facts = {"key": key, "topic": topic.name, "topic_id": topic.id, "token_partition": identity.token_partition}
-            write_durably(path, json.dumps({"format": IDENTITY_FORMAT, **facts}).encode())
-            return identity
-        except OSError as error:
-            raise storage_error(path, "read", error) from error
-        except ValueError:
-            told = None
-        match told:
-            case {
-                "format": 1,
-                "key": str(key),
-                "topic": str(name),
-                "topic_id": str(topic_id),
-                "token_partition": int(at),
-            }:
-                if name != topic.name or topic_id != topic.id:
-                    why = (
-                        "another topic" if name != topic.name else "this topic before it was deleted and created again"
-                    )
-                    raise StorageError(
-                        f"{path} belongs to {why}: {name} with the id {topic_id}.",
-                        next_step="Give the output a directory of its own for the new topic, or name the old topic.",
-                        path=str(path),
-                    )
-                return cls(key, topic_id, at)
-        raise StorageError(
-            f"{path} is not the identity of a Kafka output.",
-            next_step="Restore the file from a copy; without it nobody knows what is published.",
-            path=str(path),
-        )
 
 
 def run_kafka_sink(

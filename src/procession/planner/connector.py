@@ -48,6 +48,10 @@ def no_limits(_: ConnectorUrl) -> EpochLimits:
     return EpochLimits()
 
 
+def no_note(_: ConnectorUrl, __: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits:
     """The sink of a connector: how its program starts, and what the pipeline may rely on."""
@@ -75,6 +79,11 @@ class SinkTraits:
     """Takes `idempotent=True`: the program has the option `--idempotent INSTANCE`."""
     limits: Callable[[ConnectorUrl], EpochLimits] = no_limits
     """The largest epoch that it can commit in time. It bounds the epochs of the pipeline."""
+    order_note: Callable[[ConnectorUrl, str], str] = no_note
+    """What becomes of the pipeline's order ("total", "stream", "key", "none") at this sink, for `explain`. Empty: the
+    sink keeps it."""
+    takes_order: bool = False
+    """The program has the option `--order`: the supervisor adds it, so that the sink can warn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from procession.planner.graph import Exchange, Kind
+from procession.planner.graph import Exchange, Kind, Node
 from procession.planner.inputs import StageInputs, number_of
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.strategies import TABLE
@@ -25,6 +25,8 @@ def explain(plan: Plan) -> str:
     if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
         shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]
+    if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:
+        lines += ["", "order at the sinks", *kept]
     lines += ["", "chains (each is one function)"]
     lines += [f"  {_chain(plan, chain)}" for chain in plan.chains]
     lines += ["", "edges"]
@@ -49,6 +51,11 @@ def explain(plan: Plan) -> str:
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
+
+
+def order_note(plan: Plan, sink: Node) -> str:
+    """What becomes of the pipeline's order at a sink; empty if the sink keeps it."""
+    return sink.sink_traits.order_note(sink.url, plan.graph.order.value)
 
 
 def _held_back_by(plan: Plan, inputs: StageInputs) -> list[str]:
@@ -148,6 +155,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
                 **({"url": node.target} if node.target else {}),
+                **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),
                 "is_traced": index in plan.traced,

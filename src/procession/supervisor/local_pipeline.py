@@ -195,6 +195,7 @@ class LocalPipeline:
         sink = served[0].sink
         argv = ["sink", sink.connector.name, *sink.sink_traits.arguments(sink.url, directory), "--listen", HERE]
         argv += ["--records", "blocks"] if sink.sink_traits.packing is Packing.BLOCKS else []
+        argv += ["--order", self.graph.order.value] if sink.sink_traits.takes_order else []
         for end in served:
             if end.sink.is_idempotent:
                 argv += ["--idempotent", end.instance]

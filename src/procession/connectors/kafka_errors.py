@@ -1,0 +1,107 @@
+"""Errors of Kafka's client and brokers as sentences that say who must act.
+
+Invariant: an error has one sentence and one next step. A broker that refuses us, or that we do not trust, is told from
+one that is not there: waiting does not help then. Upstream: `connectors/kafka_client`; downstream: librdkafka's error
+codes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from confluent_kafka import KafkaError
+
+from procession.errors import ConfigError, DiskError, ProcessionError, StorageError
+
+_GONE = {
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._RESOLVE,
+    KafkaError._WAIT_COORD,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError._MSG_TIMED_OUT,
+}
+ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
+ELECTING |= {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+_UNTRUSTED = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
+FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_UNKNOWN_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+
+_TLS_ALERT = re.compile(r"ssl/tls alert|tlsv1 alert|sslv3 alert")
+"""The broker has refused our certificate. The client reports it as a lost connection."""
+
+
+def is_gone(error: KafkaError) -> bool:
+    """Whether no broker answered, so that nothing is known about what was asked."""
+    return error.code() in _GONE
+
+
+def is_untrusted(error: KafkaError | None) -> bool:
+    """Whether the broker does not accept us, or we do not accept its certificate."""
+    if error is None:
+        return False
+    return error.code() in _UNTRUSTED or (
+        error.code() == KafkaError._TRANSPORT and bool(_TLS_ALERT.search(error.str()))
+    )
+
+
+def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what: str) -> ProcessionError:
+    """The sentence. `reason` is why the brokers were last not reachable, `what` what was to be done."""
+    if is_gone(error) and reason is not None and is_untrusted(reason):
+        error = reason
+    code, said = error.code(), error.str().rstrip(". ")
+    if is_untrusted(error):
+        return ConfigError(
+            f"The Kafka brokers at {brokers} do not accept us, or we not them: {said}.",
+            next_step="Correct user, password and certificates in the file of --client-config.",
+        )
+    if is_gone(error):
+        why = f": {reason.str()}" if reason is not None else ""
+        return DiskError(
+            f"No Kafka broker at {brokers} answers, to {what}: {said}{why}.",
+            next_step="Start the brokers; or correct the URL, or security.protocol in the file of --client-config. The"
+            " connector goes on where it was.",
+        )
+    if code in FORBIDDEN:
+        return ConfigError(
+            f"No permission to {what}: {said}.",
+            next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
+        )
+    if code in _UNKNOWN_TOPIC:
+        return ConfigError(
+            f"The Kafka cluster at {brokers} cannot {what}: it does not know that topic or partition.",
+            next_step="Create the topic, or correct its name.",
+        )
+    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return ConfigError(
+            "The broker's transaction.max.timeout.ms is too short for epochs of this size.",
+            next_step="Lower --transaction-bytes-max here, or raise transaction.max.timeout.ms at the brokers.",
+        )
+    if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
+        return StorageError(
+            f"The Kafka cluster at {brokers} refuses a record as too large, to {what}: {said}.",
+            next_step="Raise max.message.bytes of the topic; the epoch is then published.",
+        )
+    return StorageError(
+        f"The Kafka cluster at {brokers} refused to {what}: {said} ({error.name()}).",
+        next_step="Correct that at the cluster; the connector goes on where it was.",
+    )

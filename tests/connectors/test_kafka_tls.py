@@ -1,0 +1,143 @@
+"""Kafka over TLS: a broker with a certificate of its own, and each certificate that does not fit as one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from procession.address import Address, address_of, listening_socket
+from procession.chaos.kafka_server import KafkaServer
+from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
+from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
+from procession.errors import ConfigError, DiskError
+from procession.sdk.transaction_log import Transaction
+from tests.certificates import Authority, Pair
+from tests.systems import kafka_broker
+from tests.systems.kafka_broker import Kafka, needs_kafka
+
+pytestmark = [needs_kafka, pytest.mark.slow]
+
+
+class TlsBroker:
+    """A broker with two more listeners: `address` has a certificate of its host, and `other` that of another host.
+    Both ask for a certificate of the client."""
+
+    def __init__(self, directory: Path) -> None:
+        kafka_broker.installed()
+        self.authority = Authority(directory / "authority")
+        self.stranger = Authority(directory / "stranger")
+        with (
+            listening_socket(Address("127.0.0.1", 0)) as first,
+            listening_socket(Address("127.0.0.1", 0)) as second,
+        ):
+            self.address, self.other = str(address_of(first)), str(address_of(second))
+        here = _store(self.authority.issue(name="here"))
+        elsewhere = _store(self.authority.issue("broker.example", name="elsewhere"))
+        trust = str(self.authority.ca)
+        self.server = KafkaServer(
+            {
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,HERE:SSL,ELSEWHERE:SSL",
+                **_tls("here", here, trust),
+                **_tls("elsewhere", elsewhere, trust),
+            },
+            listeners=[f"HERE://{self.address}", f"ELSEWHERE://{self.other}"],
+        )
+        self._config = directory / "client.properties"
+
+    def clients(
+        self, address: str = "", *, ca: Path | None = None, shown: Pair | None = None, more: str = ""
+    ) -> KafkaClients:
+        """Clients with this certificate of ours, which trust the certificates of this authority."""
+        lines = ["security.protocol=SSL", f"ssl.ca.location={ca or self.authority.ca}", more]
+        if shown is not None:
+            lines += [f"ssl.certificate.location={shown.cert}", f"ssl.key.location={shown.key}"]
+        self._config.write_text("\n".join(lines))
+        self._config.chmod(0o600)
+        url = KafkaUrl.parse(f"kafka://{address or self.address}/sealed")
+        return KafkaClients(url, read_client_config(self._config), patience_s=5.0)
+
+    @property
+    def client(self) -> Pair:
+        return self.authority.issue("client.example", name="client")
+
+
+def _store(pair: Pair) -> Path:
+    """A key store as Kafka reads it: the key in PKCS #8 and the certificates, in one file."""
+    path = pair.cert.with_suffix(".store.pem")
+    key = load_pem_private_key(pair.key.read_bytes(), password=None)
+    body = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(body + pair.cert.read_bytes())
+    return path
+
+
+def _tls(listener: str, store: Path, trust: str) -> dict[str, str]:
+    settings = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(store),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": trust,
+        "ssl.client.auth": "required",
+    }
+    return {f"listener.name.{listener}.{name}": value for name, value in settings.items()}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
+    broker = TlsBroker(tmp_path_factory.mktemp("tls"))
+    with broker.server as server:
+        Kafka(server).topic("sealed")
+        yield broker
+
+
+def test_a_sink_and_a_source_work_with_certificates_on_both_sides(broker: TlsBroker, tmp_path: Path) -> None:
+    output = KafkaOutput(tmp_path / "out", broker.clients(shown=broker.client), KafkaSinkOptions())
+    output.recover(0, None)
+    output.append(0, [b"sealed"])
+    transaction = Transaction("id", 0, 6)
+    output.prepare(transaction)
+    output.commit(transaction)
+    output.close()
+    Kafka(broker.server).committed("sealed")  # waits until readers see it
+    source = KafkaSource(broker.clients(shown=broker.client), KafkaSourceOptions(is_ending=True))
+    [stream] = source.streams()  # type: ignore[misc]
+    assert [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()] == [b"sealed"]
+
+
+def test_a_broker_whose_certificate_nobody_vouches_for_is_refused(broker: TlsBroker) -> None:
+    clients = broker.clients(ca=broker.stranger.ca, shown=broker.client)
+    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed"):
+        clients.topic("sealed")
+
+
+def test_a_broker_with_the_certificate_of_another_host_is_refused(broker: TlsBroker) -> None:
+    clients = broker.clients(broker.other, shown=broker.client)
+    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed"):
+        clients.topic("sealed")
+
+
+def test_a_broker_that_wants_our_certificate_and_gets_none_is_told(broker: TlsBroker) -> None:
+    with pytest.raises(ConfigError, match="do not accept us, or we not them"):
+        broker.clients().topic("sealed")
+
+
+def test_a_certificate_of_ours_that_the_broker_does_not_trust_is_told(broker: TlsBroker) -> None:
+    shown = broker.stranger.issue("client.example", name="client")
+    with pytest.raises(ConfigError, match="do not accept us, or we not them"):
+        broker.clients(shown=shown).topic("sealed")
+
+
+def test_a_file_of_certificates_that_is_not_there_is_told(broker: TlsBroker, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"refuses its settings: .*ssl\.ca\.location"):
+        broker.clients(ca=tmp_path / "none.pem").topic("sealed")
+
+
+def test_tls_to_a_listener_without_it_and_the_reverse_are_told_with_the_setting_to_correct(broker: TlsBroker) -> None:
+    plain = KafkaClients(KafkaUrl.parse(f"kafka://{broker.address}/sealed"), {}, patience_s=5.0)
+    for clients in (broker.clients(broker.server.address, shown=broker.client), plain):
+        with pytest.raises(DiskError) as raised:
+            clients.topic("sealed")
+        assert "security.protocol" in raised.value.next_step
