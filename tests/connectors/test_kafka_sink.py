@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from procession.connectors import kafka_client
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_messages import MessageEncoder
 from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
@@ -318,10 +319,14 @@ def test_a_control_topic_that_deletes_tokens_is_refused(kafka: Kafka) -> None:
         ControlTopic(KafkaClients(KafkaUrl.parse(kafka.url("any")), {}), topic).prepare()
 
 
-def test_a_broker_that_is_not_there_is_a_sentence_with_its_address() -> None:
-    clients = KafkaClients(KafkaUrl.parse("kafka://127.0.0.1:1/any"), {}, patience_s=1.0)
+def test_a_broker_that_is_not_there_is_a_sentence_with_its_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kafka_client, "NOTE_S", 0.5)
+    clients = KafkaClients(KafkaUrl.parse("kafka://127.0.0.1:1/any"), {}, patience_s=3.0)
     with pytest.raises(DiskError, match=r"No Kafka broker at 127\.0\.0\.1:1 answers"):
         clients.topic("any")
+    assert capsys.readouterr().err.count("note: No Kafka broker at 127.0.0.1:1 answers so far (") == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from procession.api.pipeline import Pipeline
 from procession.cli.main import app
 from procession.driver.spark_process import COMMAND_STARTED
 from procession.errors import ConfigError, UsageError
@@ -113,6 +114,24 @@ def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_p
 
             wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
             assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")
+
+
+class Unready(Started):
+    """As if the command was stopped before the sinks are ready, and no driver is started."""
+
+    def wait_ready(self, *_: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("to", "is_told"), [("kafka://a/alerts", True), ("file:out", False)])
+def test_a_sink_that_can_warn_of_it_is_told_the_order_that_the_pipeline_keeps(
+    tmp_path: Path, to: str, is_told: bool
+) -> None:
+    pipeline = Pipeline("p", order="stream")
+    pipeline.source("orders").sink("alerts", to=to)
+    supervisor: Any = Unready()
+    LocalPipeline(supervisor, tmp_path / "app.py", pipeline.graph(), tmp_path, tmp_path, Settings()).start()
+    assert ("--order stream" in supervisor.words["sink-0"]) == is_told
 
 
 class Timed(Started):

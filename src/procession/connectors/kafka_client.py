@@ -21,6 +21,7 @@ import structlog
 
 from procession.address import parse_address
 from procession.errors import ConfigError, ProcessionError, UsageError
+from procession.log_format import note
 
 try:
     from confluent_kafka import (
@@ -44,6 +45,8 @@ from procession.connectors.kafka_errors import ELECTING, FORBIDDEN, is_untrusted
 
 PATIENCE_S = 60.0
 """How long to wait for a broker that does not answer, before the connector ends."""
+NOTE_S = 3.0
+"""After this time the user is told that the connector waits."""
 ANSWER_TIMEOUT_S = 10.0
 LOOK_S = 0.05
 WAIT_S = 1.0
@@ -275,7 +278,7 @@ class KafkaClients:
 
     def wait(self, future: Future[Result], what: str) -> Result:
         """The answer. A broker that refuses us is not asked again and again, as the client would."""
-        deadline = time.monotonic() + self.patience_s + ANSWER_TIMEOUT_S
+        began, is_noted = time.monotonic(), False
         while True:
             try:
                 answer = future.result(WAIT_S)
@@ -285,8 +288,13 @@ class KafkaClients:
                 self.refused(error, what)
             except TimeoutError:
                 self.admin.poll(0)  # calls `_hear`
-                if is_untrusted(self._reason) or time.monotonic() > deadline:
+                waited_s = time.monotonic() - began
+                if is_untrusted(self._reason) or waited_s > self.patience_s + ANSWER_TIMEOUT_S:
                     raise self.sentence(KafkaError(KafkaError._TIMED_OUT), what) from None
+                if waited_s > NOTE_S and not is_noted:
+                    why = f" ({self._reason.str()})" if self._reason is not None else ""
+                    note(f"No Kafka broker at {self.url.brokers} answers so far{why}. Waits {self.patience_s:g} s.")
+                    is_noted = True
 
     def offset(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
         """An offset of a partition. Leaders that are just being elected are waited for."""
