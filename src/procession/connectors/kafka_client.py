@@ -293,7 +293,7 @@ class KafkaClients:
                     raise self.sentence(KafkaError(KafkaError._TIMED_OUT), what) from None
                 if waited_s > NOTE_S and not is_noted:
                     why = f" ({self._reason.str()})" if self._reason is not None else ""
-                    note(f"No Kafka broker at {self.url.brokers} answers so far{why}. Waits {self.patience_s:g} s.")
+                    note(f"No Kafka broker at {self.url.brokers} answers so far{why}. The connector waits.")
                     is_noted = True
 
     def offset(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:

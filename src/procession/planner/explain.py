@@ -55,7 +55,7 @@ def explain(plan: Plan) -> str:
 
 def order_note(plan: Plan, sink: Node) -> str:
     """What becomes of the pipeline's order at a sink; empty if the sink keeps it."""
-    return sink.sink_traits.order_note(sink.url, plan.graph.order.value)
+    return sink.sink_traits.order_note(sink.url, plan.graph.order.value) if sink.target else ""
 
 
 def _held_back_by(plan: Plan, inputs: StageInputs) -> list[str]:
