@@ -53,6 +53,8 @@ FENCED_MAX = 3
 """So often in a row another producer may fence us off before we give way."""
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+_PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+"""Messages of a transaction that failed for another reason."""
 
 log = structlog.get_logger()
 
@@ -227,8 +229,9 @@ class KafkaOutput(Output):
                 self._token = Token.of(transaction)
                 return
             except KafkaException as error:
-                # If messages are not delivered, the commit says only how many.
-                reason: KafkaError = self._undelivered or error.args[0]
+                reason: KafkaError = error.args[0]
+                if reason.code() == KafkaError._INCONSISTENT and self._undelivered is not None:
+                    reason = self._undelivered  # the commit says only how many messages were not delivered
                 pause_s = backoff.next_s()
                 log.warning(
                     "sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name(), pause_s=pause_s
@@ -274,7 +277,8 @@ class KafkaOutput(Output):
         producer.poll(0)
 
     def _hear_delivery(self, error: KafkaError | None, _: Message) -> None:
-        self._undelivered = self._undelivered or error
+        if error is not None and error.code() not in _PURGED and self._undelivered is None:
+            self._undelivered = error
 
     def _become_only_producer(self) -> None:
         """Fences every earlier producer off, which settles its transaction, and reads the token."""
