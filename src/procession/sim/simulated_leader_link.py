@@ -224,6 +224,7 @@ class SimulatedLeaderLink:
                 if reply["is_config"] and not site.set_back:
                     raise InvariantViolation("I8", f"the leader has no place for {part}: {reply['error']}")
                 if reply["is_config"]:
+                    site.tell(part, "! refuses: %s", reply["error"])
                     site.refused(part)
                 self.lost(end)
                 return
