@@ -48,6 +48,14 @@ def test_update_combines_the_records_of_the_second_stream() -> None:
     assert found["out"] == [[1, {"limit": 9}], [2, {"limit": 5}], [3, {"limit": 5}], [4, {"limit": 2, "other": 7}]]
 
 
+def test_rules_that_come_out_of_an_exchange_need_no_key() -> None:
+    pipeline = Pipeline("p")
+    rules = pipeline.source("rules", codec="json", streams=["rules"]).rebalance(parallelism=2)
+    pipeline.source("events", codec="json").with_broadcast(rules, apply=beside).sink("out", to="file:out")
+    expected = [[1, None], [2, {"limit": 5}], [3, {"limit": 5}], [4, {"other": 7}]]
+    assert run(pipeline, INPUTS, parallelism=3)["out"] == expected
+
+
 def test_a_function_that_changes_the_state_changes_its_own_copy() -> None:
     def spoils(state: dict[str, int] | None, event: int) -> Any:
         state = {} if state is None else state

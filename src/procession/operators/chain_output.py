@@ -239,14 +239,14 @@ class Delivery:
     def _for_exchange(self, index: int, parent: int) -> Iterator[ChainOutput]:
         node = self.plan.node(index)
         flow = self._branch(parent, index, self._given(parent, index))
+        is_sided = routing_of(node) is Routing.TO_ALL
         if routing_of(node) is Routing.BY_KEY:
             key = key_of(node)
             flow = (
                 replace(flow, keys=self._keys(flow)) if isinstance(key, RecordKey) else self._keyed_by(index, key, flow)
             )
-        elif node.operator is not None and routing_of(node) is not Routing.TO_ALL:
+        elif node.operator is not None and not (is_sided and index in self.plan.carrying | self.plan.keeping_key):
             flow = replace(flow, keys=pa.array([NO_KEY] * len(flow), pa.binary()))
-        is_sided = routing_of(node) is Routing.TO_ALL
         if is_sided:
             flow = flow.numbered(sides_of(flow))
         if node.kind is Kind.TRANSFORM:
