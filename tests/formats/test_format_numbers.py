@@ -25,8 +25,8 @@ from procession.commit.round_record import (
     SinkShare,
 )
 from procession.connectors import (
+    kafka_identity,
     kafka_positions,
-    kafka_sink,
     kafka_token,
     parquet_directory,
     parquet_output,
@@ -297,7 +297,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
         "`*.printed` (`sink stdout`)": stdout_sink.NOTE_FORMAT,
-        "`*.kafka` (Kafka sink)": kafka_sink.IDENTITY_FORMAT,
+        "`*.kafka` (Kafka sink)": kafka_identity.IDENTITY_FORMAT,
         "tokens in the Kafka control topic": kafka_token.FORMAT,
         "`*.upload` (lake sinks)": parquet_output.FORMAT,
         "`_procession/OUTPUT/*.json` of a Parquet table": parquet_directory.FORMAT,

@@ -223,7 +223,6 @@ class KafkaOutput(Output):
             if self._is_published(transaction):
                 return
             self._expect(transaction.start)
-            self._undelivered = None
             try:
                 self._send(transaction)
                 self._token = Token.of(transaction)
@@ -251,6 +250,7 @@ class KafkaOutput(Output):
     def _send(self, transaction: Transaction) -> None:
         producer = self._producer
         assert producer is not None
+        self._undelivered = None
         producer.begin_transaction()
         faults.point("sink:kafka-begun")
         for batch in self._pending.batches():
