@@ -41,7 +41,7 @@ def test_options_of_a_source_become_options_of_the_program() -> None:
     ("text", "said"),
     [
         ("postgres://db/shop", "names no table"),
-        ("postgres:shop?table=t", "no URL of a PostgreSQL database"),
+        ("postgres:shop?table=t", "not a URL of a PostgreSQL database"),
         ("postgres://db/shop?table=t&tabel=u", "'tabel'"),
         ("postgres://db/shop?table=t&mode=fast", "mode=fast"),
         ("postgres://db/shop?table=t&delete_when=op=delete", "names none"),

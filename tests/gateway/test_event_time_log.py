@@ -92,7 +92,7 @@ async def test_undeclared_streams_and_the_draft_are_refused(tmp_path: Path) -> N
     assert client.reason == "stream 3 is not declared in the pipeline"
     drafted = Client(site, version="draft")
     assert drafted.reason is not None
-    assert "event time" in drafted.reason
+    assert "event-time order" in drafted.reason
 
 
 @in_loop

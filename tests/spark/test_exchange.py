@@ -312,6 +312,8 @@ def test_values_of_every_codec_go_over_exchanges_and_come_out_in_order(ran: Ran)
 
 def test_every_kind_of_stage_that_can_be_run_is_in_the_query() -> None:
     kinds = {node.kind for node in every_row().graph().nodes}
-    # Spark SQL has a query of its own, in test_sql, and so have joins and the stages that keep states, in test_keyed.
-    own = {Kind.TRANSFORM, Kind.HASH_JOIN} | {kind for kind, row in TABLE.items() if row.has_state}
+    # Spark SQL has a query of its own, in test_sql. Joins, splits and the stages that keep states are in test_keyed.
+    own = {Kind.TRANSFORM, Kind.HASH_JOIN, Kind.SPLIT, Kind.OUTPUT} | {
+        kind for kind, row in TABLE.items() if row.has_state
+    }
     assert kinds | own == {kind for kind, row in TABLE.items() if not row.comes_with or row.has_state}

@@ -93,7 +93,7 @@ def test_a_record_has_its_key_and_time() -> None:
         (two_sources(), {"a": "text"}, "are a str"),
         (two_sources(), {"a": 3}, "are a int"),
         (two_sources(), {"a": {1: {2: b""}}}, "are a dict"),
-        (two_sources(), [b"x"], "no pair"),
+        (two_sources(), [b"x"], "not a pair"),
         (two_sources(), [("c", b"x")], "no source 'c'"),
         (two_sources(), {"a": {2: [b"x"]}}, "does not take stream 2"),
         (two_sources(), [("a", Record(b"x", stream="north"))], "does not take stream 'north'"),

@@ -162,18 +162,23 @@ def _run_on(
     from procession.chaos.systems import running
 
     work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
-    screen.say(f"starting {cluster.prose}; working in {work}")
-    with running(cluster, work) as started:
-        harness = Harness(
-            started.cluster,
-            seed=seed,
-            deadline_s=deadline_s,
-            outputs=started.outputs,
-            show=screen.show,
-            parts=cluster,
-            make_workload=started.make_workload,
-        )
-        history = harness.run(runs)
+    try:
+        screen.say(f"starting {cluster.prose}; working in {work}")
+        with running(cluster, work) as started:
+            harness = Harness(
+                started.cluster,
+                seed=seed,
+                deadline_s=deadline_s,
+                outputs=started.outputs,
+                show=screen.show,
+                parts=cluster,
+                make_workload=started.make_workload,
+            )
+            history = harness.run(runs)
+    except SystemExit:  # by a signal (`__main__`), before the cluster's supervisor handles signals
+        shutil.rmtree(work, ignore_errors=True)
+        screen.say("stopped before the cluster had started: nothing was tested")
+        raise
     if history.outcome == "clean":
         shutil.rmtree(work)
     elif work.exists():

@@ -12,9 +12,10 @@ from __future__ import annotations
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Part = bytes | memoryview
 

@@ -11,12 +11,13 @@ import os
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Self
 
 from procession import faults
 from procession.runtime.files import OpenMode, Part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _FLAGS = {
     OpenMode.READ: os.O_RDONLY,
@@ -117,6 +118,8 @@ class HostFileSystem:
         return path.read_bytes()
 
     def map(self, path: Path) -> pa.Buffer:
+        import pyarrow as pa  # only here: commands that map no file start without it
+
         if path.stat().st_size == 0:
             return pa.py_buffer(b"")
         with pa.memory_map(str(path)) as file:
