@@ -456,7 +456,7 @@ BUGS = (
     Bug(what_was_seen_is_forgotten_on_reconnect, seed=20, runs=21, blind_seed=3),
     Bug(ack_before_the_snapshot, seed=0, runs=1),
     Bug(trim_before_the_snapshot, seed=0, runs=1),
-    Bug(what_is_not_on_disk_is_offered, seed=65, runs=66),
+    Bug(what_is_not_on_disk_is_offered, seed=15, runs=16),
     Bug(the_sink_replies_before_its_vote_is_durable, seed=0, runs=1),
     Bug(the_sink_votes_before_its_data_is_durable, seed=0, runs=1, blind_seed=0),
     Bug(a_torn_file_of_sparks_is_copied, seed=735, runs=736),
