@@ -17,7 +17,7 @@ from procession.errors import StorageError
 from procession.format_number import check_format
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.durable import fsync_dir, remove, write_durably
+from procession.storage.durable import fsync_dir, remove, storage_error, write_durably
 from procession.storage.state_version import StateVersion
 
 ATTEMPTS = "attempts.json"
@@ -56,7 +56,10 @@ class RoundRecords:
     def write(self, record: RoundRecord) -> None:
         """Durable when this returns."""
         if not self._files.exists(self.directory):
-            self._files.make_directory(self.directory)
+            try:
+                self._files.make_directory(self.directory)
+            except OSError as error:  # a successor may have removed this driver's copy of the checkpoint
+                raise storage_error(self.directory, "make the directory", error) from error
             fsync_dir(self.directory.parent, self._files)
         write_durably(self._path(record.epoch), record.to_json(), self._files)
 
