@@ -34,6 +34,7 @@ from procession.cli.gateways_command import gateways_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
+from procession.cli.state_command import state_app
 from procession.cli.streams_command import streams
 from procession.cli.tls_options import ClientTlsOptions
 from procession.cli.verify_command import cat, verify
@@ -54,6 +55,7 @@ app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
 app.add_typer(bench_app, name="bench")
 app.add_typer(gateways_app, name="gateways")
+app.add_typer(state_app, name="state")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)

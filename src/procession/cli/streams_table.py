@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def place(directory: Path | None, address: str | None) -> str | Path:
     if address is not None:
         parse_address(address)
         return address
-    return _gateway_in(directory if directory is not None else _only_pipeline())
+    return _gateway_in(directory if directory is not None else only_pipeline())
 
 
 def _gateway_in(directory: Path) -> Path:
@@ -58,7 +58,8 @@ def _gateway_in(directory: Path) -> Path:
     )
 
 
-def _only_pipeline() -> Path:
+def only_pipeline() -> Path:
+    """The directory of the one pipeline in `.procession`. Raises ConfigError or UsageError if there is not one."""
     found = sorted(path.parent.parent for path in PIPELINES.glob(f"*/gateway/{ADDRESS_FILE}"))
     if len(found) == 1:
         return found[0]
@@ -160,15 +161,20 @@ def show(
 def table(rows: Sequence[Mapping[str, Any]], retired_streams: int = 0) -> Iterator[str]:
     """Yield the lines of the table, and a line with totals and the number of retired streams."""
     columns = (*COLUMNS, LATE) if any(row[LATE] is not None for row in rows) else COLUMNS
-    cells = [columns, *(tuple(_cell(row, column) for column in columns) for row in rows)]
+    yield from aligned(columns, [[_cell(row, column) for column in columns] for row in rows], LEFT)
+    yield _sum(rows) + (f", {retired_streams:,} more retired" if retired_streams else "")
+
+
+def aligned(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> Iterator[str]:
+    """Yield the lines of a table. The columns in `left` are aligned to the left, the others to the right."""
+    cells = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         padded = (
-            text.ljust(width) if column in LEFT else text.rjust(width)
+            text.ljust(width) if column in left else text.rjust(width)
             for column, text, width in zip(columns, line, widths, strict=True)
         )
         yield "  ".join(padded).rstrip()
-    yield _sum(rows) + (f", {retired_streams:,} more retired" if retired_streams else "")
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:

@@ -7,8 +7,8 @@ to store values and keys. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -55,6 +55,14 @@ class NamedTypes:
             " committed",
         )
 
+    def member(self, name: str, member: str | None, value: Any) -> Any:
+        """The member of this enum, by its name, or by its value if it has none. Raises PlanError if there is none."""
+        return _member(self.named(name), member, value)
+
+    def made(self, name: str, values: Mapping[str, Any]) -> Any:
+        """A value of this dataclass or named tuple. Raises PlanError if its fields have changed."""
+        return _made(self.named(name), values)
+
 
 NO_TYPES = NamedTypes()
 
@@ -66,3 +74,44 @@ def is_storable(kind: Any) -> bool:
 
 def is_named_tuple(kind: type[Any]) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def _member(kind: type[Any], member: str | None, value: Any) -> Any:
+    try:
+        return kind(value) if member is None else kind[member]
+    except (KeyError, ValueError):
+        raise _changed(kind, f"no member {member or value!r}") from None
+
+
+def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """A named tuple or a dataclass with these fields. `__init__` is not called, as in a copy."""
+    if is_named_tuple(kind):
+        whole = {**kind._field_defaults, **values}
+        if set(whole) != set(kind._fields):
+            raise _changed(kind, f"the fields {', '.join(kind._fields)} instead of {', '.join(values)}")
+        return kind._make(whole[name] for name in kind._fields)
+    if not is_dataclass(kind):
+        raise _changed(kind, "no fields")
+    made = object.__new__(kind)
+    known = {field.name: field for field in fields(kind)}
+    if unknown := [name for name in values if name not in known]:
+        raise _changed(kind, f"no field {unknown[0]!r}")
+    for name, field in known.items():
+        if name in values:
+            value = values[name]
+        elif field.default is not MISSING:
+            value = field.default
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            raise _changed(kind, f"a field {name!r} without a default, which stored values lack")
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _changed(kind: type[Any], what: str) -> PlanError:
+    return PlanError(
+        f"class {kind.__name__} has {what}: stored values are of an earlier version of it",
+        next_step="restore the old fields and members of the class, or give new fields defaults; nothing of this epoch"
+        " is committed",
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum
@@ -155,10 +155,10 @@ class ValueCodec:
         match code:
             case 15:  # _ENUM
                 name, member, value = parts
-                return _member(self.types.named(name), member, value)
+                return self.types.member(name, member, value)
             case 16 | 17:  # _NAMED_TUPLE, _DATACLASS
                 name, values = parts
-                return _made(self.types.named(name), values)
+                return self.types.made(name, values)
             case _:
                 raise ValueError(f"a stored value has the type code {code}, which no version writes")
 
@@ -186,47 +186,6 @@ def _marked(value: Any) -> Any:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 1]}…"
-
-
-def _member(kind: type[Any], member: str | None, value: Any) -> Any:
-    try:
-        return kind(value) if member is None else kind[member]
-    except (KeyError, ValueError):
-        raise _changed(kind, f"no member {member or value!r}") from None
-
-
-def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A named tuple or a dataclass with these fields. `__init__` is not called, as in a copy."""
-    if is_named_tuple(kind):
-        whole = {**kind._field_defaults, **values}
-        if set(whole) != set(kind._fields):
-            raise _changed(kind, f"the fields {', '.join(kind._fields)} instead of {', '.join(values)}")
-        return kind._make(whole[name] for name in kind._fields)
-    if not is_dataclass(kind):
-        raise _changed(kind, "no fields")
-    made = object.__new__(kind)
-    known = {field.name: field for field in fields(kind)}
-    if unknown := [name for name in values if name not in known]:
-        raise _changed(kind, f"no field {unknown[0]!r}")
-    for name, field in known.items():
-        if name in values:
-            value = values[name]
-        elif field.default is not MISSING:
-            value = field.default
-        elif field.default_factory is not MISSING:
-            value = field.default_factory()
-        else:
-            raise _changed(kind, f"a field {name!r} without a default, which stored values lack")
-        object.__setattr__(made, name, value)
-    return made
-
-
-def _changed(kind: type[Any], what: str) -> PlanError:
-    return PlanError(
-        f"class {kind.__name__} has {what}: stored values are of an earlier version of it",
-        next_step="restore the old fields and members of the class, or give new fields defaults; nothing of this epoch"
-        " is committed",
-    )
 
 
 def _zone_parts(zone: tzinfo | None) -> Any:

@@ -35,6 +35,9 @@ END = 0x00
 NONE, BOOL, INT, FLOAT, DECIMAL, DATE, DATETIME, INSTANT = 0x08, 0x10, 0x18, 0x20, 0x28, 0x30, 0x38, 0x40
 UUID_, BYTES, TEXT, ENUM, TUPLE = 0x48, 0x50, 0x58, 0x60, 0x68
 
+TAGS = frozenset(range(NONE, TUPLE + 1, 8))
+"""The first bytes of encoded keys."""
+
 NO_KEY = bytes([BYTES])
 """The key of records without a key: empty bytes."""
 
@@ -140,7 +143,7 @@ class KeyCodec:
         if tag == ENUM:
             name, at = _read_terminated(data, at + 1)
             value, at = self._read(data, at)
-            return self.types.named(name.decode())(value), at
+            return self.types.member(name.decode(), None, value), at
         return _DECODE[tag](data, at + 1)
 
 
