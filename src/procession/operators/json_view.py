@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, EnumMeta
 from typing import Any
 from uuid import UUID
 
@@ -116,7 +116,7 @@ def key_from(view: Any) -> bytes:
         ((name, inner),) = part.items()
         if name == "$enum":
             enum_name, value = inner
-            made: Any = Enum(enum_name, {"member": read(value)})
+            made: Any = EnumMeta.__call__(Enum, enum_name, {"member": read(value)})
             enums.append(made)
             return made["member"]
         if name not in _READ:
