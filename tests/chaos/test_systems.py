@@ -79,7 +79,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         kafka_broker.installed()
     if parts in (KAFKA_CLUSTER, POSTGRES_CLUSTER):
         postgres_server.programs()
-    with running(parts, tmp_path_factory.mktemp(parts.name)) as started:
+    with running(parts, tmp_path_factory.mktemp(parts.name), lambda: None) as started:
         yield World(parts, started)
 
 

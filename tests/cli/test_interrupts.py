@@ -29,7 +29,7 @@ COMMANDS = {
     "sink": ["sink", "file", "output", "--listen", "127.0.0.1:0"],
     "gateway": ["gateway", "--dir", "g", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"],
     "driver": ["driver", "app.py", "--dir", "p", "--sink", "output=127.0.0.1:1"],
-    "chaos": ["chaos", "--minutes", "1"],
+    "chaos": ["chaos", "--minutes", "1", "--scenario", "none"],
     "simulate": ["simulate", "--runs", "100000", "--jobs", "2"],
 }
 PATIENCE_S = 60.0

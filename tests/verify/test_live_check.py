@@ -16,7 +16,7 @@ from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
 from procession.sdk.ack_log import AckLog
 from procession.sdk.transaction_log import Transaction, TransactionLog
-from procession.verify import live_check as watching
+from procession.storage.journal import HEAD_BYTES
 from procession.verify.comparison import ComparisonRequest, judge
 from procession.verify.live_check import LiveCheck
 from procession.verify.verdict import Outcome
@@ -88,13 +88,23 @@ def test_a_run_is_unknown_at_first_then_clean_as_it_grows(run: Run) -> None:
 
 
 def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.do_epoch(RECORDS[:50])
+    for record in RECORDS[:60]:
+        run.do_epoch([record])
     watch = LiveCheck(run.question)
     assert watch.look().is_clean
-    read: list[str] = []
-    monkeypatch.setattr(watching.os, "pread", lambda file, *_: read.append(os.readlink(f"/proc/self/fd/{file}")) or b"")
+    read: list[tuple[str, int, int]] = []
+    pread = os.pread
+
+    def noted(file: int, size: int, position: int) -> bytes:
+        data = pread(file, size, position)
+        read.append((Path(os.readlink(f"/proc/self/fd/{file}")).suffix, position, len(data)))
+        return data
+
+    monkeypatch.setattr(os, "pread", noted)
     assert watch.look().is_clean
-    assert not [path for path in read if not path.endswith(".txnlog")], "only the log of decisions is looked at again"
+    length = run.log.path.stat().st_size
+    assert length > HEAD_BYTES
+    assert read == [(".txnlog", 0, HEAD_BYTES), (".txnlog", length, 0)], "only whether it was replaced or has grown"
 
 
 def test_what_is_voted_and_not_decided_does_not_exist_yet(run: Run) -> None:

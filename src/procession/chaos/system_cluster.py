@@ -35,6 +35,10 @@ PIPELINE = "chaos"
 SERVER_READY_S = 120.0
 
 
+class StoppedEarly(Exception):
+    """The user stopped the run before the systems of its cluster were ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkProgram:
     """A sink: its URL in the app, the words of its program for a directory, and who reads what it writes."""
@@ -97,11 +101,12 @@ class SystemCluster(LiveCluster):
         self._servers[name] = server
 
     def start_servers(self) -> None:
-        """Start the systems. Return when all are ready, or when asked to stop."""
+        """Start the systems. Return when all are ready. Raises StoppedEarly if asked to stop before that."""
         for name, server in self._servers.items():
             part = Part(name, tuple(server.command()), {}, server.is_ready, SERVER_READY_S, stop_rank=3)
             self.stage.start(part)
-        self.stage.wait_ready()
+        if not self.stage.wait_ready():
+            raise StoppedEarly
 
     def use(self, sinks: Sequence[SinkProgram]) -> MonitoredOutputs:
         """Use these sinks. Return their outputs, which are read from now on."""

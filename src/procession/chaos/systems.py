@@ -78,15 +78,16 @@ def check_installed(parts: ClusterParts) -> None:
 
 
 @contextmanager
-def running(parts: ClusterParts, directory: Path) -> Iterator[RunningCluster]:
-    """Start a cluster of this kind."""
-    with _OPEN[parts.name](directory) as running_cluster:
+def running(parts: ClusterParts, directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
+    """Start a cluster of this kind. Calls `starting` when the supervisor handles signals, before it starts a part."""
+    with _OPEN[parts.name](directory, starting) as running_cluster:
         yield running_cluster
 
 
 @contextmanager
-def _standard(directory: Path) -> Iterator[RunningCluster]:
+def _standard(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
     with ChaosCluster(directory) as cluster:
+        starting()
         cluster.start()
         yield RunningCluster(cluster, MonitoredOutputs(cluster.instances(), cluster.decisions))
 
@@ -100,7 +101,7 @@ def _program(url: str) -> Callable[[Path], list[str]]:
 
 
 @contextmanager
-def _kafka(directory: Path) -> Iterator[RunningCluster]:
+def _kafka(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
     from confluent_kafka.admin import NewTopic
 
     from procession.chaos.kafka_workload import KafkaWorkload
@@ -116,6 +117,7 @@ def _kafka(directory: Path) -> Iterator[RunningCluster]:
         SINK_DATABASE: lambda: databases[0].port,
     }
     with SystemCluster(directory, links, (TOPIC, KEYED, TABLE)) as cluster:
+        starting()
         address = cluster.proxies.address
         broker = KafkaServer(proxied={"SOURCE": address(SOURCE_BROKER), "SINK": address(SINK_BROKER)})
         servers.append(broker)
@@ -162,9 +164,10 @@ def _table_sink(part: str, server: PostgresServer, address: str, mode: str) -> S
 
 
 @contextmanager
-def _postgres(directory: Path) -> Iterator[RunningCluster]:
+def _postgres(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
     servers: list[PostgresServer] = []
     with SystemCluster(directory, {SINK_DATABASE: lambda: servers[0].port}, (PREPARED, TOKEN)) as cluster:
+        starting()
         servers.append(PostgresServer())
         cluster.add_server(DATABASE, servers[0])
         cluster.start_servers()
@@ -176,7 +179,7 @@ def _postgres(directory: Path) -> Iterator[RunningCluster]:
 
 
 @contextmanager
-def _lake(directory: Path) -> Iterator[RunningCluster]:
+def _lake(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
     local = fs.LocalFileSystem()
     places = {part: directory / "tables" / output_of(part) for part in (PARQUET, DELTA, ICEBERG)}
     records = {
@@ -185,6 +188,7 @@ def _lake(directory: Path) -> Iterator[RunningCluster]:
         ICEBERG: iceberg_rows(places[ICEBERG], "chaos.lines"),
     }
     with SystemCluster(directory, {}, tuple(places)) as cluster:
+        starting()
         urls = {part: f"{output_of(part)}:{place}" for part, place in places.items()}
         urls[ICEBERG] += "/chaos.lines"
         outputs = cluster.use(
@@ -198,9 +202,10 @@ def _lake(directory: Path) -> Iterator[RunningCluster]:
 
 
 @contextmanager
-def _store(directory: Path) -> Iterator[RunningCluster]:
+def _store(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
     servers: list[StoreServer] = []
     with SystemCluster(directory, {SINK_STORE: lambda: servers[0].port}, (PARQUET, DELTA)) as cluster:
+        starting()
         store = StoreServer()
         servers.append(store)
         cluster.add_server(STORE, store)

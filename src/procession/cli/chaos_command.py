@@ -159,12 +159,12 @@ def _run_on(
     import tempfile
 
     from procession.chaos.harness import Harness
+    from procession.chaos.system_cluster import StoppedEarly
     from procession.chaos.systems import running
 
     work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
     try:
-        screen.say(f"starting {cluster.prose}; working in {work}")
-        with running(cluster, work) as started:
+        with running(cluster, work, lambda: screen.say(f"starting {cluster.prose}; working in {work}")) as started:
             harness = Harness(
                 started.cluster,
                 seed=seed,
@@ -175,10 +175,10 @@ def _run_on(
                 make_workload=started.make_workload,
             )
             history = harness.run(runs)
-    except SystemExit:  # by a signal (`__main__`), before the cluster's supervisor handles signals
-        shutil.rmtree(work, ignore_errors=True)
+    except StoppedEarly:
+        shutil.rmtree(work)
         screen.say("stopped before the cluster had started: nothing was tested")
-        raise
+        raise typer.Exit(Status.INTERRUPTED) from None
     if history.outcome == "clean":
         shutil.rmtree(work)
     elif work.exists():
