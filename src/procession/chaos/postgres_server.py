@@ -78,7 +78,10 @@ class PostgresServer(SystemServer):
     def _program(self) -> list[str]:
         settings = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         place = ["-D", str(self._data), "-k", str(self.directory), "-p", str(self.port)]
-        return [str(self._programs / "postgres"), *place, *settings]
+        # All processes of the server inherit the lock. If only the first is killed, PostgreSQL refuses to start until
+        # the others have noticed; so the next start waits for the lock.
+        lock = ["flock", "--no-fork", "--exclusive", str(self.directory / "processes.lock")]
+        return [*lock, str(self._programs / "postgres"), *place, *settings]
 
     def _identity(self) -> list[str]:
         if self._user is None:
