@@ -29,6 +29,12 @@ def test_json_in_and_out() -> None:
     assert got == '[{"a":1}]\n[[1,2.5,null]]\n["ü"]\n'.encode()
 
 
+def test_json_keeps_half_a_surrogate_pair_as_an_escape() -> None:
+    for function in (lambda value: value, lambda value: {**value}):
+        got = through([rb'{"a": "\ud83d", "b": "\u00fc"}', rb'{"a": "\u00fc"}'], "json", function)["out"]
+        assert got == rb'{"a":"\ud83d","b":"\u00fc"}' + b"\n" + '{"a":"ü"}\n'.encode()
+
+
 def test_msgpack_in_and_out_is_a_stream_that_tells_its_own_ends() -> None:
     given = [msgpack.packb(value) for value in ({"a": b"x"}, 7, "text")]
     got = through(given, "msgpack", lambda value: (value, 1))["out"]

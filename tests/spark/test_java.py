@@ -46,6 +46,23 @@ def test_a_new_java_is_taken_and_one_that_does_not_say_is_left_to_spark(
     check_java()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("#!/bin/sh\necho 'Error: could not find libjava.so' >&2\nexit 2\n", "Error: could not find libjava.so"),
+        ("#!/bin/sh\nexit 1\n", "it exits with status 1 and says nothing"),
+        ("\x7fELF of another machine", "Exec format error"),
+    ],
+)
+def test_a_java_that_does_not_run_is_told_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    (made(tmp_path, "17", has_release=False) / "bin" / "java").write_text(text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path}/bin/java does not run: {why}$"):
+        check_java()
+
+
 def test_it_is_found_in_the_path_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     home = made(tmp_path / "jdk", "11", has_release=True)

@@ -33,7 +33,14 @@ def _as_bytes(value: Any) -> bytes:
 def _to_json(value: Any) -> bytes:
     if isinstance(value, bytes | bytearray):
         raise TypeError("the function returned bytes, which JSON cannot represent: return decoded values")
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_as_json).encode()
+    try:
+        return _json_text(value, is_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON can escape it, UTF-8 cannot represent it
+        return _json_text(value, is_ascii=True).encode()
+
+
+def _json_text(value: Any, *, is_ascii: bool) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=is_ascii, allow_nan=False, default=_as_json)
 
 
 def _as_json(value: Any) -> Any:

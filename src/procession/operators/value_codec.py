@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -47,6 +48,8 @@ SHOWN_MAX = 80
 
 _CONTAINERS, _BUFFERS = frozenset({list, dict}), frozenset({bytearray, memoryview})
 _MICROSECOND = timedelta(microseconds=1)
+_DECIMAL_BITS_MAX = 1024
+"""Larger integers are stored in hexadecimal, because Python converts at most 4,300 decimal digits."""
 _FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (without a time zone on purpose)
 
 
@@ -81,7 +84,8 @@ class ValueCodec:
         if kinds <= {bytes}:
             return pa.array(values, pa.binary()), np.full(len(values), BYTES, np.uint8)
         if kinds == {str}:
-            return pa.array(values, pa.string()).cast(pa.binary()), np.full(len(values), TEXT, np.uint8)
+            with suppress(UnicodeEncodeError):  # of a lone surrogate
+                return pa.array(values, pa.string()).cast(pa.binary()), np.full(len(values), TEXT, np.uint8)
         pairs = [self.packed_value(value) for value in values]
         return pa.array([data for data, _ in pairs], pa.binary()), np.array([form for _, form in pairs], np.uint8)
 
@@ -91,7 +95,8 @@ class ValueCodec:
         if type(value) is bytes:
             return value, BYTES
         if type(value) is str:
-            return value.encode(), TEXT
+            with suppress(UnicodeEncodeError):
+                return value.encode(), TEXT
         return self.packed(value), VALUE
 
     def unpack(self, payload: pa.Array, forms: Forms) -> pa.Array | list[Any]:
@@ -109,15 +114,22 @@ class ValueCodec:
     def packed(self, value: Any) -> bytes:
         """One value of any type, for `thawed`. Raises TypeError or ValueError if it could not be decoded to an equal
         value."""
-        data: bytes = msgpack.packb(value, default=self._extended, strict_types=True)
+        data = self._packed(value)
         # msgpack encodes a bytearray as bytes. Few values contain either, and this is a cheap test for both.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and _has_buffer(value):
-            data = msgpack.packb(_marked(value), default=self._extended, strict_types=True)
+            data = self._packed(_marked(value))
+        return data
+
+    def _packed(self, value: Any) -> bytes:
+        try:
+            data: bytes = msgpack.packb(value, default=self._extended, strict_types=True)
+        except UnicodeEncodeError:  # text with a lone surrogate, which JSON may contain. To allow it costs time.
+            data = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
         return data
 
     def thawed(self, data: bytes) -> Any:
         """Decode what `packed` encoded."""
-        return msgpack.unpackb(data, ext_hook=self._from_extended, strict_map_key=False)
+        return msgpack.unpackb(data, ext_hook=self._from_extended, strict_map_key=False, unicode_errors="surrogatepass")
 
     def _extended(self, value: Any) -> msgpack.ExtType:
         kind = type(value)
@@ -245,7 +257,7 @@ def _batch(data: bytes) -> pa.RecordBatch:
 # How each type is stored: as bytes, or as a list of values.
 _PLAIN: dict[type[Any], tuple[int, Callable[[Any], Any]]] = {
     tuple: (_TUPLE, list),
-    int: (_LARGE_INT, lambda value: str(value).encode()),
+    int: (_LARGE_INT, lambda value: (str(value) if value.bit_length() < _DECIMAL_BITS_MAX else hex(value)).encode()),
     set: (_SET, list),
     frozenset: (_FROZENSET, list),
     OrderedDict: (_ORDERED_DICT, lambda value: [part for pair in value.items() for part in pair]),
@@ -257,7 +269,7 @@ _PLAIN: dict[type[Any], tuple[int, Callable[[Any], Any]]] = {
     UUID: (_UUID, lambda value: value.bytes),
 }
 _READ_BYTES: dict[int, Callable[[bytes], Any]] = {
-    _LARGE_INT: int,
+    _LARGE_INT: lambda data: int(data, 0),
     _TABLE: from_arrow,
     _BATCH: _batch,
     _BYTEARRAY: bytearray,

@@ -48,7 +48,8 @@ def check_java() -> None:
 
 
 def _version_of(found: Path) -> str:
-    """Read the version from the installation's `release` file, because starting a JVM to ask is slower."""
+    """Read the version from the installation's `release` file, because starting a JVM to ask is slower. Raises
+    ConfigError if there is no such file, and Java does not run."""
     try:
         text = (found.resolve().parent.parent / "release").read_text()
         if version := re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE):
@@ -56,11 +57,25 @@ def _version_of(found: Path) -> str:
     except (OSError, ValueError):
         pass
     try:
-        output = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [found, "-version"], capture_output=True, text=True, errors="replace", check=False, timeout=30
+        )
+    except subprocess.TimeoutExpired:
         return ""
-    version = re.search(r'version "([^"]+)"', output)
+    except OSError as error:
+        raise _not_running(found, error.strerror or str(error)) from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise _not_running(found, said[0] if said else f"it exits with status {done.returncode} and says nothing")
+    version = re.search(r'version "([^"]+)"', done.stderr)
     return version[1] if version else ""
+
+
+def _not_running(found: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"Spark needs Java {JAVA_MIN} or newer, and {found} does not run: {why}",
+        next_step=f"{INSTALL}, and point JAVA_HOME or PATH to it",
+    )
 
 
 def _major(version: str) -> int | None:
