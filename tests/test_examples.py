@@ -294,6 +294,35 @@ def bills(lines: Iterable[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in told]
 
 
+PHONE_CALLS = [
+    json.dumps(
+        {
+            "caller": f"+4930{number % 7}",
+            "at": f"2026-03-{1 + number // 40:02}T{number % 24:02}:30:00{('+01:00', 'Z', '-05:00')[number % 3]}",
+            "zone": ("HOME", "EU", "WORLD", "MOON")[number % 4 if number % 13 else 3],
+            "seconds": number * 37 % 900 if number % 17 else "long",
+            "price": f"0.{number * 61 % 1000:04}",
+        }
+    )
+    for number in range(500)
+]
+
+
+def call_costs(lines: Iterable[str]) -> list[str]:
+    """By hand: whole minutes, by caller, zone and day in UTC. Calls from the moon, and long ones, are none."""
+    costs: dict[tuple[str, str, str], int] = {}
+    told = []
+    for call in map(json.loads, lines):
+        if call["zone"] != "MOON" and call["seconds"] != "long":
+            day = datetime.fromisoformat(call["at"]).astimezone(ZoneInfo("UTC")).date().isoformat()
+            whole = int(call["price"].removeprefix("0.")) * ((call["seconds"] + 59) // 60)
+            key = call["caller"], call["zone"], day
+            costs[key] = costs.get(key, 0) + whole
+            cost = f"{costs[key] // 10_000}.{costs[key] % 10_000:04}"
+            told.append({"caller": call["caller"], "zone": call["zone"], "day": day, "cost": cost})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 def _quote(number: int) -> dict[str, object]:
     chance = random.Random(number)
     kind = chance.choice(["place", "place", "trade", "cancel", "cancel"])
@@ -436,6 +465,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "sales_day": ("sales-day-told-0", SALES, day),
     "overdue_orders": ("overdue-orders-alerts-0", ORDER_EVENTS, overdue),
     "changing_limits": ("changing-limits-alerts-0", LIMITED, above_limits),
+    "call_costs": ("call-costs-costs-0", PHONE_CALLS, call_costs),
     "call_rating": ("call-rating-bills-0", CALLS, bills),
     "spoofing": ("spoofing-alerts-0", QUOTES, spoofed),
     "abandoned_carts": ("abandoned-carts-reminders-0", SHOP_CLICKS, reminders),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from procession.operators.aggregates import Aggregate
     from procession.operators.context import Context
     from procession.operators.process import ProcessContext
+    from procession.operators.typed_json import json_of
 
 __all__ = [
     "Aggregate",
@@ -21,6 +22,7 @@ __all__ = [
     "ProcessionError",
     "Stage",
     "aggregates",
+    "json_of",
     "patterns",
     "tables",
     "windows",
@@ -35,6 +37,7 @@ _ROOMS = {
     "ProcessContext": "operators.process",
     "ProcessionError": "errors",
     "Stage": "api.stage",
+    "json_of": "operators.typed_json",
 }
 _MODULES = ("aggregates", "patterns", "tables", "windows")
 

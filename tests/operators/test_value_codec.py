@@ -254,8 +254,8 @@ def test_a_class_that_has_changed_takes_defaults_for_new_fields_and_refuses_the_
 
 def test_only_classes_whose_values_can_be_stored_are_listed_and_names_are_unique() -> None:
     for wrong in (int, Name, "Order", Counter):
-        with pytest.raises(PlanError, match="not a dataclass, a named tuple or an enum"):
+        with pytest.raises(PlanError, match="not a dataclass, a named tuple, a pydantic model or an enum"):
             Pipeline("p", types=[wrong])  # type: ignore[list-item]
-    with pytest.raises(PlanError, match="two classes with the name 'Point'"):
+    with pytest.raises(PlanError, match="two classes of the pipeline have the name 'Point'"):
         Pipeline("p", types=[Point, namedtuple("Point", "x")])
     assert Pipeline("p", types=[Order, Order]).types.classes == (Order,)

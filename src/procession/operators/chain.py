@@ -23,7 +23,7 @@ import pyarrow as pa
 from procession.operators.batch_result import read_batch_result
 from procession.operators.chain_output import Delivery
 from procession.operators.chain_rows import ChainOutput, ChainRows
-from procession.operators.codecs import DECODE
+from procession.operators.codecs import decoder_of
 from procession.operators.end_firing import find_ends, row_of_end
 from procession.operators.end_of_input import BEYOND, EndOfInput, StreamChange
 from procession.operators.fusion import LINES, fused
@@ -326,7 +326,7 @@ class _Pass(Delivery):
                 return flow.with_values(flow.values.cast(pa.string()))  # type: ignore[union-attr]
             except pa.ArrowInvalid:
                 pass  # one by one, to find the invalid one
-        results, rows = self._each(index, DECODE[node.codec], flow)
+        results, rows = self._each(index, decoder_of(node), flow)
         return flow.pick(rows, results)
 
     def _map_async(self, index: int, node: Node, before: StageRows) -> StageRows:

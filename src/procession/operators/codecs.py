@@ -17,7 +17,8 @@ from uuid import UUID
 import msgpack
 import pyarrow as pa
 
-from procession.planner.graph import PayloadCodec
+from procession.operators.typed_json import as_fields
+from procession.planner.graph import Node, PayloadCodec
 
 TYPES = "str or bytes, or name the sink's codec"
 
@@ -53,6 +54,8 @@ def _as_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, Enum):
         return value.value
+    if (fields := as_fields(value)) is not None:
+        return fields
     raise TypeError(f"JSON cannot represent a {type(value).__name__}: {value!r}")
 
 
@@ -95,3 +98,8 @@ ENCODE: dict[PayloadCodec, Callable[[Any], bytes]] = {
     PayloadCodec.MSGPACK: _to_msgpack,
     PayloadCodec.ARROW: to_arrow,
 }
+
+
+def decoder_of(source: Node) -> Callable[[bytes], Any]:
+    """How a source decodes a payload."""
+    return DECODE[source.codec] if source.typed is None else source.typed.decode

@@ -33,6 +33,10 @@ class TypeNames(NamedTypes):
     def made(self, name: str, values: Mapping[str, Any]) -> Any:
         return {"$class": name, **values}
 
+    def made_model(self, name: str, *state: Any) -> Any:
+        values, _, extra, _ = state
+        return {"$class": name, **values, **(extra or {})}
+
 
 VALUES, KEYS = ValueCodec(TypeNames()), KeyCodec(TypeNames())
 

@@ -1,4 +1,4 @@
-"""Named types: the dataclasses, named tuples and enums whose values may be stored.
+"""Named types: the dataclasses, named tuples, pydantic models and enums whose values may be stored.
 
 Invariant: a stored value names its type, and the name is looked up in the list of the app, never imported. So a file
 cannot choose which code runs. `Pipeline(types=[…])` makes the list; `operators/value_codec` and `planner/keys` use it
@@ -28,21 +28,29 @@ class NamedTypes:
         for kind in classes:
             if not is_storable(kind):
                 raise PlanError(
-                    f"types= has {kind!r}, which is not a dataclass, a named tuple or an enum",
-                    next_step="list classes of these three kinds only; plain values need not be listed",
+                    f"types= has {kind!r}, which is not a dataclass, a named tuple, a pydantic model or an enum",
+                    next_step="list classes of these kinds only; plain values need not be listed",
                 )
             if listed.setdefault(kind.__name__, kind) is not kind:
                 raise PlanError(
-                    f"types= has two classes with the name {kind.__name__!r}",
+                    f"two classes of the pipeline have the name {kind.__name__!r}",
                     next_step="rename one of them: stored values refer to their type by this name",
                 )
         return cls(tuple(listed.values()))
+
+    def including(self, classes: Iterable[type[Any]]) -> NamedTypes:
+        """These types and others."""
+        return NamedTypes.of([*self.classes, *classes])
 
     def name_of(self, kind: type[Any]) -> str:
         """The name that values of this type are stored with. Raises TypeError if the app does not list it."""
         if kind not in self.classes:
             raise TypeError(f"{kind.__name__} is not listed: write Pipeline(…, types=[{kind.__name__}])")
         return kind.__name__
+
+    def made_model(self, name: str, *state: Any) -> Any:
+        """The pydantic model that a stored value describes, as `model_parts` returns it."""
+        return _model(self.named(name), *state)
 
     def named(self, name: str) -> type[Any]:
         """The type with this name in stored values. Raises PlanError if the app does not list it."""
@@ -69,11 +77,25 @@ NO_TYPES = NamedTypes()
 
 def is_storable(kind: Any) -> bool:
     """Whether values of this type can be stored, if the app lists it."""
-    return isinstance(kind, type) and (is_dataclass(kind) or is_named_tuple(kind) or issubclass(kind, Enum))
+    return isinstance(kind, type) and (
+        is_dataclass(kind) or is_named_tuple(kind) or is_model(kind) or issubclass(kind, Enum)
+    )
 
 
 def is_named_tuple(kind: type[Any]) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
+
+
+def is_model(kind: type[Any]) -> bool:
+    """Whether a class is a pydantic model. pydantic is not imported for this."""
+    return hasattr(kind, "model_fields") and hasattr(kind, "model_validate_json")
+
+
+def model_parts(value: Any) -> list[Any]:
+    """The fields, the fields that were set, the extra fields and the private attributes of a pydantic model."""
+    state = value.__getstate__()
+    extra, private = state["__pydantic_extra__"], state["__pydantic_private__"]
+    return [state["__dict__"], sorted(state["__pydantic_fields_set__"]), extra, private]
 
 
 def _member(kind: type[Any], member: str | None, value: Any) -> Any:
@@ -106,6 +128,31 @@ def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
         else:
             raise _changed(kind, f"a field {name!r} without a default, which stored values lack")
         object.__setattr__(made, name, value)
+    return made
+
+
+def _model(kind: type[Any], values: dict[str, Any], names: list[str], extra: Any, private: Any) -> Any:
+    """A pydantic model with these fields. Nothing is validated again, as in a copy."""
+    if not is_model(kind):
+        raise _changed(kind, "no fields of a model")
+    known = kind.model_fields
+    if unknown := [name for name in values if name not in known]:
+        raise _changed(kind, f"no field {unknown[0]!r}")
+    if lacking := [name for name, field in known.items() if name not in values and field.is_required()]:
+        raise _changed(kind, f"a field {lacking[0]!r} without a default, which stored values lack")
+    whole = {
+        name: values[name] if name in values else field.get_default(call_default_factory=True)
+        for name, field in known.items()
+    }
+    made = object.__new__(kind)
+    made.__setstate__(
+        {
+            "__dict__": whole,
+            "__pydantic_fields_set__": set(names),
+            "__pydantic_extra__": extra,
+            "__pydantic_private__": private,
+        }
+    )
     return made
 
 

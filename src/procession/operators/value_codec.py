@@ -2,8 +2,8 @@
 
 Invariant: what is decoded is equal to what was encoded, and of the same type. Any other value is refused, as an
 error of the stage that made it. There is no pickle, because reading a store that others can write to must not run code.
-Dataclasses, named tuples and enums are those that the app lists (`operators/named_types`). Used by `operators/chain`,
-for `storage/run_store` and `storage/state_store`. Pure.
+Dataclasses, named tuples, pydantic models and enums are those that the app lists (`operators/named_types`). Used by
+`operators/chain`, for `storage/run_store` and `storage/state_store`. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from procession.errors import PlanError
 from procession.operators.codecs import from_arrow, to_arrow
-from procession.operators.named_types import NO_TYPES, NamedTypes, is_named_tuple, is_storable
+from procession.operators.named_types import NO_TYPES, NamedTypes, is_model, is_named_tuple, is_storable, model_parts
 
 # How the bytes of a value are decoded.
 BYTES, TEXT, VALUE = 0, 1, 2
@@ -38,13 +38,15 @@ Forms = npt.NDArray[np.uint8]
 _TUPLE, _LARGE_INT, _TABLE, _BATCH = 1, 2, 3, 4
 _SET, _FROZENSET, _ORDERED_DICT, _BYTEARRAY = 5, 6, 7, 8
 _DATE, _TIME, _DATETIME, _TIMEDELTA, _DECIMAL, _UUID = 9, 10, 11, 12, 13, 14
-_ENUM, _NAMED_TUPLE, _DATACLASS = 15, 16, 17
+_ENUM, _NAMED_TUPLE, _DATACLASS, _MODEL = 15, 16, 17, 18
 
 ALLOWED = (
     "None, bool, int, float, str, bytes, bytearray, list, tuple, dict, OrderedDict, set, frozenset, date, time,"
     " datetime, timedelta, Decimal, UUID, Arrow tables and batches, and classes that Pipeline(types=[…]) lists"
 )
 SHOWN_MAX = 80
+PYDANTIC_ZONE = "TzInfo"
+"""The class of the fixed offsets in times that pydantic reads from text."""
 
 _CONTAINERS, _BUFFERS = frozenset({list, dict}), frozenset({bytearray, memoryview})
 _MICROSECOND = timedelta(microseconds=1)
@@ -146,6 +148,8 @@ class ValueCodec:
                 # A member has a name; a combination of flags may have none.
                 parts = [name, value.name, None] if value.name in kind.__members__ else [name, None, value.value]
                 return msgpack.ExtType(_ENUM, self.packed(parts))
+            if is_model(kind):
+                return msgpack.ExtType(_MODEL, self.packed([name, *model_parts(value)]))
             names = value._fields if is_named_tuple(kind) else [field.name for field in fields(value)]
             code = _NAMED_TUPLE if is_named_tuple(kind) else _DATACLASS
             return msgpack.ExtType(code, self.packed([name, {field: getattr(value, field) for field in names}]))
@@ -171,6 +175,9 @@ class ValueCodec:
             case 16 | 17:  # _NAMED_TUPLE, _DATACLASS
                 name, values = parts
                 return self.types.made(name, values)
+            case 18:  # _MODEL
+                name, *state = parts
+                return self.types.made_model(name, *state)
             case _:
                 raise ValueError(f"a stored value has the type code {code}, which no version writes")
 
@@ -208,6 +215,8 @@ def _zone_parts(zone: tzinfo | None) -> Any:
         return [offset // _MICROSECOND, *name]
     if type(zone) is ZoneInfo and zone.key is not None:
         return zone.key
+    if type(zone).__name__ == PYDANTIC_ZONE:
+        return {PYDANTIC_ZONE: int(zone.utcoffset(None).total_seconds())}  # type: ignore[union-attr]
     raise TypeError(f"the time zone {zone!r} cannot be stored: use datetime.timezone or a ZoneInfo with a key")
 
 
@@ -222,6 +231,10 @@ def _zone(parts: Any) -> tzinfo | None:
                 f"a stored value has the time zone {parts!r}, which this machine does not know",
                 next_step="install the tzdata package on every machine; nothing of this epoch is committed",
             ) from None
+    if isinstance(parts, dict):
+        from pydantic_core import TzInfo
+
+        return TzInfo(parts[PYDANTIC_ZONE])
     offset, *name = parts
     return timezone(timedelta(microseconds=offset), *name)
 

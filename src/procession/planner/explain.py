@@ -25,6 +25,8 @@ def explain(plan: Plan) -> str:
     if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
         shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]
+    if typed := [f"  {node.name}: {node.typed.record.__name__}" for node in graph.sources if node.typed is not None]:
+        lines += ["", "records are validated when they enter, and are objects of these classes", *typed]
     if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:
         lines += ["", "order at the sinks", *kept]
     lines += ["", "chains (each is one function)"]
@@ -155,6 +157,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
                 **({"url": node.target} if node.target else {}),
+                **({"record": node.typed.record.__name__} if node.typed else {}),
                 **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from procession.operators.named_types import NO_TYPES, NamedTypes
 from procession.operators.operator import Operator
+from procession.operators.typed_json import TypedJson
 from procession.planner.connector import Connector, SinkTraits, SourceTraits
 from procession.planner.connector_registry import sink_of, source_of
 from procession.planner.connector_url import ConnectorUrl
@@ -119,6 +120,8 @@ class Node:
     parallelism: int | None = None
     """The number of tasks that the user asked for, if any."""
     codec: PayloadCodec = PayloadCodec.BYTES
+    typed: TypedJson | None = None
+    """The class of the records of a source, if it has one. Its codec is JSON then."""
     is_codec_inherited: bool = False
     """Whether a sink has the codec of its source, because the user gave none."""
     framing: SinkFraming = SinkFraming.LINES

@@ -21,6 +21,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from procession.operators.named_types import is_model
+
 SCALARS = frozenset({bytes, str, int, float, bool, type(None)})
 """The immutable built-in types."""
 
@@ -46,6 +48,8 @@ def shared_part(value: Any) -> Any:
         elif is_dataclass(kind):
             parts = [getattr(part, field.name) for field in fields(kind)]
             is_fixed = getattr(kind, "__dataclass_params__").frozen  # noqa: B009  (mypy does not know it)
+        elif is_model(kind):
+            parts = part.__dict__.values()
         elif not isinstance(part, set | bytearray):
             return None
         if not is_fixed:

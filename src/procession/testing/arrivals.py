@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from procession.api.pipeline import number_of_stream
+from procession.api.sources import number_of_stream
 from procession.errors import UsageError
 from procession.gateway.event_time_log import heard_rows, ordered_rows
 from procession.gateway.log_rows import LogRow, batch_of, eos_row
 from procession.merge.event_time import DeclaredOrder, EventOrder
-from procession.operators.codecs import DECODE, ENCODE
+from procession.operators.codecs import ENCODE, decoder_of
 from procession.planner.graph import Graph, Node
 from procession.planner.source_streams import streams_of
 from procession.record import id_in_share, stream_id
@@ -192,7 +192,9 @@ def payload_of(source: Node, value: Any) -> bytes:
     codec = source.codec
     try:
         payload = ENCODE[codec](value)
-        decoded = DECODE[codec](payload)
+        if source.typed is not None and not isinstance(value, source.typed.record):
+            return payload  # a JSON value, which the source may refuse
+        decoded = decoder_of(source)(payload)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
             f"source {source.name!r} cannot be given {value!r}, because its codec is {codec.value!r}: {error}",

@@ -1,0 +1,151 @@
+"""Sources: the method of a pipeline that declares where records enter.
+
+Invariant: a stream belongs to one source. `api/pipeline` inherits the method; `planner/source_streams` says at run time
+which streams a source takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from posixpath import normpath
+from typing import TYPE_CHECKING, Literal
+
+from procession.errors import PlanError
+from procession.operators.named_types import NamedTypes
+from procession.operators.typed_json import TypedJson
+from procession.planner.connector_registry import source_of
+from procession.planner.event_order import EventTime
+from procession.planner.graph import Kind, Node, PayloadCodec
+from procession.planner.validation import checked_choice, checked_flag, checked_name
+from procession.record import share_of, stream_id
+
+if TYPE_CHECKING:
+    from procession.api.stage import Stage
+
+
+class Sources:
+    """The method of `Pipeline` that declares sources."""
+
+    name: str
+    types: NamedTypes
+    event_time: EventTime | None
+    _nodes: list[Node]
+    _add: Callable[[Node], Stage]
+
+    def source(
+        self,
+        name: str = "source",
+        *,
+        from_: str | None = None,
+        codec: Literal["bytes", "text", "json", "msgpack", "arrow"] | TypedJson = "bytes",
+        streams: Iterable[int | str | Path] | None = None,
+        ends: bool | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Declare where records enter the pipeline. Producers send them to the gateway, or `from_` names a URL.
+
+        All streams enter at one source, in the order of their arrival. To process some streams differently, declare
+        several sources and name the `streams` of each. `merge` joins sources again, in the order of arrival.
+
+        Args:
+            name: Name of the source.
+            from_: A URL to read from, such as "kafka://HOST:PORT/TOPIC" or "file:PATTERN". `procession run` starts the
+                connector that reads it. docs/how-to/connectors.md lists the connectors. Its streams are the source's
+                own, so `streams` is left out. Without a URL, producers connect to the gateway.
+            codec: What functions receive: `bytes`, `str` ("text"), the decoded value ("json", "msgpack", "arrow"), or
+                objects of a class of yours (`json_of(Call)`).
+            streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. One source may leave
+                this out; it receives all other streams.
+            ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
+                Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
+                the app runs with `--input`, or if the connector of its URL ends, as that of files does. `False`: it
+                never ends.
+            parallelism: Number of tasks, if not that of the pipeline.
+
+        Returns:
+            The stage to continue from.
+
+        Raises:
+            PlanError: Two sources claim the same streams, or an argument is not valid.
+        """
+        checked_name(name, "a source")
+        typed = codec if isinstance(codec, TypedJson) else None
+        if typed is not None:
+            self.types = self.types.including(typed.classes)
+        taken = None if streams is None else _streams(streams, name)
+        share = None
+        if from_ is not None:
+            connector, url = source_of(from_, f"source {name!r}")
+            share = self._share(name, taken)
+            if ends is None:
+                ends = connector.source is not None and connector.source.ends(url)
+        for other in self._nodes:
+            if other.kind is Kind.SOURCE and (
+                (other.streams is taken is None and other.share is share is None)
+                or (other.streams or frozenset()) & (taken or frozenset())
+            ):
+                raise PlanError(
+                    f"pipeline {self.name!r} has a second source {name!r} for the streams of {other.name!r}",
+                    next_step="let all producers send to the one source; each sends its own streams. Or name the"
+                    " streams of each source: source(…, streams=[…])",
+                )
+        return self._add(
+            Node(
+                Kind.SOURCE,
+                name,
+                codec=PayloadCodec.JSON
+                if isinstance(codec, TypedJson)
+                else checked_choice(PayloadCodec, codec, "codec"),
+                typed=typed,
+                target=from_ or "",
+                share=share,
+                streams=taken,
+                ends=None if ends is None else checked_flag(ends, "ends", f"source {name!r}"),
+                awaited=taken or frozenset() if ends else frozenset(),
+                parallelism=parallelism,
+            )
+        )
+
+    def _share(self, name: str, streams: frozenset[int] | None) -> int:
+        """The share of the stream ids for a source that reads a URL."""
+        if streams is not None:
+            raise PlanError(
+                f"source {name!r} reads a URL and names streams, but its streams are those of the URL",
+                next_step="leave streams away; or leave from_ away, and start the connector with `procession source`",
+            )
+        if self.event_time is not None:
+            raise PlanError(
+                f"source {name!r} reads a URL, whose streams are not known before the start, but pipeline"
+                f" {self.name!r} is ordered by event time, for which they must be",
+                next_step="leave from_ away, name the streams, and start the connector with `procession source`",
+            )
+        share = share_of(name)
+        for other in self._nodes:
+            if other.kind is Kind.SOURCE and other.share == share and other.name != name:
+                raise PlanError(
+                    f"sources {other.name!r} and {name!r} would have the same stream ids by a rare chance",
+                    next_step="give one of them another name",
+                )
+        return share
+
+
+def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
+    named = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else [streams]
+    found = [number_of_stream(stream) for stream in named]
+    if not found or None in found:
+        raise PlanError(
+            f"source {name!r} takes streams {streams!r}, which are not all ids or names of streams",
+            next_step="name the streams in a list: by the names or numbers that their producers use, a file as Path(…)",
+        )
+    return frozenset(stream for stream in found if stream is not None)
+
+
+def number_of_stream(stream: object) -> int | None:
+    """The id of a stream, or None if the value does not name one."""
+    if isinstance(stream, Path):
+        # As the file source does: the same file is the same stream, wherever it is named.
+        return stream_id(bytes(Path(normpath(stream.absolute()))))
+    if isinstance(stream, str):
+        return stream_id(stream.encode()) if stream else None
+    return stream if type(stream) is int and 0 <= stream < 2**64 else None

@@ -1,0 +1,128 @@
+"""Typed records: JSON that becomes objects of a class of the user, validated when it is decoded.
+
+Invariant: a function behind a typed source sees objects of its class only. What does not fit the class is an error of
+the record, and says which field and why. The validator is made where the pipeline is declared and travels with it, so a
+task need not import the app. Upstream: `json_of` in the app; downstream: `operators/chain`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from procession.errors import PlanError
+from procession.operators.named_types import is_model, is_storable
+
+SHOWN_MAX = 60
+ERRORS_SHOWN_MAX = 3
+CAUSE = "Value error, "
+
+
+@dataclass(frozen=True)
+class TypedJson:
+    """A codec: JSON of objects of one class."""
+
+    record: type[Any]
+    validator: Any
+    """A `pydantic_core.SchemaValidator`."""
+    is_strict: bool
+    classes: tuple[type[Any], ...]
+    """The class itself, and the dataclasses, named tuples, models and enums in its fields."""
+
+    def decode(self, payload: bytes) -> Any:
+        """The object in a payload. Raises ValueError with one sentence if the payload does not fit the class."""
+        try:
+            return self.validator.validate_json(payload, strict=self.is_strict)
+        except ValueError as error:
+            raise ValueError(f"not a {self.record.__name__}: {_reason(error)}") from None
+
+
+def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
+    """A codec for JSON whose records are objects of this class: `source(codec=json_of(Call))`.
+
+    Each record is validated when it enters the pipeline. One that does not fit becomes a dead letter with the reason,
+    or stops the pipeline, as any record on which a function raises. Fields that the class does not have are ignored.
+    The class need not be listed in `Pipeline(types=…)`. A sink with `codec="json"` writes such objects as JSON again.
+
+    Args:
+        record: A dataclass or a pydantic model. Its fields may have the types that pydantic knows, such
+            as `Decimal`, `datetime`, `UUID`, enums, `Literal`, lists, and other such classes.
+        strict: Refuse values of another JSON type: "7" is no int, 1 is no bool and no datetime. `False` converts them
+            as pydantic does.
+
+    Raises:
+        PlanError: The class is of another kind, or has a field whose type cannot be validated.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from decimal import Decimal
+        >>> from procession import Pipeline, json_of
+        >>> @dataclass
+        ... class Call:
+        ...     caller: str
+        ...     minutes: Decimal
+        >>> json_of(Call).decode(b'{"caller": "a", "minutes": "1.50"}')
+        Call(caller='a', minutes=Decimal('1.50'))
+        >>> long = Pipeline("calls").source(codec=json_of(Call)).filter(lambda call: call.minutes > 60)
+    """
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    if not isinstance(record, type) or not (is_dataclass(record) or is_model(record)):
+        raise PlanError(
+            f"json_of() was given {record!r}, which is neither a dataclass nor a pydantic model",
+            next_step='give it such a class; for plain values write codec="json"',
+        )
+    try:
+        adapter = TypeAdapter(record)
+        classes = tuple(dict.fromkeys(_classes(adapter.core_schema)))
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise PlanError(
+            f"json_of({record.__name__}) cannot validate its fields: {str(error).splitlines()[0]}",
+            next_step="use types that pydantic knows, and import their names at the top of the app",
+        ) from error
+    return TypedJson(record, adapter.validator, bool(strict), classes)
+
+
+def _classes(schema: Any) -> Iterator[type[Any]]:
+    """The classes in pydantic's schema of a class whose values have to be listed to be stored."""
+    if isinstance(schema, dict):
+        yield from (schema[name] for name in ("cls", "function") if is_storable(schema.get(name)))
+        for part in schema.values():
+            yield from _classes(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from _classes(part)
+
+
+def _reason(error: ValueError) -> str:
+    """What is wrong, in one line: the first fields that do not fit."""
+    errors = getattr(error, "errors", None)
+    if errors is None:  # such as bytes that are not text
+        return str(error).splitlines()[0]
+    found = errors(include_url=False, include_context=False)
+    told = [_problem(problem) for problem in found[:ERRORS_SHOWN_MAX]]
+    more = len(found) - len(told)
+    return "; ".join(told) + (f"; and {more} more" if more else "")
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    place = ".".join(map(str, problem["loc"])) or "it"
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    if problem["type"] == "json_invalid":
+        return str(problem["msg"])
+    shown = repr(problem["input"])
+    shown = shown if len(shown) <= SHOWN_MAX else f"{shown[: SHOWN_MAX - 1]}…"
+    return f"{place} is {shown}, but {problem['msg'].removeprefix(CAUSE).removeprefix('Input ')}"
+
+
+def as_fields(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass or a model, for JSON. None if the value is neither."""
+    if is_model(type(value)):
+        dumped: dict[str, Any] = value.model_dump(by_alias=True)
+        return dumped
+    if is_dataclass(type(value)):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return None

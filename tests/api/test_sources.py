@@ -1,0 +1,47 @@
+"""Sources: which streams each takes, and what a source that cannot be is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procession import Pipeline, PlanError
+from procession.api.sources import number_of_stream
+from procession.record import stream_id
+
+
+def test_a_stream_is_named_by_its_id_its_name_or_its_file() -> None:
+    assert number_of_stream(7) == 7
+    assert number_of_stream("orders") == stream_id(b"orders")
+    assert number_of_stream(Path("a/../b.log")) == number_of_stream(Path("b.log"))
+
+
+@pytest.mark.parametrize("wrong", ["", -1, 2**64, True, 1.5, None])
+def test_other_values_name_no_stream(wrong: Any) -> None:
+    assert number_of_stream(wrong) is None
+    with pytest.raises(PlanError, match="are not all ids or names of streams"):
+        Pipeline("p").source(streams=[wrong])
+
+
+def test_two_sources_cannot_take_the_same_streams() -> None:
+    pipeline = Pipeline("p")
+    pipeline.source("a", streams=["x", "y"])
+    pipeline.source("b", streams=["z"])
+    pipeline.source("rest")
+    for streams in (["y"], None):
+        with pytest.raises(PlanError, match="has a second source 'c' for the streams of"):
+            pipeline.source("c", streams=streams)
+
+
+def test_a_source_of_a_url_has_streams_of_its_own() -> None:
+    with pytest.raises(PlanError, match="its streams are those of the URL"):
+        Pipeline("p").source("a", from_="file:*.log", streams=["x"])
+    (node,) = _with_sink(Pipeline("p"), from_="file:*.log").graph().sources
+    assert (node.share is not None, node.ends) == (True, True)
+
+
+def _with_sink(pipeline: Pipeline, **options: Any) -> Pipeline:
+    pipeline.source("in", **options).sink("out", to="file:out")
+    return pipeline
