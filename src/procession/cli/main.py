@@ -31,6 +31,7 @@ from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
+from procession.cli.job_commands import jobs, status, stop
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
@@ -59,7 +60,10 @@ app.add_typer(state_app, name="state")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
+app.command()(jobs)
 app.command()(simulate)
+app.command()(status)
+app.command()(stop)
 app.command()(streams)
 app.command()(verify)
 app.command()(cat)

@@ -21,7 +21,10 @@ SECRET_BYTES = 32
 PRIVATE_UMASK = 0o077
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 PIPELINE_NAMES = frozenset(
-    {FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors", "epochs.jsonl", "driver.json"}
+    {
+        *(FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors"),
+        *("epochs.jsonl", "driver.json", "run.json", "run.lock"),
+    }
 )
 """What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""
 GATEWAY = "gateway"

@@ -40,6 +40,8 @@ class PipelineProgress:
     directory: Path
     cookie: bytes = b""
     tls: ClientTls | None = None
+    patience_s: float = PATIENCE_S
+    """Seconds that a gateway has to answer."""
     records_in: int = 0
     committed: int = 0
     late: int = 0
@@ -57,15 +59,20 @@ class PipelineProgress:
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._clients = {GATEWAY: ControlClient(self.directory / GATEWAY, self.cookie, PATIENCE_S, tls=self.tls)}
+        self._clients = {GATEWAY: self._client(self.directory / GATEWAY)}
         self._waiting: dict[str, int] = {}
         """The end of each gateway's log, without the ends of streams in it."""
         self._tail = EpochTail(self.directory / "epochs.jsonl")
 
+    def _client(self, gateway: Path) -> ControlClient:
+        return ControlClient(gateway, self.cookie, self.patience_s, tls=self.tls)
+
     @classmethod
-    def from_now(cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> Self:
+    def from_now(
+        cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None, patience_s: float = PATIENCE_S
+    ) -> Self:
         """Continue the counts of earlier runs, and measure rates and latencies from now on."""
-        progress = cls(directory, cookie, tls)
+        progress = cls(directory, cookie, tls, patience_s)
         progress._read_epochs()
         progress.latency = Latency()
         return progress
@@ -75,7 +82,7 @@ class PipelineProgress:
         self._read_epochs()
         for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
-                self._clients[path.parent.name] = ControlClient(path.parent, self.cookie, PATIENCE_S, tls=self.tls)
+                self._clients[path.parent.name] = self._client(path.parent)
         low = set(self.disks_low)
         for name, client in self._clients.items():
             try:
@@ -96,6 +103,11 @@ class PipelineProgress:
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
         return self
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every gateway has answered at least once."""
+        return self._waiting.keys() == self._clients.keys()
 
     def waiting(self, end: int) -> int:
         """Return the number of received records from this sequence number on."""

@@ -24,6 +24,7 @@ from procession.sdk.transaction_log import uncommitted
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from procession.supervisor.local_pipeline import LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
+from procession.supervisor.run_claim import claimed
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
@@ -54,7 +55,11 @@ def run_app(
     ending = ending_parts(graph, has_inputs=bool(inputs))
     check_start(settings, listen)
     directory = directory or Path(".procession") / graph.name
-    with Display(is_silent=is_silent) as display, Supervisor(directory / "logs", say=display.say) as supervisor:
+    with (
+        claimed(directory, graph.name, app),
+        Display(is_silent=is_silent) as display,
+        Supervisor(directory / "logs", say=display.say) as supervisor,
+    ):
         local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
         before = last_round(local.directory)
         progress = PipelineProgress.from_now(local.directory, settings.control_cookie, settings.client_tls)

@@ -1,0 +1,101 @@
+"""The status of a pipeline on this machine, for `procession jobs` and `procession status`.
+
+Invariant: it only reads: the claim of `run`, the checkpoint, the epoch log and the gateways' answers. What cannot be
+read is None, never a guess. Figures count all runs of the pipeline, not only the present one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from procession.commit.checkpoint import read_pipeline
+from procession.driver.epoch_log import EpochTail
+from procession.errors import ConfigError
+from procession.storage.secret import Secret, find_secret
+from procession.supervisor.cookies import PIPELINES
+from procession.supervisor.progress import PipelineProgress
+from procession.supervisor.run_app import last_round
+from procession.supervisor.run_claim import running
+from procession.tls import ClientTls
+
+PATIENCE_S = 2.0
+"""Seconds that a gateway has to answer."""
+
+RATE_WINDOW_S = 10.0
+"""The rate is the average over the epochs that were committed within this time."""
+
+
+def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> dict[str, Any]:
+    """The status of the pipeline in this directory. Raises ConfigError if there is none."""
+    at = running(directory)
+    try:
+        name = str(read_pipeline(directory / "checkpoint")["name"]) if at is None else at.pipeline
+    except OSError as error:
+        raise ConfigError(f"There is no pipeline in {directory}.", next_step="Give the --dir of a pipeline.") from error
+    last = last_round(directory)
+    found: dict[str, Any] = {
+        "pipeline": name,
+        "directory": str(directory),
+        "state": "stopped" if at is None else "running",
+        "pid": None if at is None else at.pid,
+        "app": None if at is None else at.app,
+        "started_s": None if at is None else at.started_s,
+        "epoch": None if last is None else last.epoch,
+        "committed": 0 if last is None else last.counters.get("records_in", 0),
+        "records_out": 0 if last is None else last.counters.get("records_out", 0),
+        "late": 0 if last is None else last.counters.get("late", 0),
+        "dead_letters": 0 if last is None else last.counters.get("dead_letters", 0),
+        "records_per_s": None if at is None else _rate(directory),
+        "lag": None,
+        "away": [],
+        "disks_low": [],
+    }
+    return found if at is None else found | _progress(directory, cookie, tls)
+
+
+def _rate(directory: Path) -> float:
+    """Committed records per second. 0 if none was committed recently."""
+    since_ns = time.time_ns() - int(RATE_WINDOW_S * 1e9)
+    recent = [line for line in EpochTail(directory / "epochs.jsonl").new() if line["committed_ns"] >= since_ns]
+    records: int = sum(line["records"] for line in recent)
+    return round(records / RATE_WINDOW_S, 1)
+
+
+def _progress(directory: Path, cookie: bytes, tls: ClientTls | None) -> dict[str, Any]:
+    progress = PipelineProgress.from_now(directory, cookie, tls, PATIENCE_S).look()
+    return {
+        "lag": progress.records_in - progress.committed if progress.is_answered else None,
+        "away": list(progress.away),
+        "disks_low": [str(path) for path in progress.disks_low],
+    }
+
+
+def jobs(root: Path = PIPELINES) -> list[dict[str, Any]]:
+    """The status of every pipeline under this directory, by name. Figures of gateways that other users or secrets
+    protect are None."""
+    directories = sorted({path.parent.parent for path in root.glob("*/checkpoint/pipeline.json")})
+    return [status(directory, find_secret(directory, Secret.CONTROL)) for directory in directories]
+
+
+def sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    """The status as text."""
+    if found["state"] == "running":
+        since = datetime.fromtimestamp(found["started_s"]).astimezone().isoformat(" ", "seconds")
+        yield f"pipeline {found['pipeline']!r} runs since {since}, in process {found['pid']}"
+    else:
+        yield f"pipeline {found['pipeline']!r} does not run"
+    epoch = "no epoch is committed" if found["epoch"] is None else f"last committed epoch {found['epoch']:,}"
+    yield f"{epoch}; {found['committed']:,} records in, {found['records_out']:,} out"
+    if found["late"] or found["dead_letters"]:
+        yield f"{found['late']:,} late records, {found['dead_letters']:,} dead letters"
+    if found["state"] == "running":
+        lag = "its gateway does not answer" if found["lag"] is None else f"{found['lag']:,} received, not committed"
+        yield f"{found['records_per_s']:,.0f} records/s; {lag}"
+    if found["away"]:
+        yield f"gateways that do not answer: {', '.join(found['away'])}"
+    for path in found["disks_low"]:
+        yield f"the disk of {path} is nearly full: producers wait"
