@@ -90,3 +90,32 @@ def test_a_table_with_constraints_is_refused(tmp_path: Path) -> None:
     DeltaTable(path).alter.add_constraint({"positive": "id > 0"})
     with pytest.raises(ConfigError, match="has constraints"):
         opened(tmp_path / "sink", DeltaLakeTable(str(path)))
+
+
+def test_commits_of_others_are_noticed_even_if_the_log_was_cleaned_up_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    write_deltalake(path, pa.table({"id": [0]}))
+    idle = DeltaLakeTable(str(path))
+    assert idle.token("app", 0, -1).end == 0
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(path)))
+    commit(participant, 1, id=1)
+    assert idle.token("app", 0, -1).end == participant.committed_end
+    commit(participant, 2, id=2)
+    commit(participant, 3, id=3)
+    DeltaTable(path).create_checkpoint()
+    for version in range(3):
+        (path / f"_delta_log/{version:020d}.json").unlink()
+    assert idle.token("app", 0, -1).end == participant.committed_end
+    participant.close()
+
+
+def test_a_table_that_nobody_has_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(tmp_path / "table")))
+    commit(participant, 1, id=1)
+    updates = []
+    update = DeltaTable.update_incremental
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: updates.append(update(table)))
+    commit(participant, 2, id=2)
+    commit(participant, 3, id=3)
+    assert len(updates) == 2
+    participant.close()

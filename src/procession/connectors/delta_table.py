@@ -67,8 +67,11 @@ class DeltaLakeTable(LakeTable):
         self._options = None if local_path(url) else storage_options(os.environ)
         self._log = self.store.root / "_delta_log" if isinstance(self.store, LocalStore) else None
         self._table: DeltaTable | None = None
+        self._tokens: dict[str, LakeToken] = {}
+        """The tokens of the snapshot in `_table`, as far as they were read."""
 
     def schema(self) -> pa.Schema | None:
+        self._tokens.clear()
         with self._told("read"):
             try:
                 self._table = DeltaTable(self.url, storage_options=self._options)
@@ -105,9 +108,12 @@ class DeltaLakeTable(LakeTable):
         table = self._refreshed()
         if table is None:
             return LakeToken()
-        with self._told("read"):
-            end = table.transaction_version(_application(instance)) or 0
-            return LakeToken(end, txn_number=table.transaction_version(_last_transaction(instance)))
+        if instance not in self._tokens:
+            with self._told("read"):
+                end = table.transaction_version(_application(instance)) or 0
+                number = table.transaction_version(_last_transaction(instance))
+            self._tokens[instance] = LakeToken(end, txn_number=number)
+        return self._tokens[instance]
 
     def publish(self, instance: str, upload: Upload) -> None:
         """From the snapshot of the last `token`, which the caller has compared."""
@@ -127,9 +133,7 @@ class DeltaLakeTable(LakeTable):
             self._table.create_write_transaction(
                 [add], mode="append", schema=self._table.schema(), commit_properties=properties
             )
-        table = self._refreshed()
-        assert table is not None
-        self._sync_log(range(before + 1, table.version() + 1))
+        self._sync_log(range(before + 1, self._last_version(before) + 1) if self._log else range(0))
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
         if is_fresh:
@@ -152,10 +156,11 @@ class DeltaLakeTable(LakeTable):
         if not self._compact_every or self._commits < self._compact_every or self._table is None:
             return
         self._commits = 0
-        before = self._table.version()
         try:
+            self._update()
+            before = self._table.version()
             done = self._table.optimize.compact(target_size=self._file_bytes)
-            self._table.update_incremental()
+            self._update()
         except (DeltaError, OSError, ValueError) as error:
             log.warning("sink.compaction_failed", table=self.url, reason=str(error)[:300])
             return
@@ -167,12 +172,31 @@ class DeltaLakeTable(LakeTable):
         """Nothing."""
 
     def _refreshed(self) -> DeltaTable | None:
+        """The table as it is now. An update reads all commits behind the last checkpoint, even if nothing is new."""
         if self._table is None:
             self.schema()
         else:
-            with self._told("read"):
-                self._table.update_incremental()
+            version = self._table.version()
+            # Commits are cleaned up from the oldest on: as long as ours is there, the one behind it would be, too.
+            is_current = self._has_version(version) and not self._has_version(version + 1)
+            if not is_current:
+                with self._told("read"):
+                    self._update()
         return self._table
+
+    def _update(self) -> None:
+        assert self._table is not None
+        self._tokens.clear()
+        self._table.update_incremental()
+
+    def _last_version(self, known: int) -> int:
+        """The last version of the log at or behind a known one."""
+        while self._has_version(known + 1):
+            known += 1
+        return known
+
+    def _has_version(self, version: int) -> bool:
+        return self.store.has(f"_delta_log/{_log_name(version)}")
 
     def _sync_added(self, versions: range) -> None:
         """Sync files that the library wrote, then the commits that name them."""

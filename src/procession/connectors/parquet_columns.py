@@ -7,7 +7,9 @@ Nothing is dropped or rounded: an unknown field is an error, as is a fraction in
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -59,6 +61,8 @@ class RowConverter:
         self._format = record_format
         self._names = names
         self.schema: pa.Schema | None = None
+        self.is_columnar = record_format is RecordFormat.ARROW
+        """Whether a record is rows as columns already, so that nothing is gained if records are converted together."""
 
     def use(self, schema: pa.Schema) -> None:
         """Take the table's schema; raises ConfigError if records of this format cannot fill it."""
@@ -84,7 +88,7 @@ class RowConverter:
             case RecordFormat.BYTES:
                 fields = [pa.field(PAYLOAD, pa.binary())]
             case RecordFormat.ARROW:
-                fields = list(_ipc_table(batch.column(PAYLOAD)[0].as_buffer()).schema.remove_metadata())
+                fields = list(_ipc_table(next(_buffers(batch.column(PAYLOAD)))).schema.remove_metadata())
             case RecordFormat.JSON:
                 fields = list(inferred_schema(batch.column(PAYLOAD)[:INFERENCE_RECORDS_MAX].to_pylist()))
         taken = {field.name for field in own}
@@ -131,8 +135,9 @@ class RowConverter:
 
     def _arrow_rows(self, batch: pa.RecordBatch, schema: pa.Schema, positions: npt.NDArray[np.int64]) -> pa.Table:
         tables = []
-        for index, position in enumerate(positions.tolist()):
-            rows = _fitted(_ipc_table(batch.column(PAYLOAD)[index].as_buffer()), schema, position)
+        streams = _buffers(batch.column(PAYLOAD))
+        for index, (position, stream) in enumerate(zip(positions.tolist(), streams, strict=True)):
+            rows = _fitted(_ipc_table(stream), schema, position)
             if schema == self.schema:  # nothing comes from beside the payload
                 tables.append(rows)
                 continue
@@ -259,6 +264,14 @@ def _refused_column(record: dict[str, Any], schema: pa.Schema) -> tuple[str, str
     return "does not fit the table's columns", None
 
 
+def _buffers(payload: pa.Array) -> Iterator[pa.Buffer]:
+    """The values of a binary array, without a copy."""
+    _, offsets, data = payload.buffers()
+    edges = np.frombuffer(offsets, np.int32)[payload.offset : payload.offset + len(payload) + 1]
+    for start, end in itertools.pairwise(edges.tolist()):
+        yield data.slice(start, end - start) if data is not None else pa.py_buffer(b"")
+
+
 def _ipc_table(data: pa.Buffer) -> pa.Table:
     try:
         with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
@@ -274,6 +287,8 @@ def _ipc_table(data: pa.Buffer) -> pa.Table:
 
 def _fitted(rows: pa.Table, schema: pa.Schema, position: int) -> pa.Table:
     """The rows with the table's columns: missing ones are null, types are converted if no value changes."""
+    if rows.schema.equals(schema) and all(field.nullable for field in schema):
+        return rows
     columns = []
     for name in rows.schema.names:
         if name not in schema.names or rows.schema.names.count(name) > 1:

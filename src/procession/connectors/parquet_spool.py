@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from procession import faults
 from procession.connectors.parquet_columns import RowConverter
 from procession.errors import ProcessionError
+from procession.runtime.host_files import sync
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm, record_batches
 from procession.storage.durable import storage_error
@@ -65,7 +66,7 @@ class ParquetSpool:
         self._writer: pq.ParquetWriter | None = None
         self._thread = ThreadPoolExecutor(1, "parquet")
         self._writing: Future[None] | None = None
-        """The row group that the thread writes. While it does, nobody else may use the writer."""
+        """What the thread does: it writes a row group, or syncs. Meanwhile nobody else may use the writer."""
         self.drop()
 
     def drop(self) -> None:
@@ -98,7 +99,7 @@ class ParquetSpool:
             self._wait_with(batch, start + np.arange(len(batch)))
 
     def finish(self) -> FileFacts:
-        """Write what is left, and close the file. It is not synced."""
+        """Write what is left, and close the file. The thread begins to sync it; `wait_for_sync` ends that."""
         self._convert()
         self._write_row_group()
         self._wait()
@@ -107,9 +108,16 @@ class ParquetSpool:
         try:
             self._writer.close()
             self._writer = None
-            return _facts(self.path)
+            facts = _facts(self.path)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
+        self._row_group_bytes = ROW_GROUP_BYTES_MIN
+        self._writing = self._thread.submit(self._sync)
+        return facts
+
+    def wait_for_sync(self) -> None:
+        """The finished file is on disk now. Raises StorageError."""
+        self._wait()
 
     def close(self) -> None:
         try:
@@ -120,7 +128,7 @@ class ParquetSpool:
     def _wait_with(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
         self._waiting.append((batch, positions))
         self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= BUFFER_BYTES_MAX:
+        if self._columns.is_columnar or self._waiting_bytes >= BUFFER_BYTES_MAX:
             self._convert()
 
     def _convert(self) -> None:
@@ -133,7 +141,8 @@ class ParquetSpool:
             self._columns.use(self._make_schema(self._columns.propose(batch)))
         rows = self._columns.table(batch, positions)
         self._rows.append(rows)
-        self._rows_bytes += rows.nbytes
+        # Rows from Arrow records refer to the records, which may have more bytes than their rows.
+        self._rows_bytes += max(rows.nbytes, batch.nbytes) if self._columns.is_columnar else rows.nbytes
         self._rows_count += rows.num_rows
         if self._rows_bytes >= self._row_group_bytes or self._rows_count >= ROW_GROUP_ROWS_MAX:
             self._write_row_group()
@@ -156,6 +165,13 @@ class ParquetSpool:
                 self._writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
+
+    def _sync(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                sync(file.fileno())
+        except OSError as error:
+            raise storage_error(self.path, "sync", error) from error
 
     def _wait(self) -> None:
         """Waits for the thread. Raises its error."""

@@ -179,7 +179,7 @@ class Connection(LifecycleWalker):
             while self._framer.peek() == v3.MESSAGE_TAG:
                 if len(rows) == rows_max:
                     raise RemoteProtocolError("credits overspent")
-                row = v3.message_fields(self._framer.take())
+                row = v3.message_fields(self._framer.take_view())
                 if row[0] != known_open:
                     self.allow_message(self.peer, row[0], RemoteProtocolError)
                     known_open = row[0]

@@ -85,9 +85,13 @@ class Framer:
 
     def take(self) -> bytes:
         """Return the body (tag and fields, without the length word) of the frame that `peek` found."""
+        return bytes(self.take_view())
+
+    def take_view(self) -> memoryview:
+        """Like `take`, without a copy. Do not use it after `keep` or `drop`."""
         begin = self.position + 4
         self.position = end = begin + self._length
-        return bytes(self._windows[0][begin:end])
+        return self._windows[0][begin:end]
 
     @property
     def window(self) -> memoryview:

@@ -105,6 +105,14 @@ MessageFields = tuple[int, int, int, bytes, bytes]
 COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 
 
+def _binaries(values: Sequence[bytes]) -> pa.Array:
+    if len(values) != 1:
+        return pa.array(values, pa.binary())
+    # A single value may be large, such as a block of records: refer to it.
+    edges = np.array([0, len(values[0])], np.int32)
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(edges), pa.py_buffer(values[0])])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
     """Consecutive MESSAGE frames in arrival order, as columns of equal length.
@@ -133,8 +141,8 @@ class Messages:
             np.array(stream_ids, np.uint64),
             np.array(message_ids, np.uint64),
             np.array(event_times, np.int64),
-            pa.array(keys, pa.binary()),
-            pa.array(payloads, pa.binary()),
+            _binaries(keys),
+            _binaries(payloads),
         )
 
     @classmethod

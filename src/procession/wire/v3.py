@@ -164,8 +164,8 @@ _ENCODERS: dict[type[Frame], Callable[[Any], bytes]] = {
 _MESSAGE_FIELDS = struct.Struct(">xQQqH")
 
 
-def message_fields(body: bytes) -> tuple[int, int, int, bytes, bytes]:
-    """Return the fields of a MESSAGE, three times as fast as `decode`."""
+def message_fields(body: memoryview) -> tuple[int, int, int, bytes, bytes]:
+    """Return the fields of a MESSAGE, three times as fast as `decode`. They do not refer to the body."""
     try:
         stream_id, message_id, event_time, key_length = _MESSAGE_FIELDS.unpack_from(body)
     except struct.error:
@@ -173,7 +173,8 @@ def message_fields(body: bytes) -> tuple[int, int, int, bytes, bytes]:
     payload_start = _MESSAGE_FIELDS.size + key_length
     if payload_start > len(body):
         raise RemoteProtocolError("truncated frame")
-    return stream_id, message_id, event_time, body[_MESSAGE_FIELDS.size : payload_start], body[payload_start:]
+    key = bytes(body[_MESSAGE_FIELDS.size : payload_start]) if key_length else b""
+    return stream_id, message_id, event_time, key, bytes(body[payload_start:])
 
 
 def encode(frame: Frame) -> bytes:
