@@ -10,6 +10,7 @@ import errno
 import os
 import random
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,6 +68,20 @@ def parse_address(text: str) -> Address:
 def parse_addresses(text: str) -> list[Address]:
     """Parse one or more addresses, separated by commas."""
     return [parse_address(part.strip()) for part in text.split(",")]
+
+
+def peer_of(connected: socket.socket | None) -> str:
+    """Return the other end for a log line: its address, or the process and user at the end of a Unix socket."""
+    try:
+        if connected is None:
+            return "unknown"
+        if connected.family != socket.AF_UNIX:
+            return str(Address(*connected.getpeername()[:2]))
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:  # already disconnected
+        return "unknown"
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return f"process {pid} of user {uid}"
 
 
 def listening_socket(address: Address, previous: Address | None = None) -> socket.socket:

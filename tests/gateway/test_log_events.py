@@ -163,6 +163,6 @@ def test_a_wrong_cookie_in_a_connector_is_a_sentence_and_not_a_trace(gateway_pro
     assert "Traceback" not in done.stderr
     last = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert last == ["error: The gateway refused us: bad cookie."]
-    assert "  Next: " in done.stderr
+    assert "  Next: Send the secret of the pipeline: " in done.stderr
     asked = run(SENDS, gateway.listen, "wrong", **{LEVEL_VARIABLE: "debug"})
     assert "Traceback" in asked.stderr

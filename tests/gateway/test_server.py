@@ -145,6 +145,7 @@ def test_a_wrong_cookie_opens_neither_door_and_is_not_logged(gateway_process: Ma
     with Producer(gateway.listen) as producer:
         producer.send(Hello("0.0.1", cookie, "p", "i"))
         assert reason in producer.expect(Error).reason
+        host, port = producer.socket.getsockname()
     with ControlClient(gateway.directory, cookie) as control, pytest.raises(ConfigError, match="wrong secret"):
         control.status()
     with Producer(gateway.listen) as producer:
@@ -152,7 +153,9 @@ def test_a_wrong_cookie_opens_neither_door_and_is_not_logged(gateway_process: Ma
         with gateway.client() as control:
             assert control.status()["sessions"] == 1
     gateway.process.terminate()
-    assert "sesam" not in gateway.wait()[1]
+    log = gateway.wait()[1]
+    assert "sesam" not in log
+    assert [line for line in log.splitlines() if "session.refused" in line and f"{host}:{port}" in line], "by whom"
 
 
 def test_a_peer_that_says_nothing_is_sent_away(gateway_process: Make) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit, v3
@@ -231,9 +232,13 @@ async def test_a_wrong_greeting_is_refused_with_a_reason(sink: Sink) -> None:
             (Hello(SINK_VERSION, b"secret", "p", ".out"), "instance"),
             (Hello(SINK_VERSION, b"secret", "p", "a" * 201), "instance"),
         ):
-            async with await sink.worker() as worker:
-                worker.send(hello)
-                assert reason in await refusal(worker)
+            with capture_logs() as logged:
+                async with await sink.worker() as worker:
+                    worker.send(hello)
+                    assert reason in await refusal(worker)
+            (event,) = logged
+            assert event["peer"].startswith("127.0.0.1:")
+            assert reason in event["reason"]
         async with await sink.worker() as worker:
             assert await worker.hello(cookie=b"secret") == (0, ())
     assert set(sink.outputs) == {"out"}

@@ -22,14 +22,13 @@ import asyncio
 import hmac
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
 
-from procession.address import Address
+from procession.address import peer_of
 from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
 from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
 from procession.gateway.gateway_events import EpochCommitted
@@ -160,7 +159,7 @@ class ControlServer:
                 raise ConnectionAbortedError(error.sentence) from error
             kind = KINDS.get(type(error), "invalid")
             op = str(request.get("op"))[:OP_CHARS_MAX]
-            log.warning("control.refused", peer=_peer(writer), op=op, reason=error.sentence)
+            log.warning("control.refused", peer=peer_of(writer.get_extra_info("socket")), op=op, reason=error.sentence)
             return {"ok": False, "error": error.sentence, "next_step": error.next_step, "kind": kind}
 
     def _check_cookie(self, request: Request) -> None:
@@ -235,17 +234,6 @@ class ControlServer:
                 return stream_rows(gateway, *integers(request, "first_id", "streams_max"))
             case other:
                 raise RemoteProtocolError(f"unknown op {str(other)[:OP_CHARS_MAX]!r}")
-
-
-def _peer(writer: asyncio.StreamWriter) -> str:
-    """The peer: an address, or the process and user at the other end of a Unix socket."""
-    if name := writer.get_extra_info("peername"):
-        return str(Address(*name[:2]))
-    peer = writer.get_extra_info("socket")
-    if peer is None or peer.family != socket.AF_UNIX:
-        return "unknown"
-    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return f"process {pid} of user {uid}"
 
 
 def _told_order(declared: DeclaredOrder | None) -> dict[str, Any] | None:

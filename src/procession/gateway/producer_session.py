@@ -13,7 +13,7 @@ from typing import cast
 
 import structlog
 
-from procession.address import notice_silence
+from procession.address import notice_silence, peer_of
 from procession.background_loading import Readiness
 from procession.gateway.gateway_events import FrameReceived, SessionClosed, SessionOpened
 from procession.gateway.performer import GatewayPerformer
@@ -65,7 +65,8 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._sessions.add(self)
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
         self._number = self._gateway.join(self)
-        log.debug("session.opened", session=self._number, peer=self._transport.get_extra_info("peername"))
+        self._peer = peer_of(self._transport.get_extra_info("socket"))
+        log.debug("session.opened", session=self._number, peer=self._peer)
         self._gateway.handle(SessionOpened(self._number))
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -118,14 +119,14 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._transport.write(self._connection.send(frame))
         if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
             reason = "does not read what it is sent"
-            log.warning("session.aborted", session=self._number, reason=reason)
+            log.warning("session.aborted", session=self._number, peer=self._peer, reason=reason)
             self._gateway.tally.failed(reason)
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
         """Sends the reason, then closes."""
         if reason is not None and not self._is_lingering:
-            log.warning("session.refused", session=self._number, reason=reason)
+            log.warning("session.refused", session=self._number, peer=self._peer, reason=reason)
             self._gateway.tally.failed(reason)
             word = self._connection.error_frame(reason)
             if not self._transport.is_closing():

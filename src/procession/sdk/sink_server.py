@@ -19,7 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import structlog
 
-from procession.address import notice_silence
+from procession.address import notice_silence, peer_of
 from procession.background_loading import Readiness
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
@@ -254,6 +254,7 @@ class SinkSession:
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
+        self._peer = peer_of(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Runs until either side ends. An exception that escapes is a failure of the output, not of the peer."""
@@ -295,7 +296,7 @@ class SinkSession:
 
     def say_error(self, reason: str) -> None:
         """Sends an ERROR frame and closes our half of the connection."""
-        log.warning("session.refused", reason=reason)
+        log.warning("session.refused", peer=self._peer, reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
             if self._writer.can_write_eof():  # not with TLS

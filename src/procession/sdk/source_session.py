@@ -200,7 +200,7 @@ class StreamFeed:
                     raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
                 if self.is_welcome:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
-                raise GreetingRefused(f"The gateway refused us: {reason}.", next_step="Check the cookie.")
+                raise GreetingRefused(f"The gateway refused us: {reason}.", next_step=_next_step(reason))
             case Violation(reason):
                 self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
@@ -342,3 +342,15 @@ class StreamFeed:
 def _end_of(stream: Stream) -> AnyFrame:
     # A stream's messages are all ephemeral or none is, and its end is one of them.
     return DraftMessage(stream.id, None, None, is_last=True) if stream.is_ephemeral else Eos(stream.id)
+
+
+def _next_step(reason: str) -> str:
+    """What to do about a HELLO that a gateway refused."""
+    if reason.startswith("no cookie"):
+        return "Send no cookie: the port of this gateway is open."
+    if "cookie" in reason:
+        return (
+            "Send the secret of the pipeline: name its directory with --dir, or give a copy of its secrets/producers"
+            " with --cookie-file; in a program of your own, SourceOptions(cookie=…)."
+        )
+    return "Check the version of the client, and the limits of the gateway."
