@@ -103,14 +103,14 @@ async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> Non
 async def strangers(address: Address, hello: bytes, at_height: AtHeight) -> None:
     """What port scanners and clients of other services say; each hears an ERROR or the end, and no more."""
 
-    async def one(said: bytes) -> None:
+    async def one(probe: bytes) -> None:
         reader, writer = await connected(address)
         with contextlib.suppress(OSError):
-            writer.write(said)
+            writer.write(probe)
             await heard_out(reader)
         writer.close()
 
-    tasks = [asyncio.create_task(one(said)) for said in SCANS.values() for _ in range(3)]
+    tasks = [asyncio.create_task(one(probe)) for probe in SCANS.values() for _ in range(3)]
     await at_height()
     await asyncio.gather(*tasks)
 

@@ -23,6 +23,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt, resource.getpagesize()
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library does as it likes")
 def test_blocks_that_were_freed_are_used_again_without_fresh_pages() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout
-    faults, page_bytes = map(int, told.split())
+    output = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True).stdout
+    faults, page_bytes = map(int, output.split())
     assert faults < ROUNDS * BLOCKS * BLOCK_BYTES // page_bytes // 2

@@ -31,9 +31,9 @@ def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
         yield living
 
 
-def example(words: str) -> str:
+def example(text: str) -> str:
     """The one that says this."""
-    (text,) = [text for text in EXAMPLES if words in text]
+    (text,) = [text for text in EXAMPLES if text in text]
     return text
 
 

@@ -118,29 +118,29 @@ def test_the_app_in_the_readme_is_short_and_is_one_of_the_examples() -> None:
     assert text.count("\n") <= README_APP_LINES_MAX
 
 
-def command_of(words: list[str]) -> tuple[Any, list[str]]:
+def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
     """The command that these words reach, and the words that are left for it."""
     command = get_command(app)
     while hasattr(command, "commands"):
-        assert words, "a group of commands does nothing alone"
-        found = command.get_command(None, words[0])
-        assert found is not None, f"there is no command {words[0]!r}"
-        command, words = found, words[1:]
-    return command, words
+        assert arguments, "a group of commands does nothing alone"
+        found = command.get_command(None, arguments[0])
+        assert found is not None, f"there is no command {arguments[0]!r}"
+        command, arguments = found, arguments[1:]
+    return command, arguments
 
 
 def check_command(line: str) -> None:
-    program, *words = shlex.split(line, comments=True)
+    program, *arguments = shlex.split(line, comments=True)
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        assert words[0] in targets
-        if words[0] == "run" and len(words) > 1:
-            command, rest = command_of(["demo", *shlex.split(words[1].removeprefix("ARGS="))])
+        assert arguments[0] in targets
+        if arguments[0] == "run" and len(arguments) > 1:
+            command, rest = command_of(["demo", *shlex.split(arguments[1].removeprefix("ARGS="))])
             command.make_context("demo", rest)
         return
     assert Path(program).name == "procession"
-    command, rest = command_of(words)
-    command.make_context(" ".join(words), rest)
+    command, rest = command_of(arguments)
+    command.make_context(" ".join(arguments), rest)
 
 
 @pytest.mark.parametrize(("page", "line"), shell_commands())
@@ -155,12 +155,14 @@ def test_a_planted_command_that_does_not_exist_is_found(line: str) -> None:
 
 
 def test_every_command_that_is_named_in_passing_exists() -> None:
-    known = {words[1:] for words, _ in writer_of_docs().every_command(get_command(app))}
-    starts = {words[:length] for words in known for length in range(len(words) + 1)}
+    known = {command[1:] for command, _ in writer_of_docs().every_command(get_command(app))}
+    starts = {command[:length] for command in known for length in range(len(command) + 1)}
     for page, text in TEXTS.items():
         for named in re.findall(r"`procession ([a-z][a-z0-9 -]*)", text):
-            words = tuple(named.split())
-            assert words in starts or any(words[: len(command)] == command for command in known), f"{page}: {named}"
+            arguments = tuple(named.split())
+            assert arguments in starts or any(arguments[: len(command)] == command for command in known), (
+                f"{page}: {named}"
+            )
 
 
 def test_defaults_that_the_command_line_shows_are_those_of_the_settings() -> None:
@@ -277,8 +279,8 @@ def test_every_sentence_that_is_explained_is_one_that_the_code_says() -> None:
     page = TEXTS["docs/reference/errors.md"].partition("The sentences that need an explanation")[2].partition("\n**")[0]
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(explained) > 15
-    said = sentences_in_the_code()
-    assert [sentence for sentence in explained if sentence not in said] == []
+    sentences = sentences_in_the_code()
+    assert [sentence for sentence in explained if sentence not in sentences] == []
 
 
 def test_every_kind_of_error_is_explained() -> None:

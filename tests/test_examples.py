@@ -55,9 +55,9 @@ REQUESTS = [json.dumps({"host": f"h{number % 7}", "bytes": number * 37 % 2000}) 
 
 
 def with_owners(lines: Iterable[str]) -> list[str]:
-    told = [json.loads(line) for line in lines]
-    told = [{**one, "owner": one["host"].upper()} if one["bytes"] > 1000 else one for one in told]
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    results = [json.loads(line) for line in lines]
+    results = [{**one, "owner": one["host"].upper()} if one["bytes"] > 1000 else one for one in results]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 MOVES = [
@@ -68,14 +68,14 @@ MOVES = [
 
 def balances(lines: Iterable[str]) -> list[str]:
     held: dict[str, float] = {}
-    told = []
+    results = []
     for line in lines:
         account, what, amount = line.split()
         balance, change = held.get(account, 0.0), float(amount)
         changed = {"deposit": balance + change, "withdraw": max(0.0, balance - change), "scale": balance * change}
         held[account] = changed[what]
-        told.append(f"{account} {held[account]:.2f}")
-    return told
+        results.append(f"{account} {held[account]:.2f}")
+    return results
 
 
 def _event(number: int) -> dict[str, object]:
@@ -90,7 +90,7 @@ EVENTS = [json.dumps(_event(number)) for number in range(500)]
 
 def alerts(lines: Iterable[str]) -> list[str]:
     events = [json.loads(line) for line in lines]
-    told = []
+    results = []
     for place, event in enumerate(events):
         if event["kind"] != "trade":
             continue
@@ -99,18 +99,18 @@ def alerts(lines: Iterable[str]) -> list[str]:
         trades = [one for one in before if one["kind"] == "trade"]
         named = {"id": event["id"], "symbol": event["symbol"], "trader": event["trader"]}
         if any(
-            (one["trader"], one["side"], one["price"]) == (event["trader"], other, event["price"])
-            for one in trades[-20:]
+            (trade["trader"], trade["side"], trade["price"]) == (event["trader"], other, event["price"])
+            for trade in trades[-20:]
         ):
-            told.append({"alert": "wash trade", **named})
+            results.append({"alert": "wash trade", **named})
         # What was cancelled on the other side since this trader last traded on this one.
         own = [one for one in before if one["trader"] == event["trader"]]
         last = max(
             (i for i, one in enumerate(own) if (one["kind"], one["side"]) == ("trade", event["side"])), default=-1
         )
         if sum((one["kind"], one["side"]) == ("cancel", other) for one in own[last + 1 :]) >= 3:
-            told.append({"alert": "layering", **named})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+            results.append({"alert": "layering", **named})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 CLICKS = [
@@ -129,20 +129,20 @@ def visits(lines: Iterable[str]) -> list[str]:
     """Sessions by hand: told when a click of anybody is 35 seconds behind the last, to an eighth of 30 s; or at the end
     of the file."""
     opened: dict[str, list[dict[str, object]]] = {}
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     watermark = float("-inf")
     for click in [*map(json.loads, lines), None]:
         watermark = float("inf") if click is None else max(watermark, (click["at"] - 5) // 3.75 * 3.75)
-        ended = [(max(one["at"] for one in seen) + 30, user) for user, seen in opened.items()]  # type: ignore[type-var, operator]
+        ended = [(max(visit["at"] for visit in seen) + 30, user) for user, seen in opened.items()]  # type: ignore[type-var, operator]
         for end, user in sorted(one for one in ended if one[0] <= watermark):
             seen = opened.pop(user)
             first = min(seen, key=lambda one: one["at"])  # type: ignore[arg-type, return-value]
             value = {"clicks": len(seen), "first": first}
             one = {"key": user, "start": first["at"], "end": end, "count": len(seen), "value": value, "fired": "end"}
-            told.append(one)
+            results.append(one)
         if click is not None:
             opened.setdefault(click["user"], []).append(click)
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 ORDERS = [
@@ -153,9 +153,9 @@ ORDERS = [
 
 def priced(lines: Iterable[str]) -> list[str]:
     cents = {"apple": 40, "pear": 55, "plum": 20}
-    told = [json.loads(line) for line in lines]
-    told = [{**one, "cents": cents[one["item"]] * one["count"] if one["item"] in cents else None} for one in told]
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    results = [json.loads(line) for line in lines]
+    results = [{**one, "cents": cents[one["item"]] * one["count"] if one["item"] in cents else None} for one in results]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 def _paid(number: int) -> dict[str, object]:
@@ -173,7 +173,7 @@ def settled(lines: Iterable[str]) -> list[str]:
     """By hand: an event waits until one of anybody's is 65 seconds behind it, to an eighth of 60 s."""
     waiting: list[dict[str, object]] = []
     paid: set[int] = set()
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     watermark = float("-inf")
     for event in map(json.loads, lines):
         watermark = max(watermark, (event["at"] - 5) // 7.5 * 7.5)
@@ -181,19 +181,19 @@ def settled(lines: Iterable[str]) -> list[str]:
         waiting = [one for one in waiting if one not in gone]
         unpaid = [one for one in gone if one["kind"] == "order" and one["order"] not in paid]
         unpaid.sort(key=lambda one: (one["at"], str(one["order"])))
-        told += [{"order": one["order"], "paid": False} for one in unpaid]
+        results += [{"order": one["order"], "paid": False} for one in unpaid]
         for one in waiting:
             apart = abs(one["at"] - event["at"])  # type: ignore[operator]
             if one["order"] == event["order"] and one["kind"] != event["kind"] and apart <= 60:
                 order, payment = (one, event) if event["kind"] == "payment" else (event, one)
                 owed, after = order["cents"] - payment["cents"], payment["at"] - order["at"]
                 paid.add(order["order"])
-                told.append({"order": order["order"], "paid": True, "owed": owed, "after_s": after})
+                results.append({"order": order["order"], "paid": True, "owed": owed, "after_s": after})
         waiting.append(event)
     unpaid = [one for one in waiting if one["kind"] == "order" and one["order"] not in paid]
     unpaid.sort(key=lambda one: (one["at"], str(one["order"])))
-    told += [{"order": one["order"], "paid": False} for one in unpaid]
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    results += [{"order": one["order"], "paid": False} for one in unpaid]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 SALES = [
@@ -204,12 +204,12 @@ SALES = [
 
 def day(lines: Iterable[str]) -> list[str]:
     sales = [json.loads(line) for line in lines]
-    told = sorted(sales, key=lambda sale: -sale["cents"])
+    results = sorted(sales, key=lambda sale: -sale["cents"])
     for shop in sorted({sale["shop"] for sale in sales}):
         own = [sale for sale in sales if sale["shop"] == shop]
         value = {"cents": sum(sale["cents"] for sale in own), "last_item": own[-1]["item"]}
-        told.append({"key": shop, "count": len(own), "value": value})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+        results.append({"key": shop, "count": len(own), "value": value})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 ORDER_EVENTS = [
@@ -225,13 +225,13 @@ ORDER_EVENTS = [
 def overdue(lines: Iterable[str]) -> list[str]:
     """By hand: of all open orders, those whose time has come are told before the event is looked at."""
     due: dict[int, int] = {}
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
 
     def tell(now: float) -> None:
         alarms = [(since + more, order, since) for order, since in due.items() for more in (0, 60)]
         for at, order, since in sorted(alarm for alarm in alarms if alarm[:2] not in rung and alarm[0] <= now):
             rung.add((at, order))
-            told.append({"order": order, "overdue_since": since, "is_last": at > since})
+            results.append({"order": order, "overdue_since": since, "is_last": at > since})
 
     rung: set[tuple[int, int]] = set()
     for event in map(json.loads, lines):
@@ -244,8 +244,8 @@ def overdue(lines: Iterable[str]) -> list[str]:
     waiting = sorted(
         (min(a for a in (since, since + 60) if (a, order) not in rung), order) for order, since in due.items()
     )
-    told += [{"order": order, "overdue_since": due[order], "is_last": at > due[order]} for at, order in waiting]
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    results += [{"order": order, "overdue_since": due[order], "is_last": at > due[order]} for at, order in waiting]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 LIMITED = [
@@ -260,13 +260,13 @@ LIMITED = [
 
 def above_limits(lines: Iterable[str]) -> list[str]:
     limits: dict[str, int] = {}
-    told = []
+    results = []
     for event in map(json.loads, lines):
         if event["kind"] == "limit":
             limits[event["item"]] = event["count"]
         elif event["item"] in limits and event["count"] > limits[event["item"]]:
-            told.append({"id": event["id"], "limit": limits[event["item"]], "is_above": True})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+            results.append({"id": event["id"], "limit": limits[event["item"]], "is_above": True})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 CALLS = [
@@ -281,7 +281,7 @@ CALLS = [
 
 def bills(lines: Iterable[str]) -> list[str]:
     prices: list[dict[str, int]] = []
-    told = []
+    results = []
     for event in map(json.loads, lines):
         if event["kind"] == "price":
             prices.append(event)
@@ -290,8 +290,8 @@ def bills(lines: Iterable[str]) -> list[str]:
         # Of equal starts the later one counts.
         price = max(enumerate(valid), key=lambda one: (one[1]["from"], one[0]), default=(0, None))[1]
         minutes = (event["seconds"] + 59) // 60
-        told.append({"id": event["id"], "cents": None if price is None else minutes * price["cents"]})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+        results.append({"id": event["id"], "cents": None if price is None else minutes * price["cents"]})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 PHONE_CALLS = [
@@ -341,7 +341,7 @@ QUOTES = [json.dumps(_quote(number)) for number in range(500)]
 def spoofed(lines: Iterable[str]) -> list[str]:
     """By hand: from each large order on, the next ones that the pattern needs; the earliest match wins."""
     events = [json.loads(line) for line in lines]
-    told, free_from = [], dict.fromkeys("ABC", 0)
+    results, free_from = [], dict.fromkeys("ABC", 0)
     for last, event in enumerate(events):
         own = [(at, one) for at, one in enumerate(events[: last + 1]) if one["trader"] == event["trader"]]
         for first, begun in [(at, one) for at, one in own if at >= free_from[event["trader"]]]:
@@ -360,10 +360,10 @@ def spoofed(lines: Iterable[str]) -> list[str]:
                     taken.append((at, one))
             if len(taken) == len(needed) and taken[-1][0] == last:
                 named = {"trader": event["trader"], "from": begun["at"], "to": event["at"], "side": taken[3][1]["side"]}
-                told.append(named)
+                results.append(named)
                 free_from[event["trader"]] = last + 1
                 break
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 def _click(number: int) -> dict[str, object]:
@@ -380,15 +380,15 @@ def reminders(lines: Iterable[str]) -> list[str]:
     end; a user's other carts are forgotten then."""
     clicks = [json.loads(line) for line in lines]
     carts: list[dict[str, object]] = []
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     for click in [*clicks, {"kind": "end", "user": "", "at": 10**9}]:
         watermark = click["at"] // 75 * 75
         over = [one for one in carts if one["cart_at"] + 600 < watermark]  # type: ignore[operator]
         for one in sorted(over, key=lambda one: (one["cart_at"], one["user"])):
             if one in carts and one["checkout_at"] is not None:
-                told.append(one)
+                results.append(one)
                 carts = [other for other in carts if other["user"] != one["user"]]
-        carts = [one for one in carts if one not in over]
+        carts = [cart for cart in carts if cart not in over]
         for one in [one for one in carts if one["user"] == click["user"] and click["at"] - one["cart_at"] <= 600]:
             if click["kind"] == ("emptied" if one["checkout_at"] is None else "paid"):
                 carts.remove(one)
@@ -396,7 +396,7 @@ def reminders(lines: Iterable[str]) -> list[str]:
                 one["checkout_at"] = click["at"]
         if click["kind"] == "cart":
             carts.append({"user": click["user"], "cart_at": click["at"], "checkout_at": None})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 SALES_OF_MONTHS = [
@@ -416,7 +416,7 @@ def turnover(lines: Iterable[str]) -> list[str]:
     """By hand: a month is told by the first sale behind it, to a quarter of an hour; of one month, shop by shop. Late
     sales are dropped."""
     held: dict[tuple[int, int, str], list[dict[str, int]]] = {}
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     zone, watermark = ZoneInfo("Europe/Berlin"), 0
 
     def month_of(at: int) -> tuple[int, int]:
@@ -427,15 +427,15 @@ def turnover(lines: Iterable[str]) -> list[str]:
 
     for sale in [*map(json.loads, lines), None]:
         watermark = 2**40 if sale is None else max(watermark, sale["at"] // 900 * 900)
-        for end, start, shop in sorted(one for one in held if one[0] <= watermark):
+        for end, start, shop in sorted(window for window in held if window[0] <= watermark):
             sales = held.pop((end, start, shop))
             cents = sorted(one["cents"] for one in sales)
             quantiles = [cents[-(-len(cents) * share // 100) - 1] for share in (50, 95)]
             value = {"cents": sum(cents), "customers": len({one["customer"] for one in sales}), "sale": quantiles}
-            told.append({"shop": shop, "from": start, "hours": (end - start) // 3600, **value})
+            results.append({"shop": shop, "from": start, "hours": (end - start) // 3600, **value})
         if sale is not None and month_of(sale["at"])[0] > watermark:
             held.setdefault((*month_of(sale["at"]), sale["shop"]), []).append(sale)
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 READINGS = [
@@ -447,8 +447,8 @@ READINGS = [
 
 
 def hot_readings(lines: Iterable[str]) -> list[str]:
-    told = [json.loads(line) for line in lines if line.startswith("{")]
-    return [json.dumps(one, separators=(",", ":")) for one in told if one["celsius"] > 80]
+    results = [json.loads(line) for line in lines if line.startswith("{")]
+    return [json.dumps(result, separators=(",", ":")) for result in results if result["celsius"] > 80]
 
 
 # The example, the sink's output file, its input, and what a sequential program makes of it.
@@ -481,10 +481,19 @@ FOR_REAL = ("running_balances", "sales_day")
 
 def run_example(name: str, given: bytes, cwd: Path) -> None:
     (cwd / "input.txt").write_bytes(given)
-    words = ["run", str(EXAMPLES / f"{name}.py"), "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0"]
+    arguments = [
+        "run",
+        str(EXAMPLES / f"{name}.py"),
+        "--input",
+        "input.txt",
+        "--dir",
+        "state",
+        "--listen",
+        "127.0.0.1:0",
+    ]
     # Small epochs, so that what is compared was cut into several.
-    words += ["--epoch-records-max", "200", "--json"]
-    command = [sys.executable, "-m", "procession", *words]
+    arguments += ["--epoch-records-max", "200", "--json"]
+    command = [sys.executable, "-m", "procession", *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["is_done"]
@@ -535,14 +544,14 @@ def test_a_line_that_cannot_be_decoded_becomes_a_dead_letter_and_the_others_are_
     run_example("long_words", head + b"no \xff text\n" + tail, tmp_path)
     assert committed(tmp_path / "output" / output).decode().splitlines() == reference(lines)
     (letter,) = committed(tmp_path / "output" / "long-words-dead-letter-0").splitlines()
-    told = json.loads(letter)
-    assert base64.b64decode(told["payload"]) == b"no \xff text"
-    assert (told["message_id"], told["stage"]) == (len(head), "lines")
+    document = json.loads(letter)
+    assert base64.b64decode(document["payload"]) == b"no \xff text"
+    assert (document["message_id"], document["stage"]) == (len(head), "lines")
 
 
 def test_the_doubler_prints_what_may_go_wrong_with_it_in_five_cases() -> None:
     command = [sys.executable, str(EXAMPLES / "doubler.py")]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True).stdout
     names = ("zero-guarantee", "correct-if-committed", "at-most-once", "at-least-once", "effectively-once")
-    places = [told.index(name) for name in names]
+    places = [output.index(name) for name in names]
     assert places == sorted(places)

@@ -18,7 +18,7 @@ from procession.errors import (
     RoundError,
     StorageError,
     UsageError,
-    told_in,
+    error_in_text,
 )
 from procession.exit_status import Status, status_of
 
@@ -39,18 +39,20 @@ def _trace(error: ProcessionError) -> str:
 
 
 def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of_sparks() -> None:
-    told = told_in(_trace(StorageError("Cannot sync gateway/log: Input/output error.", next_step="Check the disk.")))
-    assert isinstance(told, StorageError)
-    assert told.sentence == "Cannot sync gateway/log: Input/output error."
-    assert status_of(told) is Status.ACT
-    passing = told_in(_trace(DiskError("Cannot sync gateways: Input/output error.", next_step="Start it again.")))
+    result = error_in_text(
+        _trace(StorageError("Cannot sync gateway/log: Input/output error.", next_step="Check the disk."))
+    )
+    assert isinstance(result, StorageError)
+    assert result.sentence == "Cannot sync gateway/log: Input/output error."
+    assert status_of(result) is Status.ACT
+    passing = error_in_text(_trace(DiskError("Cannot sync gateways: Input/output error.", next_step="Start it again.")))
     assert passing is not None
     assert status_of(passing) is Status.UNCLEAN, "whoever is started again recovers"
-    away = told_in(_trace(RoundError("The gateway is away.")))
+    away = error_in_text(_trace(RoundError("The gateway is away.")))
     assert isinstance(away, RoundError)
     assert away.explain() == "The gateway is away."
     assert status_of(away) is Status.UNCLEAN, "the next driver may find it"
-    assert told_in("java.lang.OutOfMemoryError: Java heap space") is None
+    assert error_in_text("java.lang.OutOfMemoryError: Java heap space") is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_an_error_says_who_must_act_and_the_status_says_it_too(error: Procession
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("arguments", "status"),
     [
         ("--version", Status.DONE),
         ("", Status.USAGE),
@@ -102,8 +104,8 @@ def test_an_error_says_who_must_act_and_the_status_says_it_too(error: Procession
         ("source generator --size -1", Status.USAGE),
     ],
 )
-def test_a_command_ends_with_the_status_of_the_table(tmp_path: Path, words: str, status: Status) -> None:
-    command = [sys.executable, "-m", "procession", *words.format(tmp=tmp_path).split()]
+def test_a_command_ends_with_the_status_of_the_table(tmp_path: Path, arguments: str, status: Status) -> None:
+    command = [sys.executable, "-m", "procession", *arguments.format(tmp=tmp_path).split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
@@ -112,12 +114,12 @@ def test_a_command_ends_with_the_status_of_the_table(tmp_path: Path, words: str,
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "sentence"),
     [
         ("the port is in use", "The port is in use."),
         ("nowhere.json is no plan", "nowhere.json is no plan."),
         ("gateway-1 is away.", "gateway-1 is away."),
     ],
 )
-def test_a_sentence_has_a_capital_unless_it_begins_with_a_name(raised: str, told: str) -> None:
-    assert ConfigError(raised).explain() == told
+def test_a_sentence_has_a_capital_unless_it_begins_with_a_name(raised: str, sentence: str) -> None:
+    assert ConfigError(raised).explain() == sentence

@@ -154,7 +154,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def is_introduced(module: str, imported: str) -> bool:
-    return any(matches(module, (one,)) and matches(imported, (other,)) for one, other in INTRODUCTIONS)
+    return any(matches(module, (importer,)) and matches(imported, (other,)) for importer, other in INTRODUCTIONS)
 
 
 def floor_breaches(modules: list[Module]) -> list[str]:
@@ -427,11 +427,11 @@ def test_no_text_names_one_machine_or_a_registry() -> None:
 
 def test_every_introduction_is_still_used() -> None:
     used = {
-        (one, other)
+        (importer, other)
         for module in MODULES
         for imported in module.imports_of_ours()
-        for one, other in INTRODUCTIONS
-        if matches(module.name, (one,)) and matches(imported, (other,))
+        for importer, other in INTRODUCTIONS
+        if matches(module.name, (importer,)) and matches(imported, (other,))
     }
     assert used == set(INTRODUCTIONS)
 

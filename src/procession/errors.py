@@ -115,7 +115,7 @@ class FencedError(ProcessionError):
 _IN_A_TRACE = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError|RoundError): (.+)$", re.MULTILINE)
 
 
-def told_in(text: str) -> ProcessionError | None:
+def error_in_text(text: str) -> ProcessionError | None:
     """The error that the trace of one of Spark's processes contains, if a user needs only its sentence. It has a next
     step if an operator must act."""
     found = _IN_A_TRACE.findall(text)

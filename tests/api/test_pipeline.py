@@ -105,7 +105,10 @@ def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what
 def test_each_connection_of_a_sink_is_a_participant_with_an_instance_of_its_own() -> None:
     pipeline = Pipeline("p", order="key", dead_letter="file:dead")
     pipeline.source().sink("one", to="file:out").sink("more", to="file:out", connections=2)
-    assert [(one.name, one.sink.name, one.instance, one.bucket) for one in pipeline.graph().participants] == [
+    assert [
+        (participant.name, participant.sink.name, participant.instance, participant.bucket)
+        for participant in pipeline.graph().participants
+    ] == [
         ("one", "one", "p-one-0", None),
         ("more.0", "more", "p-more-0", 0),
         ("more.1", "more", "p-more-1", 1),
@@ -227,8 +230,12 @@ def test_a_sink_has_the_codec_of_its_source_unless_it_says_another(codec: Any) -
     stage.sink("out", to="file:out")
     stage.sink("told", to="file:out", codec="bytes")
     stage.map_batches(list).sink("payloads", to="file:out")
-    out, told, payloads = pipeline.graph().sinks
-    assert (out.codec, told.codec, payloads.codec) == (PayloadCodec(codec), PayloadCodec.BYTES, PayloadCodec.BYTES)
+    out, kept_codec, payloads = pipeline.graph().sinks
+    assert (out.codec, kept_codec.codec, payloads.codec) == (
+        PayloadCodec(codec),
+        PayloadCodec.BYTES,
+        PayloadCodec.BYTES,
+    )
     assert out.framing is (SinkFraming.RAW if codec in ("msgpack", "arrow") else SinkFraming.LINES)
 
 
@@ -253,8 +260,8 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
         pipeline = Pipeline("p")
         pipeline.source("in", codec=source).sink("out", to="file:out", **options)
         graph = pipeline.graph()
-        told = {"fingerprint": graph.fingerprint(), "endpoints": graph.endpoints(), "codecs": graph.sink_codecs()}
-        Checkpoint.claim(tmp_path, name="p", **told)
+        fields = {"fingerprint": graph.fingerprint(), "endpoints": graph.endpoints(), "codecs": graph.sink_codecs()}
+        Checkpoint.claim(tmp_path, name="p", **fields)
 
     claim()
     document = json.loads((tmp_path / "pipeline.json").read_text())

@@ -30,8 +30,8 @@ NAMES = (
 )
 
 
-def benched(*words: str) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["bench", *words, "--json"], catch_exceptions=False)
+def benched(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["bench", *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     figures: dict[str, Any] = json.loads(result.stdout)
     return figures

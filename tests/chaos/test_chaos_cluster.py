@@ -21,7 +21,7 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("arguments", "status", "sentence"),
     [
         (["--scenario", "crash-snk"], 2, "did you mean crash-sink or"),
         (["--scenario", "crash-sink", "--replay", "schedule.json"], 2, "use --replay without --scenario"),
@@ -30,17 +30,17 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
-    words: list[str], status: int, told: str
+    arguments: list[str], status: int, sentence: str
 ) -> None:
-    run = subprocess.run([*CHAOS, *words], capture_output=True, text=True, check=False)
+    run = subprocess.run([*CHAOS, *arguments], capture_output=True, text=True, check=False)
     assert run.returncode == status
-    assert told.lower() in run.stderr.lower()
+    assert sentence.lower() in run.stderr.lower()
     assert "Traceback" not in run.stderr
     assert not run.stdout
 
 
 @pytest.mark.parametrize(
-    ("schedule", "told"),
+    ("schedule", "sentence"),
     [
         ({"seed": 1, "runs": []}, "it has no runs"),
         (
@@ -53,10 +53,12 @@ def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
         ({"runs": []}, "is not a schedule: KeyError: 'seed'"),
     ],
 )
-def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path, schedule: object, told: str) -> None:
+def test_a_schedule_that_cannot_be_run_is_refused_with_the_reason(
+    tmp_path: Path, schedule: object, sentence: str
+) -> None:
     path = tmp_path / "schedule.json"
     path.write_text(json.dumps(schedule))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=sentence):
         _recorded(path)
 
 
@@ -106,9 +108,9 @@ def without_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_kafka")
 def test_a_system_that_is_not_installed_is_left_out_in_one_line_unless_it_was_asked_for() -> None:
-    said: list[str] = []
-    assert _clusters([], said.append) == [one for one in (*SYSTEM_CLUSTERS, STANDARD) if one is not KAFKA_CLUSTER]
-    assert said == ["left out: the scenarios of the cluster kafka. There is no Kafka broker. Run scripts/kafka."]
-    assert _clusters(["delta-two-sinks", "postgres-mixed"], said.append) == [POSTGRES_CLUSTER, LAKE_CLUSTER]
+    sentences: list[str] = []
+    assert _clusters([], sentences.append) == [one for one in (*SYSTEM_CLUSTERS, STANDARD) if one is not KAFKA_CLUSTER]
+    assert sentences == ["left out: the scenarios of the cluster kafka. There is no Kafka broker. Run scripts/kafka."]
+    assert _clusters(["delta-two-sinks", "postgres-mixed"], sentences.append) == [POSTGRES_CLUSTER, LAKE_CLUSTER]
     with pytest.raises(ConfigError, match="There is no Kafka broker"):
-        _clusters(["postgres-mixed", "kafka-mixed"], said.append)
+        _clusters(["postgres-mixed", "kafka-mixed"], sentences.append)

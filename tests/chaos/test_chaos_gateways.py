@@ -54,15 +54,15 @@ def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: Ch
     cluster.start_gateway(THIRD)
     until(cluster, lambda: all(cluster.has_joined(name) for name in (SECOND, THIRD)))
     with ControlClient(cluster.directory / GATEWAY) as leader:
-        said = {one["name"]: one for one in leader.gateways()}
+        gateways = {gateway["name"]: gateway for gateway in leader.gateways()}
     address = cluster.proxies.address
     secret = find_secret(cluster.directory, Secret.CONTROL)
     for name, listen, control in zip(
         (FIRST_GATEWAY, SECOND, THIRD), (TO_GATEWAY, TO_SECOND, TO_THIRD), CONTROLS, strict=True
     ):
-        assert said[name]["listen"] == str(address(listen))
-        assert said[name]["control"] == str(address(control))
-        with ControlClient(said[name]["control"], secret) as driver:
+        assert gateways[name]["listen"] == str(address(listen))
+        assert gateways[name]["control"] == str(address(control))
+        with ControlClient(gateways[name]["control"], secret) as driver:
             assert driver.status()["next_sequence"] >= 0, "and behind it there is somebody"
 
 

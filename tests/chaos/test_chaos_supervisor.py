@@ -36,8 +36,8 @@ def death(stage: ChaosSupervisor) -> Death:
     return stage.deaths[0]
 
 
-def ask_to_end(stage: ChaosSupervisor, told: Path, code: str) -> Death:
-    stage.start(part("one", code + telling(told) + FOREVER, told))
+def ask_to_end(stage: ChaosSupervisor, report: Path, code: str) -> Death:
+    stage.start(part("one", code + telling(report) + FOREVER, report))
     assert stage.wait_ready("one")
     stage.end("one")
     return death(stage)
@@ -107,8 +107,8 @@ def test_who_was_done_just_before_the_kill_is_done_and_told_of(stage: ChaosSuper
 
 
 def test_a_spare_that_dies_is_told_of(stage: ChaosSupervisor, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    stage.start(part("driver", WAIT + telling(told) + FOREVER, told, spare=("spare",)))
+    report = tmp_path / "told"
+    stage.start(part("driver", WAIT + telling(report) + FOREVER, report, spare=("spare",)))
     watch_until(stage, lambda: stage.spare_pid("driver") is not None)
     os.kill(stage.spare_pid("driver") or 0, signal.SIGKILL)
     one = death(stage)
@@ -120,14 +120,14 @@ def test_a_spare_that_dies_is_told_of(stage: ChaosSupervisor, tmp_path: Path) ->
 def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_takes(stage: ChaosSupervisor) -> None:
     stage.start(part("one", FOREVER, Path("nowhere"), ready_timeout_s=0.01))
     watch_until(stage, lambda: len(stage.deaths) > 5)
-    assert {one.is_late for one in stage.deaths} == {True}
-    assert stage.deaths[0].words == "was not ready within 0.01 s"
+    assert {found.is_late for found in stage.deaths} == {True}
+    assert stage.deaths[0].last_lines == "was not ready within 0.01 s"
 
 
 def test_who_is_asked_to_stop_waits_for_nobody(stage: ChaosSupervisor, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(told) + FOREVER
-    stage.start(part("deaf", deaf, told, stop_timeout_s=PATIENCE_S))
+    report = tmp_path / "told"
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(report) + FOREVER
+    stage.start(part("deaf", deaf, report, stop_timeout_s=PATIENCE_S))
     assert stage.wait_ready()
     stage.ask_to_stop(signal.SIGINT)
     began = time.monotonic()

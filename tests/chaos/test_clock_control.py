@@ -30,18 +30,18 @@ def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(t
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def told() -> list[str]:
+        def lines() -> list[str]:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write("?\n")
             process.stdin.flush()
             return process.stdout.readline().split()
 
-        first = int(told()[0])
+        first = int(lines()[0])
         for off_s in (HOUR_S, -HOUR_S, 0):
             clocks.set("two", 7 * HOUR_S)  # another part's clock is another part's
             clocks.set("one", off_s)
-            now, as_float, is_steady = told()
+            now, as_float, is_steady = lines()
             assert off_s <= int(now) - first < off_s + HOUR_S // 2
             assert abs(int(as_float) - int(now)) <= 1
             assert is_steady == "True"

@@ -20,12 +20,12 @@ from procession.chaos.faulty_sink import Behaviour, misdeeds_file
 FULL = os.strerror(errno.ENOSPC)
 
 
-def death(status: int, words: str) -> Death:
-    return Death("gateway", status, 0.0, False, words)
+def death(status: int, text: str) -> Death:
+    return Death("gateway", status, 0.0, False, text)
 
 
 @pytest.mark.parametrize(
-    ("status", "words", "is_covered"),
+    ("status", "text", "is_covered"),
     [
         (EXIT_CLEAR, f"error: Cannot write log: {FULL}. Free space.", True),
         (EXIT_CLEAR, "", False),
@@ -37,8 +37,8 @@ def death(status: int, words: str) -> Death:
         (EXIT_CLEAR, f"Traceback (most recent call last)\nOSError: {FULL}", False),
     ],
 )
-def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, words: str, is_covered: bool) -> None:
-    assert Excuse((EXIT_CLEAR,), FULL).covers(death(status, words)) is is_covered
+def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, text: str, is_covered: bool) -> None:
+    assert Excuse((EXIT_CLEAR,), FULL).covers(death(status, text)) is is_covered
 
 
 def test_what_waits_for_its_occasion_lasts_from_then_on_and_not_for_ever() -> None:

@@ -52,9 +52,9 @@ def path(tmp_path: Path) -> Path:
 def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
     rogue = FaultyProducer(gateway, path)
     for number in range(3):
-        rogue._is_told = False
+        rogue._is_rejected = False
         assert rogue._back()
-        assert rogue._is_told
+        assert rogue._is_rejected
         assert rogue._went_back == number + 1
 
 
@@ -85,7 +85,7 @@ def test_what_was_not_done_because_nobody_was_there_is_tried_again(
         tries.append(manners)
         if len(tries) < 20:
             raise SessionLost("closed")
-        rogue._is_told = len(tries) > 30
+        rogue._is_rejected = len(tries) > 30
         return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -105,7 +105,7 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
     with ControlClient(tmp_path / "gateway") as driver, ThreadPoolExecutor(1) as thread:
         done = thread.submit(rogue.finish, len(lines))
         limit = time.monotonic() + PATIENCE_S
-        while (seen := [one["seen"] for one in driver.status()["streams"]]) != [last]:
+        while (seen := [stream["seen"] for stream in driver.status()["streams"]]) != [last]:
             assert time.monotonic() < limit, seen
             time.sleep(0.02)
         assert acknowledged([log]) == {}, "nothing is committed yet"

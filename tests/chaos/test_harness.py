@@ -93,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
     history = world.harness().run([brief(name)])
     assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.story for one in history.failures]}"
-    assert not [note for note in history.notes if not any(words in note for words in OF_THE_MACHINE)]
+    assert not [note for note in history.notes if not any(cause in note for cause in OF_THE_MACHINE)]
     assert history.committed > 0
     assert not history.recoveries.down
     assert [verdict.outcome for verdict in history.verdicts.values()] == [Outcome.CLEAN] * 2
@@ -103,14 +103,14 @@ NOTHING = ScenarioRun("none", (FaultStep(FaultAction.NOTHING, delay_s=600.0),))
 
 
 @pytest.mark.parametrize(
-    ("part", "number", "told"),
+    ("part", "number", "sentence"),
     [
         pytest.param(LEFT, signal.SIGTERM, "sink-left ended with status 0", marks=pytest.mark.slow),
         (GATEWAY, signal.SIGKILL, "gateway ended with signal 9"),
     ],
 )
 def test_a_death_that_nobody_brought_about_is_a_failure(
-    world: World, part: str, number: signal.Signals, told: str
+    world: World, part: str, number: signal.Signals, sentence: str
 ) -> None:
     def murder(history: History) -> None:
         pid = world.cluster.stage.pid(part)
@@ -122,7 +122,7 @@ def test_a_death_that_nobody_brought_about_is_a_failure(
     history = world.harness(show=murder).run([NOTHING])
     assert history.outcome is Outcome.VIOLATED
     assert history.failures[0].kind == "death"
-    assert history.failures[0].sentence.startswith(f"{told}, and no injected fault")
+    assert history.failures[0].sentence.startswith(f"{sentence}, and no injected fault")
     world.send_nothing_more()
 
 

@@ -65,10 +65,10 @@ def test_a_run_is_clean_only_if_it_was_compared_to_the_end() -> None:
 
 
 def test_the_verdict_says_how_many_events_an_hour_there_were_and_of_what_parts() -> None:
-    told = clean().sentence()
-    assert told.startswith("1 crashes, 1,000 records: 0 lost, 0 doubled, 0 out of order; clean (seed 7, 10 s)")
-    assert "360 kill-and-restart events an hour (sink 1), 0 pauses and 0 other faults, in 1 scenarios" in told
-    assert "sink: 1 killed, 1 back at work, p50 1.5 s, p99 1.5 s" in told
+    sentence = clean().sentence()
+    assert sentence.startswith("1 crashes, 1,000 records: 0 lost, 0 doubled, 0 out of order; clean (seed 7, 10 s)")
+    assert "360 kill-and-restart events an hour (sink 1), 0 pauses and 0 other faults, in 1 scenarios" in sentence
+    assert "sink: 1 killed, 1 back at work, p50 1.5 s, p99 1.5 s" in sentence
 
 
 def test_the_page_needs_nothing_else_and_holds_the_picture_and_the_figures() -> None:

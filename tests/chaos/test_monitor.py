@@ -46,7 +46,7 @@ def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.acknowledge(world.path, 51)
     world.monitor.look()
-    assert {one.outcome for one in world.outputs.compare_all().values()} == {Outcome.CLEAN}
+    assert {verdict.outcome for verdict in world.outputs.compare_all().values()} == {Outcome.CLEAN}
 
 
 @pytest.mark.parametrize("decided", [None, 51])

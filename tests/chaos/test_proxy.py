@@ -215,7 +215,7 @@ def test_late_words_of_an_old_connection_arrive_after_the_new_one_is_open(world:
     assert receive(server, len(frame(b"old"))) == frame(b"old")
 
 
-WORDS = {
+FRAMES = {
     "phase1": word(Phase1("t:c_id=1", ((1, 0, 10),))),
     "phase2": word(Phase2("t:c_id=1", True)),
     "reply": word(Reply("t:c_id=1", True)),
@@ -223,21 +223,21 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("kind", ["cut-before", "cut-after", "swallow"])
 def test_a_fault_on_a_word_strikes_at_that_word_and_at_no_other(world: World, kind: str, name: str) -> None:
     client, server = world.pair()
     world.put(f"{kind}:{name}")
-    before = frame(b"data") + b"".join(data for other, data in WORDS.items() if other != name)
+    before = frame(b"data") + b"".join(data for other, data in FRAMES.items() if other != name)
     client.sendall(before)
     assert receive(server, len(before)) == before
-    client.sendall(WORDS[name])
+    client.sendall(FRAMES[name])
     match kind:
         case "cut-before":
             assert is_lost(client)
             assert is_lost(server)
         case "cut-after":
-            assert receive(server, len(WORDS[name])) == WORDS[name]
+            assert receive(server, len(FRAMES[name])) == FRAMES[name]
             assert is_lost(server)
             assert is_lost(client)
         case "swallow":
@@ -263,8 +263,8 @@ def test_a_fault_waits_for_its_word_longer_than_it_lasts_but_not_for_ever(world:
     while [fault.argument for fault in world.proxy.faults] != ["phase2"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    client.sendall(WORDS["phase2"] + WORDS["reply"])
-    assert receive(server, len(WORDS["reply"])) == WORDS["reply"]
+    client.sendall(FRAMES["phase2"] + FRAMES["reply"])
+    assert receive(server, len(FRAMES["reply"])) == FRAMES["reply"]
     assert world.proxies.fired()[LINK] == 1
 
 
@@ -275,7 +275,7 @@ def test_a_fault_that_there_is_not_is_refused() -> None:
     assert all(ProxyFault.parse(kind + arguments.get(kind, "")).kind == kind for kind in FAULTS)
 
 
-STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(WORDS.values())
+STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(FRAMES.values())
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6))

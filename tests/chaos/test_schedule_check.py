@@ -34,9 +34,9 @@ from procession.chaos.schedule_check import objection
 )
 def test_a_step_that_nobody_can_do_is_named_with_the_reason(step: FaultStep, why: str) -> None:
     good = FaultStep(FaultAction.KILL, "gateway")
-    told = objection([ScenarioRun("first", (good,)), ScenarioRun("second", (good, step))])
-    assert told.startswith(f"'second' cannot do {str(step)!r}: ")
-    assert why in told
+    message = objection([ScenarioRun("first", (good,)), ScenarioRun("second", (good, step))])
+    assert message.startswith(f"'second' cannot do {str(step)!r}: ")
+    assert why in message
 
 
 @pytest.mark.parametrize(

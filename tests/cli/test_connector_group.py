@@ -27,8 +27,8 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def invoked(*words: str) -> str:
-    result = CliRunner().invoke(app, words)
+def invoked(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output

@@ -24,9 +24,9 @@ def test_explain_plans_an_app_with_the_files_that_it_is_to_be_run_with(tmp_path:
     (tmp_path / "numbers").write_text("1\n")
     without = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py")])
     assert isinstance(without.exception, PlanError)
-    told = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
-    assert told.exit_code == 0
-    assert "by-size: numbers" in told.output
+    output = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
+    assert output.exit_code == 0
+    assert "by-size: numbers" in output.output
     missing = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "none")])
     assert isinstance(missing.exception, ConfigError)
 
@@ -35,13 +35,13 @@ def test_explain_plans_an_app_with_the_files_that_it_is_to_be_run_with(tmp_path:
 def test_explain_names_the_stage_that_caps_the_parallelism_of_a_chain(tmp_path: Path, line: str) -> None:
     (tmp_path / "app.py").write_text(SORTED)
     (tmp_path / "numbers").write_text("1\n")
-    told = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
-    assert line in told.output
+    output = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
+    assert line in output.output
 
 
 def test_explain_names_it_for_programs_too(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SORTED)
     (tmp_path / "numbers").write_text("1\n")
-    words = ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers"), "--json"]
-    told = json.loads(CliRunner().invoke(app, words).output)
-    assert [chain["capped_by"] for chain in told["chains"]] == ["slow", "by-size"]
+    arguments = ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers"), "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).output)
+    assert [chain["capped_by"] for chain in document["chains"]] == ["slow", "by-size"]

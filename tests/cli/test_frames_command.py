@@ -17,8 +17,8 @@ from tests.wire.test_v3 import VECTORS
 HEXES = [data.hex() for data in (*VECTORS.values(), *DRAFT_VECTORS.values())]
 
 
-def frames(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "procession", "frames", *words], input=given, capture_output=True)
+def frames(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "procession", "frames", *arguments], input=given, capture_output=True)
 
 
 def test_every_golden_frame_goes_through_the_commands_and_comes_back_as_the_same_hex() -> None:
@@ -37,8 +37,8 @@ def test_a_capture_is_read_as_hex_or_bytes_from_a_file_or_standard_input(
     whole = b"".join(map(bytes.fromhex, HEXES)) + v3.encode(Message(7, 1, 0, b"\xff", b"\x00\xfe"))
     given = whole.hex("\n", 30).encode() if is_hex else whole
     (tmp_path / "capture").write_bytes(given)
-    words = ("--file", str(tmp_path / "capture")) if is_file else ()
-    documents = frames("decode", "--json", *words, given=b"" if is_file else given)
+    arguments = ("--file", str(tmp_path / "capture")) if is_file else ()
+    documents = frames("decode", "--json", *arguments, given=b"" if is_file else given)
     assert documents.returncode == 0
     assert frames("encode", given=documents.stdout).stdout.decode().split() == [
         *HEXES,

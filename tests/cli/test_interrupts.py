@@ -46,11 +46,11 @@ sys.addaudithook(stop)
 """A process stands still while it reads modules, one of hundreds, until it is told to go on."""
 
 
-def start(directory: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def start(directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     (directory / "app.py").write_text(APP)
     (directory / "input").write_text("x\n")
     return subprocess.Popen(
-        [sys.executable, "-m", "procession", *words],
+        [sys.executable, "-m", "procession", *arguments],
         cwd=directory,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -106,11 +106,11 @@ def test_an_interrupt_while_its_parts_start_ends_a_command_with_a_sentence(
     assert any(line.startswith("starting ") for line in process.stdout)
     # How long its parts take to end is a matter of the machine.
     os.killpg(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=PATIENCE_S)[0]
-    assert process.returncode == status, said
-    assert "stopped" in said
+    output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == status, output
+    assert "stopped" in output
     for word in ("Traceback", "error:", "verdict", "nothing to compare"):
-        assert word not in said
+        assert word not in output
 
 
 def test_a_driver_that_waits_for_spark_ends_at_once(tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_a_driver_that_waits_for_spark_ends_at_once(tmp_path: Path) -> None:
     real = subprocess.run(["sh", "-c", "command -v java"], capture_output=True, text=True, check=True).stdout.strip()
     gateway = start(tmp_path, "gateway", "--dir", "p/gateway", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0")
     until((tmp_path / "p" / "gateway" / ADDRESS_FILE).exists)
-    asked = tmp_path / "asked"
+    request = tmp_path / "asked"
     path = f"{java.parent}{os.pathsep}{os.environ['PATH']}"
     driver = start(
-        tmp_path, *COMMANDS["driver"], JAVA_HOME=str(java.parents[1]), REAL_JAVA=real, ASKED=str(asked), PATH=path
+        tmp_path, *COMMANDS["driver"], JAVA_HOME=str(java.parents[1]), REAL_JAVA=real, ASKED=str(request), PATH=path
     )
-    until(asked.exists)
-    said = interrupted(driver)
-    assert "Traceback" not in said
+    until(request.exists)
+    output = interrupted(driver)
+    assert "Traceback" not in output
     assert driver.returncode == 0
     interrupted(gateway)

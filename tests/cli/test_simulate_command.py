@@ -15,8 +15,8 @@ SIMULATE = (sys.executable, "-m", "procession", "simulate")
 
 
 def test_a_script_gets_one_object_and_a_person_a_sentence() -> None:
-    told = subprocess.run([*SIMULATE, "--runs", "5", "--seed", "7", "--json"], capture_output=True, check=True)
-    figures = json.loads(told.stdout)
+    result = subprocess.run([*SIMULATE, "--runs", "5", "--seed", "7", "--json"], capture_output=True, check=True)
+    figures = json.loads(result.stdout)
     assert figures["verdict"] == "clean"
     assert figures["next_seed"] == 12
     assert figures["events"] == run_seeds(7, 5).tally.events
@@ -27,27 +27,27 @@ def test_a_script_gets_one_object_and_a_person_a_sentence() -> None:
 def test_a_plan_in_a_file_is_run_and_its_story_told(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(plan_of(3).to_json())
-    told = subprocess.run([*SIMULATE, "--plan", str(plan), "--story", "--json"], capture_output=True, check=True)
-    assert json.loads(told.stdout)["runs"] == 1
-    assert json.loads(told.stdout)["story"]
+    result = subprocess.run([*SIMULATE, "--plan", str(plan), "--story", "--json"], capture_output=True, check=True)
+    assert json.loads(result.stdout)["runs"] == 1
+    assert json.loads(result.stdout)["story"]
 
 
 def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"# no plan \xff")
-    told = subprocess.run([*SIMULATE, "--plan", str(text)], capture_output=True, text=True, check=False)
-    assert told.returncode == 3
-    assert "This is not a plan of a simulation" in told.stderr
-    assert "Traceback" not in told.stderr
+    result = subprocess.run([*SIMULATE, "--plan", str(text)], capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert "This is not a plan of a simulation" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_an_interrupt_stops_all_processes_and_leaves_a_summary() -> None:
-    words = [*SIMULATE, "--runs", "100000", "--jobs", "2", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as simulator:
+    arguments = [*SIMULATE, "--runs", "100000", "--jobs", "2", "--json"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as simulator:
         assert simulator.stderr is not None
         assert b"by 2 processes" in simulator.stderr.readline()
         os.killpg(simulator.pid, signal.SIGINT)  # as a terminal does: to everybody
-        told, said = simulator.communicate()
+        stdout, stderr = simulator.communicate()
     assert simulator.returncode == 130
-    assert json.loads(told)["verdict"] == "stopped"
-    assert b"Traceback" not in said
+    assert json.loads(stdout)["verdict"] == "stopped"
+    assert b"Traceback" not in stderr

@@ -83,7 +83,7 @@ def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(t
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "sentence"),
+    ("arguments", "status", "sentence"),
     [
         (["--dir", "nowhere"], 3, "No gateway was ever started in nowhere."),
         (["--gateway", "127.0.0.1:1", "--timeout-s", "0.2"], 3, "No gateway answers at 127.0.0.1:1."),
@@ -93,9 +93,9 @@ def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(t
     ],
 )
 def test_where_nothing_runs_that_is_said_in_a_sentence_with_a_next_step(
-    words: list[str], status: int, sentence: str, tmp_path: Path
+    arguments: list[str], status: int, sentence: str, tmp_path: Path
 ) -> None:
-    done = commands.run("streams", *words, cwd=tmp_path)
+    done = commands.run("streams", *arguments, cwd=tmp_path)
     assert done.returncode == status
     assert sentence in done.stderr
     assert "Next:" in done.stderr
@@ -116,21 +116,21 @@ def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_th
         row | {"id": 1, "seen": 4, "late": 2, "owner": "h", "is_held": True},
     ]
     of_two = [row | {"id": 2, "seen": 7, "late": None}]
-    told = together([*of_one, *of_two])
-    assert [(one["owner"], one["seen"], one["late"]) for one in told] == [("h", 4, 5), ("g", 7, None)]
-    assert "late" not in next(table(told[1:]))
-    assert next(table(told)).endswith("late")
+    rows = together([*of_one, *of_two])
+    assert [(one["owner"], one["seen"], one["late"]) for one in rows] == [("h", 4, 5), ("g", 7, None)]
+    assert "late" not in next(table(rows[1:]))
+    assert next(table(rows)).endswith("late")
 
 
 def test_a_stream_that_nobody_holds_is_told_by_a_gateway_that_had_it_and_under_its_name() -> None:
     row = {"id": 1, "state": "closed", "committed": 5, "seen": 5, "lag": 0, "rate": 0.0, "late": None}
     heard = row | {"name": "", "owner": "gateway-0", "is_held": False, "frames": 0, "bytes": 0}
     had = heard | {"name": "s", "owner": "gateway-1", "frames": 6, "bytes": 60}
-    (told,) = together([heard, had])
-    assert (told["name"], told["owner"], told["frames"], told["bytes"]) == ("s", "gateway-1", 6, 60)
+    (row,) = together([heard, had])
+    assert (row["name"], row["owner"], row["frames"], row["bytes"]) == ("s", "gateway-1", 6, 60)
     came_back = heard | {"seen": 7, "is_held": True, "frames": 2, "bytes": 20}
-    (told,) = together([came_back, had])
-    assert (told["name"], told["owner"], told["frames"], told["bytes"]) == ("s", "gateway-0", 8, 80)
+    (row,) = together([came_back, had])
+    assert (row["name"], row["owner"], row["frames"], row["bytes"]) == ("s", "gateway-0", 8, 80)
 
 
 def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) -> None:

@@ -214,9 +214,9 @@ def test_of_claims_at_once_the_last_one_has_everything_and_the_others_are_fenced
         for thread in threads:
             thread.join()
         current = int((root / CURRENT).read_text())
-        claimed = [one for one in got if isinstance(one, Checkpoint)]
+        claimed = [outcome for outcome in got if isinstance(outcome, Checkpoint)]
         assert current == 9
-        assert len({one.fence for one in claimed}) == len(claimed)
+        assert len({checkpoint.fence for checkpoint in claimed}) == len(claimed)
         for one in got:
             if isinstance(one, Checkpoint) and one.fence == current:
                 one.check_fence()

@@ -37,11 +37,11 @@ def test_one_bad_first_record_does_not_stop_a_pipeline() -> None:
 def test_the_sentence_names_the_share_the_setting_and_the_first_reason() -> None:
     with pytest.raises(PlanError) as caught:
         epoch({}, 200, 150)
-    told = caught.value.explain()
-    assert "150 of 200 records were set aside" in told
-    assert "0.5" in told
-    assert "dead_letter_share_max" in told
-    assert "stage 'parse' raised ValueError: no on message 7 of stream 3" in told
+    sentence = caught.value.explain()
+    assert "150 of 200 records were set aside" in sentence
+    assert "0.5" in sentence
+    assert "dead_letter_share_max" in sentence
+    assert "stage 'parse' raised ValueError: no on message 7 of stream 3" in sentence
     assert caught.value.next_step
 
 

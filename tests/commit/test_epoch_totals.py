@@ -16,12 +16,12 @@ def test_counters_go_on_from_epoch_to_epoch_and_tell_late_records_by_their_stage
         STAGES,
     )
     assert first == {"records_in": 5, "records_out": 3, f"{LATE_AT}minutes": 2}
-    told = [
+    manifests = [
         Manifest(1, 0, 0, 5, 6, records=1, late=1),
         Manifest(1, 1, 0, 0, 0, late=1),
         Manifest(1, 2, 0, 0, 0, late=4),
     ]
-    assert counted(first, told, {}, STAGES) == {
+    assert counted(first, manifests, {}, STAGES) == {
         "records_in": 6,
         "records_out": 3,
         "late": 1,

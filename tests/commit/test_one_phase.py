@@ -179,8 +179,10 @@ def test_with_no_guarantee_producers_are_told_at_once_and_the_commit_waits_for_n
     core.handle(SinkConnected("a", (), 0))
     ready = core.handle(EpochReady(0, {"a": 10}, first=3, last=9, positions={7: 49}))
     assert kinds(ready) == [AcknowledgeEarly, ReserveAttempts, EmitEpoch, WriteRecord]
-    told = only(ready, AcknowledgeEarly).record
-    assert (told.last, told.positions) == (3, {7: 49}), "the log is kept from the epoch's first record on"
+    acknowledged = only(ready, AcknowledgeEarly).record
+    assert (acknowledged.last, acknowledged.positions) == (3, {7: 49}), (
+        "the log is kept from the epoch's first record on"
+    )
 
 
 def test_an_idempotent_sink_gets_the_same_positions_again_while_others_take_part_in_the_commit() -> None:

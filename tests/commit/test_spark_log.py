@@ -83,9 +83,9 @@ def test_a_truncated_commit_decides_nothing_for_anybody(tmp_path: Path, cut: int
     log = SparkLog(tmp_path)
     assert log.committed == 3
     assert not log.is_committed(4)
-    with pytest.raises(StorageError, match="not whole") as told:
+    with pytest.raises(StorageError, match="not whole") as caught:
         asyncio.run(log.until_committed(4))
-    assert not told.value.next_step, "whoever starts again decides that it is not there"
+    assert not caught.value.next_step, "whoever starts again decides that it is not there"
     with pytest.raises(StorageError, match="not whole"):
         log.sync_commit(4)
 

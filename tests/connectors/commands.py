@@ -18,9 +18,9 @@ PATIENCE_S = 60.0
 class Command:
     """A running command. What it prints on the standard error stream is gathered as it comes."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "procession", "source", *words],
+            [sys.executable, "-m", "procession", "source", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -38,11 +38,11 @@ class Command:
                 self.said += line.decode()
                 self._news.notify_all()
 
-    def wait_for(self, words: str) -> str:
+    def wait_for(self, text: str) -> str:
         """The line that says this, as soon as it is said."""
         with self._news:
-            assert self._news.wait_for(lambda: words in self.said, PATIENCE_S), self.said
-        return next(line for line in self.said.splitlines() if words in line)
+            assert self._news.wait_for(lambda: text in self.said, PATIENCE_S), self.said
+        return next(line for line in self.said.splitlines() if text in line)
 
     @property
     def stdin(self) -> IO[bytes]:
@@ -64,8 +64,8 @@ class Command:
 
 
 @contextmanager
-def command(*words: str) -> Iterator[Command]:
-    started = Command(*words)
+def command(*arguments: str) -> Iterator[Command]:
+    started = Command(*arguments)
     try:
         yield started
     finally:

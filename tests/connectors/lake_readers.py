@@ -53,7 +53,7 @@ def of_iceberg(table: Path) -> Visible:
 @dataclass(frozen=True, slots=True)
 class Place:
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     reader: Callable[[Path], Visible]
 
 

@@ -39,7 +39,7 @@ def of_stdout(directory: Path, instance: str) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Shipped:
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     visible: Visible
 
 
@@ -56,7 +56,7 @@ SHIPPED = (
 @pytest.fixture(scope="module", params=SHIPPED, ids=lambda shipped: shipped.name)
 def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
     shipped: Shipped = request.param
-    kind, *options = shipped.words
+    kind, *options = shipped.arguments
     command = [sys.executable, "-m", "procession", "sink", kind, "{dir}", "--listen", "{listen}", *options]
     with SinkProcess(command, tmp_path_factory.mktemp("sink"), shipped.visible) as trial:
         yield Conformance(trial)

@@ -67,7 +67,7 @@ def test_statistics_are_exact_so_that_readers_skip_only_what_they_may(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "text"),
     [
         ({"partition_by": ["id"]}, "is partitioned"),
         ({"configuration": {"delta.columnMapping.mode": "name"}}, "maps column names"),
@@ -77,10 +77,10 @@ def test_statistics_are_exact_so_that_readers_skip_only_what_they_may(tmp_path: 
         ),
     ],
 )
-def test_a_table_whose_appends_need_more_is_refused(tmp_path: Path, options: dict[str, object], words: str) -> None:
+def test_a_table_whose_appends_need_more_is_refused(tmp_path: Path, options: dict[str, object], text: str) -> None:
     path = tmp_path / "table"
     DeltaTable.create(path, pa.schema({"id": pa.int64(), "name": pa.string()}), **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         opened(tmp_path / "sink", DeltaLakeTable(str(path)))
 
 

@@ -159,8 +159,8 @@ def test_the_name_of_a_file_has_the_epoch_and_does_not_depend_on_how_many_attemp
 
 def test_a_suffix_that_cannot_end_a_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     directory = tmp_path / "out"
-    words = [sys.executable, "-m", "procession", "sink", "epochs", str(directory), "--suffix", "/../x"]
-    done = subprocess.run(words, capture_output=True, check=False)
+    arguments = [sys.executable, "-m", "procession", "sink", "epochs", str(directory), "--suffix", "/../x"]
+    done = subprocess.run(arguments, capture_output=True, check=False)
     assert done.returncode == 2
     assert b"'/../x' is not a valid suffix.\n  Next: Use a dot and letters or digits" in done.stderr
     assert not directory.exists()

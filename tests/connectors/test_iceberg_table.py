@@ -138,9 +138,9 @@ def test_a_compaction_that_another_writer_overtakes_is_given_up_and_nothing_is_l
 
     merge = iceberg_table.merge_files
 
-    def overtaken(*words: Any) -> Any:
+    def overtaken(*arguments: Any) -> Any:
         made.refresh().append(pa.table({"id": [1000]}))
-        return merge(*words)
+        return merge(*arguments)
 
     monkeypatch.setattr(iceberg_table, "merge_files", overtaken)
     participant.phase2(prepare(participant, 2, 2), True)

@@ -36,16 +36,16 @@ def test_options_of_an_apps_url_are_options_of_the_program() -> None:
         "kafka://a:1,b/alerts?partition=0&tombstones=true&envelope=false&transaction_bytes_max=1000", "sink"
     )
     assert CONNECTOR.sink is not None
-    words = ["kafka://a:1,b/alerts", "/d", "--partition", "0", "--tombstones", "--transaction-bytes-max", "1000"]
-    assert CONNECTOR.sink.arguments(url, Path("/d")) == words
+    arguments = ["kafka://a:1,b/alerts", "/d", "--partition", "0", "--tombstones", "--transaction-bytes-max", "1000"]
+    assert CONNECTOR.sink.arguments(url, Path("/d")) == arguments
     assert CONNECTOR.sink.limits(url).bytes_max == 1000
     _, plain = sink_of("kafka://a/alerts", "sink")
     assert CONNECTOR.sink.limits(plain).bytes_max == EPOCH_BYTES_MAX
     _, url = source_of("kafka://a/orders?start=latest&partitions=0,1&stop_at_end=true", "source")
     assert CONNECTOR.source is not None
     assert CONNECTOR.source.ends(url)
-    words = ["kafka://a/orders", "/d", "--start", "latest", "--partitions", "0,1", "--stop-at-end"]
-    assert CONNECTOR.source.arguments(url, Path("/d")) == words
+    arguments = ["kafka://a/orders", "/d", "--start", "latest", "--partitions", "0,1", "--stop-at-end"]
+    assert CONNECTOR.source.arguments(url, Path("/d")) == arguments
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def explained(order: str, to: str) -> str:
 
 
 def test_explain_says_what_several_partitions_do_to_the_order() -> None:
-    told = "order at the sinks\n  alerts: a topic keeps the order 'total' within a partition"
-    assert told in explained("total", "kafka://a/alerts")
+    sentence = "order at the sinks\n  alerts: a topic keeps the order 'total' within a partition"
+    assert sentence in explained("total", "kafka://a/alerts")
     assert "keeps the order 'stream' within a partition" in explained("stream", "kafka://a/alerts")
     assert "order at the sinks" not in explained("total", "kafka://a/alerts?partition=0")
     assert "order at the sinks" not in explained("none", "kafka://a/alerts")

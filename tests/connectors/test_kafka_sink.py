@@ -224,16 +224,16 @@ def test_a_topic_that_does_not_keep_the_pipelines_order_is_told_at_the_start(
 ) -> None:
     topic = kafka.topic(partitions=partitions)
     Sink(kafka, tmp_path / "sink", topic, **options).output.close()
-    told = f"note: The topic {topic} has 3 partitions, so its readers get the order of each key"
-    assert (told in capsys.readouterr().err) == is_told
+    sentence = f"note: The topic {topic} has 3 partitions, so its readers get the order of each key"
+    assert (sentence in capsys.readouterr().err) == is_told
 
 
 def test_an_envelope_has_key_headers_and_timestamp_and_a_null_value_is_a_tombstone(
     kafka: Kafka, tmp_path: Path
 ) -> None:
     sink = Sink(kafka, tmp_path / "sink", kafka.topic(), encoder=MessageEncoder(is_envelope=True))
-    told = {"key": "k", "value": {"a": 1}, "headers": [["h", "v"], ["n", None]], "timestamp_ms": 1_700_000_000_000}
-    sink.commit(json.dumps(told).encode(), b'{"key":"k","value":null}')
+    fields = {"key": "k", "value": {"a": 1}, "headers": [["h", "v"], ["n", None]], "timestamp_ms": 1_700_000_000_000}
+    sink.commit(json.dumps(fields).encode(), b'{"key":"k","value":null}')
     first, second = kafka.committed(sink.topic)
     assert (first.key(), first.value(), first.headers()) == (b"k", b'{"a":1}', [("h", b"v"), ("n", None)])
     assert first.timestamp()[1] == 1_700_000_000_000

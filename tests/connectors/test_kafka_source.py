@@ -158,10 +158,10 @@ def test_a_lost_position_that_is_told_together_with_messages_stops_the_source_af
     kafka.publish(topic, [b"0", b"1"])
     source = opened(kafka, topic)
     lost = KafkaError(KafkaError._AUTO_OFFSET_RESET)  # the client tells it once
-    told = [
+    responses = [
         [Message(topic=topic, partition=0, offset=0, value=b"0", timestamp=(1, 1)), Message(topic=topic, error=lost)]
     ]
-    monkeypatch.setattr(kafka_source, "next_messages", lambda *_: told.pop() if told else [])
+    monkeypatch.setattr(kafka_source, "next_messages", lambda *_: responses.pop() if responses else [])
     batches = source.read(streams(source)[0], None)
     assert next(batches).payloads.to_pylist() == [b"0"]
     with pytest.raises(StorageError, match="was cut off"):
@@ -185,11 +185,11 @@ def test_a_leader_epoch_that_the_log_does_not_have_any_more_is_a_log_that_was_cu
     [stream] = streams(source)
     assert len(records(source, stream)) == 3
     path = tmp_path / f"{topic}.kafka"
-    told = json.loads(path.read_bytes())
-    assert told["epochs"] == {"0": [[0, 0]]}
+    document = json.loads(path.read_bytes())
+    assert document["epochs"] == {"0": [[0, 0]]}
     assert records(opened(kafka, topic, tmp_path), stream, after=0) == [(1, b"two"), (2, b"three")]
     # As if a leader had been elected after these, had added messages, and had lost them to an unclean election.
-    path.write_text(json.dumps(told | {"epochs": {"0": [[0, 5]]}}))
+    path.write_text(json.dumps(document | {"epochs": {"0": [[0, 5]]}}))
     follower = opened(kafka, topic, tmp_path, is_ending=False)
     with pytest.raises(StorageError, match="was cut off"):
         for _ in takewhile(lambda batch: not len(batch), follower.read(stream, 0)):

@@ -51,7 +51,7 @@ def test_json_values_become_typed_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "text"),
     [
         (b'{"id": 1.5}', "has 1.5 in the column id, whose type is int64"),
         (b'{"id": "1"}', 'has "1" in the column id, whose type is int64'),
@@ -63,13 +63,13 @@ def test_json_values_become_typed_columns() -> None:
         (b"", "is not one JSON object"),
     ],
 )
-def test_the_first_record_that_does_not_fit_is_named(bad: bytes, words: str) -> None:
+def test_the_first_record_that_does_not_fit_is_named(bad: bytes, text: str) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
     good = [b'{"id": %d}' % number for number in range(100)]
     payloads = [*good[:37], bad, *good[37:], b"{"]
     with pytest.raises(RecordError) as caught:
         rows(schema, *payloads)
-    assert words in caught.value.sentence
+    assert text in caught.value.sentence
     assert caught.value.fields["position"] == len(b"".join(payloads[:37]))
 
 
@@ -98,7 +98,7 @@ def test_a_schema_is_inferred_where_all_records_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("records", "words"),
+    ("records", "text"),
     [
         ([{"a": None}], "The field a is empty in all records"),
         ([{"a": {"b": []}}], r"The field a.b\[\] is empty in all records"),
@@ -107,8 +107,8 @@ def test_a_schema_is_inferred_where_all_records_agree() -> None:
         ([[1]], "is not a JSON object"),
     ],
 )
-def test_what_the_records_leave_open_is_not_guessed(records: list[Any], words: str) -> None:
-    with pytest.raises(RecordError, match=words) as caught:
+def test_what_the_records_leave_open_is_not_guessed(records: list[Any], text: str) -> None:
+    with pytest.raises(RecordError, match=text) as caught:
         inferred_schema(json.dumps(record).encode() for record in records)
     assert "--schema" in caught.value.next_step
 

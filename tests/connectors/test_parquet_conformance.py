@@ -24,8 +24,8 @@ OF_MANIFESTS = ("sink:manifest-written", "sink:file-visible")
 def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
     place: Place = request.param
     directory = tmp_path_factory.mktemp(place.name)
-    words = [word.replace("{table}", str(directory / "table")) for word in place.words]
-    command = [sys.executable, "-m", "procession", "sink", *words, "--listen", "{listen}", "--format", "bytes"]
+    arguments = [word.replace("{table}", str(directory / "table")) for word in place.arguments]
+    command = [sys.executable, "-m", "procession", "sink", *arguments, "--listen", "{listen}", "--format", "bytes"]
     visible = place.reader(directory / "table")
     with SinkProcess([*command, "--position-column", "position"], directory, visible) as process:
         yield Conformance(process)

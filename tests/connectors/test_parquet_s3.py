@@ -55,7 +55,7 @@ class StoredTable:
         }
 
     @property
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         if self.kind == "iceberg":
             return ["iceberg", "sales.orders", "{dir}", "--catalog", "test"]
         return [self.kind, self.url, "{dir}"]
@@ -129,7 +129,17 @@ def table(
     ids=lambda case: case.short,
 )
 def test_a_lake_sink_on_an_object_store_conforms(table: StoredTable, case: ConformanceCase, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "procession", "sink", *table.words, "--listen", "{listen}", "--format", "bytes"]
+    command = [
+        sys.executable,
+        "-m",
+        "procession",
+        "sink",
+        *table.arguments,
+        "--listen",
+        "{listen}",
+        "--format",
+        "bytes",
+    ]
     with SinkProcess([*command, "--position-column", "position"], tmp_path, table.visible()) as process:
         finding = asyncio.run(Conformance(process).run(case))
     assert finding.outcome is CaseOutcome.KEPT, finding.why

@@ -43,7 +43,17 @@ def test_a_source_that_is_killed_and_cut_off_sends_every_change_once(
     database: Database, tmp_path: Path, gateway: LivingGateway
 ) -> None:
     slot = database.name
-    words = ["postgres", database.url, str(tmp_path / "state"), "--table", "orders", "--slot", slot, "--poll-s", "0.02"]
+    arguments = [
+        "postgres",
+        database.url,
+        str(tmp_path / "state"),
+        "--table",
+        "orders",
+        "--slot",
+        slot,
+        "--poll-s",
+        "0.02",
+    ]
     stream = Stream.named(slot).id
 
     def ids() -> list[int]:
@@ -52,14 +62,14 @@ def test_a_source_that_is_killed_and_cut_off_sends_every_change_once(
     def insert(first: int) -> None:
         database.execute("INSERT INTO orders SELECT generate_series(%s::int, %s::int)", first, first + 99)
 
-    with command(*words, "--to", gateway.listen) as source:
+    with command(*arguments, "--to", gateway.listen) as source:
         source.wait_for("slot_created")
         insert(0)
         until(lambda: len(ids()) >= 1)
         source.signal(signal.SIGKILL)
         source.status()
     insert(100)
-    with command(*words, "--to", gateway.listen) as source:
+    with command(*arguments, "--to", gateway.listen) as source:
         until(lambda: len(ids()) >= 200)
         database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'procession source%%'"
@@ -75,14 +85,14 @@ def test_a_source_that_lost_its_directory_stops_and_skips_no_change(
     database: Database, tmp_path: Path, gateway: LivingGateway
 ) -> None:
     slot, state = database.name, tmp_path / "state"
-    words = ["postgres", database.url, str(state), "--table", "orders", "--slot", slot, "--poll-s", "0.02"]
-    with command(*words, "--to", gateway.listen) as source:
+    arguments = ["postgres", database.url, str(state), "--table", "orders", "--slot", slot, "--poll-s", "0.02"]
+    with command(*arguments, "--to", gateway.listen) as source:
         source.wait_for("slot_created")
         database.execute("INSERT INTO orders SELECT generate_series(0, 99)")
         until(lambda: len(gateway.payloads(Stream.named(slot).id)) >= 100)
     shutil.rmtree(state)
     database.execute("INSERT INTO orders SELECT generate_series(100, 999)")
-    with command(*words, "--to", gateway.listen) as source:
+    with command(*arguments, "--to", gateway.listen) as source:
         source.wait_for("Put back the spool that this stream was sent from")
         source.status()
     database.execute("SELECT pg_drop_replication_slot(%s)", slot)
@@ -90,7 +100,7 @@ def test_a_source_that_lost_its_directory_stops_and_skips_no_change(
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "said"),
+    ("kind", "arguments", "sentence"),
     [
         ("sink", ["--table", "nothing"], "There is no table nothing in the database."),
         ("sink", ["--table", "orders", "--column", "item=$position"], "cannot hold $position"),
@@ -98,18 +108,28 @@ def test_a_source_that_lost_its_directory_stops_and_skips_no_change(
     ],
 )
 def test_a_command_that_cannot_work_ends_with_one_sentence(
-    database: Database, tmp_path: Path, kind: str, words: list[str], said: str
+    database: Database, tmp_path: Path, kind: str, arguments: list[str], sentence: str
 ) -> None:
     place = ["--listen", "127.0.0.1:0"] if kind == "sink" else ["--to", "127.0.0.1:1"]
     done = subprocess.run(
-        [sys.executable, "-m", "procession", kind, "postgres", database.url, str(tmp_path / "state"), *words, *place],
+        [
+            sys.executable,
+            "-m",
+            "procession",
+            kind,
+            "postgres",
+            database.url,
+            str(tmp_path / "state"),
+            *arguments,
+            *place,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode in (2, 3), done.stderr
-    assert said in done.stderr
+    assert sentence in done.stderr
     assert "Next:" in done.stderr
     assert "Traceback" not in done.stderr
 

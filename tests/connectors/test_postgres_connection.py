@@ -52,14 +52,14 @@ def url(server: PostgresServer, parameters: str, host: str = "db.example") -> st
 def test_a_certificate_of_the_right_authority_and_host_is_accepted(
     tls_server: PostgresServer, authority: Authority
 ) -> None:
-    words = f"sslmode=verify-full&sslrootcert={authority.ca}"
-    with connect(url(tls_server, words), "test", patience_s=PATIENCE_S) as session:
+    parameters = f"sslmode=verify-full&sslrootcert={authority.ca}"
+    with connect(url(tls_server, parameters), "test", patience_s=PATIENCE_S) as session:
         assert value(session, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
 
 
 def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path / "stranger")
-    for words, host, said in (
+    for parameters, host, message in (
         (f"sslmode=verify-full&sslrootcert={stranger.ca}", "db.example", "certificate verify failed"),
         (f"sslmode=verify-full&sslrootcert={authority.ca}", "other.example", "does not match host name"),
         ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "db.example", "does not exist"),
@@ -70,8 +70,8 @@ def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authori
         ),
     ):
         with pytest.raises(ConfigError) as error:
-            connect(url(tls_server, words, host), "test", patience_s=PATIENCE_S)
-        assert said in sentence(error)
+            connect(url(tls_server, parameters, host), "test", patience_s=PATIENCE_S)
+        assert message in sentence(error)
         assert "sslrootcert" in sentence(error)
 
 
@@ -83,10 +83,10 @@ def test_a_server_without_tls_is_told_at_once(postgres: PostgresServer, authorit
 
 
 def test_a_database_or_user_that_is_not_there_is_told_at_once(postgres: PostgresServer) -> None:
-    for wrong, said in ((postgres.url("shop"), '"shop" does not exist'), (postgres.url(user="nobody"), '"nobody"')):
+    for wrong, message in ((postgres.url("shop"), '"shop" does not exist'), (postgres.url(user="nobody"), '"nobody"')):
         with pytest.raises(ConfigError) as error:
             connect(wrong, "test", patience_s=PATIENCE_S)
-        assert said in sentence(error)
+        assert message in sentence(error)
 
 
 def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
@@ -97,7 +97,7 @@ def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "the database system is starting up",
         "the database system is not yet accepting connections",
@@ -108,11 +108,11 @@ def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
         "remaining connection slots are reserved for roles with the SUPERUSER attribute",
     ],
 )
-def test_a_server_that_starts_or_is_full_is_tried_again(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_server_that_starts_or_is_full_is_tried_again(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """libpq gives no SQLSTATE for a refused connection, so the text must do."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {said}')
+        raise psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {message}')
 
     monkeypatch.setattr("procession.connectors.postgres_connection.psycopg.connect", refuse)
     with pytest.raises(StorageError, match="cannot be reached"):

@@ -35,7 +35,7 @@ def test_a_server_that_cannot_be_reached_is_tried_again_by_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_hopeless"),
+    ("sentence", "is_hopeless"),
     [
         ("the database system is starting up", False),
         ("the database system is not yet accepting connections", False),
@@ -46,7 +46,7 @@ def test_a_server_that_cannot_be_reached_is_tried_again_by_a_restart() -> None:
         ('database "shop" does not exist', True),
     ],
 )
-def test_a_server_that_recovers_from_a_crash_is_waited_for(said: str, is_hopeless: bool) -> None:
+def test_a_server_that_recovers_from_a_crash_is_waited_for(sentence: str, is_hopeless: bool) -> None:
     """At the connection libpq gives no code, only what the server says."""
-    error = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {said}')
+    error = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {sentence}')
     assert _is_hopeless(error) is is_hopeless

@@ -200,7 +200,7 @@ def test_a_right_that_is_revoked_stops_the_sink_before_the_vote_and_nothing_is_l
 
 @BOTH
 @pytest.mark.parametrize(
-    ("change", "back", "said"),
+    ("change", "back", "message"),
     [
         (
             "ALTER TABLE orders RENAME TO sales",
@@ -211,14 +211,14 @@ def test_a_right_that_is_revoked_stops_the_sink_before_the_vote_and_nothing_is_l
     ],
 )
 def test_a_table_that_is_renamed_or_loses_a_column_stops_the_sink_and_nothing_is_lost(
-    database: Database, tmp_path: Path, mode: CommitMode, change: str, back: str, said: str
+    database: Database, tmp_path: Path, mode: CommitMode, change: str, back: str, message: str
 ) -> None:
     sink = Sink(database, tmp_path, mode=mode, dead_letters="refused").start()
     sink.epoch({"id": 1})
     database.execute(change)
     with pytest.raises(ConfigError) as error:
         sink.prepare({"id": 2, "item": "tea"})
-    assert said in sentence(error)
+    assert message in sentence(error)
     assert "Next:" in sentence(error)
     sink.crash()
     database.execute(back)

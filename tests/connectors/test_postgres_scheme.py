@@ -38,7 +38,7 @@ def test_options_of_a_source_become_options_of_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("postgres://db/shop", "names no table"),
         ("postgres:shop?table=t", "not a URL of a PostgreSQL database"),
@@ -48,10 +48,10 @@ def test_options_of_a_source_become_options_of_the_program() -> None:
         ("postgres://db/shop?table=t&session_pooler=perhaps", "session_pooler=perhaps"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_when_the_app_is_read(text: str, said: str) -> None:
+def test_a_url_that_makes_no_sense_is_refused_when_the_app_is_read(text: str, sentence: str) -> None:
     with pytest.raises(PlanError) as error:
         sink_of(text, "sink 'alerts'")
-    assert said in error.value.explain()
+    assert sentence in error.value.explain()
     assert "Next:" in error.value.explain()
 
 

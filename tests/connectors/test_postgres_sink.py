@@ -164,7 +164,7 @@ def test_every_type_keeps_its_value(database: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "message"),
     [
         ({"table": "nothing"}, "no table nothing"),
         ({"table": "nowhere.orders"}, "no table nowhere.orders"),
@@ -178,13 +178,13 @@ def test_every_type_keeps_its_value(database: Database, tmp_path: Path) -> None:
     ],
 )
 def test_a_sink_that_cannot_work_does_not_start(
-    unchanged: Database, tmp_path: Path, words: dict[str, object], said: str
+    unchanged: Database, tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
-    if words.get("table") == "strange":
-        words = words | {"column": ("wide",)}
+    if options.get("table") == "strange":
+        options = options | {"column": ("wide",)}
     with pytest.raises((ConfigError, UsageError)) as error:
-        Sink(unchanged, tmp_path, **words).start()  # type: ignore[arg-type]
-    assert said in sentence(error)
+        Sink(unchanged, tmp_path, **options).start()  # type: ignore[arg-type]
+    assert message in sentence(error)
     assert "Next:" in sentence(error)
 
 

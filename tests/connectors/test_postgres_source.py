@@ -40,26 +40,31 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
         database.execute("SELECT pg_drop_replication_slot(%s)", slot)
 
 
-def options(database: Database, **words: Any) -> ChangesOptions:
+def options(database: Database, **settings: Any) -> ChangesOptions:
     return ChangesOptions(
-        database.url, words.pop("tables", ("orders",)), slot=database.name, is_ending=True, patience_s=20.0, **words
+        database.url,
+        settings.pop("tables", ("orders",)),
+        slot=database.name,
+        is_ending=True,
+        patience_s=20.0,
+        **settings,
     )
 
 
-def polling(database: Database, **words: Any) -> PollingOptions:
-    return PollingOptions(database.url, "orders", "id", is_ending=True, patience_s=20.0, **words)
+def polling(database: Database, **settings: Any) -> PollingOptions:
+    return PollingOptions(database.url, "orders", "id", is_ending=True, patience_s=20.0, **settings)
 
 
-def read(asked: ChangesOptions | PollingOptions, directory: Path) -> list[dict[str, Any]]:
+def read(settings: ChangesOptions | PollingOptions, directory: Path) -> list[dict[str, Any]]:
     """One life of the source, up to the end; then all records that its backlog has."""
     directory.mkdir(exist_ok=True)
     spool = Spool(directory / "spool")
     try:
         medium: ChangesMedium | PollingMedium
-        if isinstance(asked, ChangesOptions):
-            medium = ChangesMedium(asked, directory, spool)
+        if isinstance(settings, ChangesOptions):
+            medium = ChangesMedium(settings, directory, spool)
         else:
-            medium = PollingMedium(asked, directory, spool)
+            medium = PollingMedium(settings, directory, spool)
 
         async def life() -> None:
             await medium.take_in(PushStream(Stream.named("changes"), spool))
@@ -78,17 +83,17 @@ def read(asked: ChangesOptions | PollingOptions, directory: Path) -> list[dict[s
         spool.close()
 
 
-def killed(asked: ChangesOptions | PollingOptions, directory: Path, point: str) -> None:
+def killed(settings: ChangesOptions | PollingOptions, directory: Path, point: str) -> None:
     """One life that ends at a fault point."""
-    life = multiprocessing.get_context("fork").Process(target=_until_killed, args=(asked, directory, point))
+    life = multiprocessing.get_context("fork").Process(target=_until_killed, args=(settings, directory, point))
     life.start()
     life.join(60)
     assert life.exitcode == -signal.SIGKILL
 
 
-def _until_killed(asked: ChangesOptions | PollingOptions, directory: Path, point: str) -> None:
+def _until_killed(settings: ChangesOptions | PollingOptions, directory: Path, point: str) -> None:
     faults._points[point] = 1
-    read(asked, directory)
+    read(settings, directory)
     os._exit(0)
 
 
@@ -204,7 +209,7 @@ def test_a_directory_belongs_to_one_slot(database: Database, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("prepare", "words", "said"),
+    ("prepare", "settings", "sentence"),
     [
         ("SELECT 1", {"tables": ("nothing",)}, "no table nothing"),
         ("SELECT 1", {"tables": ()}, "no table is named"),
@@ -214,12 +219,12 @@ def test_a_directory_belongs_to_one_slot(database: Database, tmp_path: Path) -> 
     ],
 )
 def test_a_source_that_cannot_work_does_not_start(
-    database: Database, tmp_path: Path, prepare: str, words: dict[str, Any], said: str
+    database: Database, tmp_path: Path, prepare: str, settings: dict[str, Any], sentence: str
 ) -> None:
     database.execute(prepare)
     with pytest.raises(ProcessionError) as error:
-        read(options(database, **words), tmp_path)
-    assert said in error.value.explain()
+        read(options(database, **settings), tmp_path)
+    assert sentence in error.value.explain()
     assert "Next:" in error.value.explain()
     assert database.execute("SELECT * FROM pg_replication_slots WHERE database = current_database()") == []
 
@@ -238,27 +243,27 @@ def test_a_second_source_of_a_slot_is_refused(database: Database, tmp_path: Path
 
 def test_polling_reads_rows_in_the_order_of_the_column_once(database: Database, tmp_path: Path) -> None:
     database.execute("INSERT INTO orders (id) SELECT generate_series(12, 1, -1)")
-    asked = polling(database, page_rows=5)
-    records = read(asked, tmp_path)
+    settings = polling(database, page_rows=5)
+    records = read(settings, tmp_path)
     assert [record["after"]["id"] for record in records] == list(range(1, 13))
     assert records[0]["op"] == "read"
     database.execute("INSERT INTO orders (id, item) VALUES (13, 'new')")
-    assert [record["after"]["id"] for record in read(asked, tmp_path)] == list(range(1, 14))
+    assert [record["after"]["id"] for record in read(settings, tmp_path)] == list(range(1, 14))
 
 
 def test_rows_with_the_same_value_are_in_one_page(database: Database, tmp_path: Path) -> None:
     database.execute("INSERT INTO orders (id, price) SELECT number, number / 4 FROM generate_series(0, 19) number")
-    asked = PollingOptions(database.url, "orders", "price", is_ending=True, page_rows=3)
-    assert sorted(record["after"]["id"] for record in read(asked, tmp_path)) == list(range(20))
+    settings = PollingOptions(database.url, "orders", "price", is_ending=True, page_rows=3)
+    assert sorted(record["after"]["id"] for record in read(settings, tmp_path)) == list(range(20))
 
 
 @pytest.mark.parametrize("point", ["source:postgres-before-page", "source:postgres-after-page"])
 def test_killed_polling_neither_loses_nor_repeats_a_row(database: Database, tmp_path: Path, point: str) -> None:
-    asked = polling(database, page_rows=4, start="2")
+    settings = polling(database, page_rows=4, start="2")
     for start in (0, 10, 20):
         database.execute("INSERT INTO orders (id) SELECT generate_series(%s::int, %s::int)", start, start + 9)
-        killed(asked, tmp_path, point)
-    records = read(asked, tmp_path)
+        killed(settings, tmp_path, point)
+    records = read(settings, tmp_path)
     assert [record["after"]["id"] for record in records] == list(range(3, 30))
 
 
@@ -273,10 +278,10 @@ def test_more_rows_of_one_value_than_may_be_held_in_memory_are_refused_and_nothi
     database.execute("CREATE TABLE ties (n int)")
     database.execute("INSERT INTO ties SELECT 1 FROM generate_series(1, 8)")
     database.execute("INSERT INTO ties SELECT 2 FROM generate_series(1, 12)")
-    asked = PollingOptions(database.url, "ties", "n", is_ending=True, page_rows=3, page_rows_max=10)
+    settings = PollingOptions(database.url, "ties", "n", is_ending=True, page_rows=3, page_rows_max=10)
     with pytest.raises(ConfigError) as error:
-        read(asked, tmp_path)
+        read(settings, tmp_path)
     assert "More than 10 rows of table ties have the value 2 in column n" in error.value.explain()
     assert "--page-rows-max" in error.value.explain()
-    found = read(dataclasses.replace(asked, page_rows_max=12), tmp_path)
+    found = read(dataclasses.replace(settings, page_rows_max=12), tmp_path)
     assert len(found) == 20

@@ -36,10 +36,10 @@ def test_one_signal_ends_the_wait_for_a_gateway_that_is_away_and_the_lost_record
             await inlet.put(Batch.gathered(list(range(count)), [0] * count, [b""] * count, payloads))
         await one_signal()
 
-    with capture_logs() as said:
+    with capture_logs() as events:
         assert not run_pushed(SpoolOptions(is_best_effort=True).open_stream("some", "It"), medium, NOWHERE, OPTIONS)
-    assert [line["waited_s"] for line in said if line["event"] == "program.wait_expired"] == [0.05]
-    assert [line["records"] for line in said if line["event"] == "source.records_lost"] == [3]
+    assert [line["waited_s"] for line in events if line["event"] == "program.wait_expired"] == [0.05]
+    assert [line["records"] for line in events if line["event"] == "source.records_lost"] == [3]
 
 
 def test_one_signal_ends_the_wait_and_the_datagrams_that_were_not_sent_are_counted() -> None:
@@ -51,10 +51,10 @@ def test_one_signal_ends_the_wait_and_the_datagrams_that_were_not_sent_are_count
         await one_signal()
 
     options = SourceOptions("test", "test", stop_wait_s=0.05, dialect="draft", report=source.on_report)
-    with capture_logs() as said:
+    with capture_logs() as events:
         assert not run_source(source, NOWHERE, options, on_stop=source.stop, beside=beside)
         source.close()
-    assert [line["lost"] for line in said if line["event"] == "source.datagrams_lost"] == [3]
+    assert [line["lost"] for line in events if line["event"] == "source.datagrams_lost"] == [3]
 
 
 def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(tmp_path: Path) -> None:

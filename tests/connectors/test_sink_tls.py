@@ -28,12 +28,12 @@ async def worker_at(place: str, tls: ClientTls | None) -> Worker:
 async def listening(directory: Path, process: asyncio.subprocess.Process) -> str:
     while True:
         try:
-            told = json.loads((directory / "sink.json").read_bytes())
+            document = json.loads((directory / "sink.json").read_bytes())
         except FileNotFoundError:
             assert process.returncode is None
             await asyncio.sleep(0.01)  # a file's appearance is all that there is to see
         else:
-            return str(told["listen"])
+            return str(document["listen"])
 
 
 @on_a_loop
@@ -41,9 +41,9 @@ async def listening(directory: Path, process: asyncio.subprocess.Process) -> str
 async def test_a_sink_speaks_tls_and_lets_in_only_who_shows_a_certificate(kind: str, tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     pair, directory = authority.issue(), tmp_path / "sink"
-    words = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-client-ca", str(authority.ca)]
+    arguments = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-client-ca", str(authority.ca)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "procession", "sink", kind, str(directory), "--listen", "127.0.0.1:0", *words),
+        *(sys.executable, "-m", "procession", "sink", kind, str(directory), "--listen", "127.0.0.1:0", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=dict(os.environ),

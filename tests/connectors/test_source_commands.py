@@ -35,8 +35,8 @@ def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
 ) -> None:
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).write_bytes(b"".join(len(text).to_bytes(4) + text for text in (b"one", b"", b"two\n")))
-    words = ["file", str(tmp_path / "*.bin"), "--framing", "framed", "--to", gateway.listen, "--json", "--stamp"]
-    with command(*words) as source:
+    arguments = ["file", str(tmp_path / "*.bin"), "--framing", "framed", "--to", gateway.listen, "--json", "--stamp"]
+    with command(*arguments) as source:
         assert source.status() == 0, source.said
         last = json.loads(source.printed())
     assert last["is_done"]
@@ -50,10 +50,10 @@ def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
 def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gateway: LivingGateway) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\n")
-    words = ["file", str(path), "--follow", "--poll-s", "0.01", "--to", gateway.listen]
+    arguments = ["file", str(path), "--follow", "--poll-s", "0.01", "--to", gateway.listen]
     stream = stream_id_of(path)
     for life in range(2):
-        with command(*words) as source, path.open("ab") as log:
+        with command(*arguments) as source, path.open("ab") as log:
             for number in range(3):
                 log.write(b"%d %d\n" % (life, number))
                 log.flush()
@@ -65,7 +65,7 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "sentence"),
+    ("arguments", "status", "sentence"),
     [
         (["file", "nowhere.txt"], 3, "Cannot read nowhere.txt: there is no such file"),
         (["file", "nowhere*.txt"], 3, "No file matches nowhere*.txt"),
@@ -86,8 +86,10 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["generator", "--size", "99999999"], 2, "99999999 bytes in a record cannot be generated"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(words: list[str], status: int, sentence: str) -> None:
-    with command(*words) as source:
+def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(
+    arguments: list[str], status: int, sentence: str
+) -> None:
+    with command(*arguments) as source:
         assert source.status() == status
         assert sentence in source.said
         assert "\n  Next: " in source.said or "Usage:" in source.said
@@ -100,9 +102,9 @@ def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(words: list[str
 def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
-    words = ["stdin", "--spool", str(tmp_path / "spool"), "--to", gateway.listen]
+    arguments = ["stdin", "--spool", str(tmp_path / "spool"), "--to", gateway.listen]
     gateway.hold_commits()
-    with command(*words) as source:
+    with command(*arguments) as source:
         source.stdin.write(b"".join(b"%d\n" % number for number in range(1000)))
         source.stdin.flush()
         with gateway.client() as client:
@@ -112,7 +114,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
     gateway.kill()  # what it had not committed is sent again, or known to it already
     gateway.start()
     gateway.let_commit()
-    with command(*words) as source:
+    with command(*arguments) as source:
         source.stdin.write(b"1000\nthe last")
         source.stdin.close()
         assert source.status() == 0, source.said
@@ -184,8 +186,8 @@ def is_closed(peer: socket.socket) -> bool:
 def test_lines_of_many_connections_are_one_stream_and_a_bad_peer_ends_only_itself(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
-    words = ["--listen", "127.0.0.1:0", "--line-bytes-max", "100", "--connections-max", "3", "--to", gateway.listen]
-    with command("tcp-lines", "--spool", str(tmp_path / "spool"), *words) as source:
+    arguments = ["--listen", "127.0.0.1:0", "--line-bytes-max", "100", "--connections-max", "3", "--to", gateway.listen]
+    with command("tcp-lines", "--spool", str(tmp_path / "spool"), *arguments) as source:
         place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
         one, two, bad = (socket.create_connection(place) for _ in range(3))
         one.sendall(b"a1\na2\na")
@@ -236,8 +238,8 @@ def unread_bytes(place: Address) -> int:
 
 
 def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
-    words = ["udp", "--listen", "127.0.0.1:0", "--bytes-max", "1000", "--to", "127.0.0.1:1"]
-    with command(*words) as source:
+    arguments = ["udp", "--listen", "127.0.0.1:0", "--bytes-max", "1000", "--to", "127.0.0.1:1"]
+    with command(*arguments) as source:
         place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
             for _ in range(100):

@@ -92,8 +92,8 @@ async def test_killed_while_it_prints_one_piece_is_in_doubt_and_only_that(
         assert trial.stdout.read_bytes() == b"".join([*cut[:out], *cut[again:]])
         await committed(worker, "t2", len(LINES), b"and on\n")
         assert trial.stdout.read_bytes().endswith(b"\nand on\n")
-        told = trial.stderr.read_text()
-        assert ("sink.output_repeated" if in_doubt == "repeat" else "sink.output_skipped") in told
+        stderr = trial.stderr.read_text()
+        assert ("sink.output_repeated" if in_doubt == "repeat" else "sink.output_skipped") in stderr
 
 
 @on_a_loop
@@ -133,9 +133,9 @@ class Piped:
         while True:
             assert self.process.poll() is None
             try:
-                said = json.loads((self._directory / "sink.json").read_bytes())
-                if said["pid"] == self.process.pid:
-                    return await Worker.connect(parse_address(said["listen"]))
+                document = json.loads((self._directory / "sink.json").read_bytes())
+                if document["pid"] == self.process.pid:
+                    return await Worker.connect(parse_address(document["listen"]))
             except FileNotFoundError:
                 pass
             await asyncio.sleep(0.02)  # a file's appearance is all that there is to see
@@ -170,8 +170,8 @@ async def test_a_slow_reader_holds_up_the_commit_and_a_sink_that_stops_waits_for
         assert first == large[:1000]
         sink.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(sink.process.wait) == 0, "though nobody reads"
-        rest, words = sink.process.communicate()
-        assert b"error" not in words.lower()
+        rest, stderr = sink.process.communicate()
+        assert b"error" not in stderr.lower()
     printed = first + rest
     assert large.startswith(printed)
     assert len(printed) < len(large)
@@ -193,9 +193,9 @@ async def test_when_its_reader_is_gone_it_says_so_and_goes_on_with_the_next(tmp_
         assert await worker.phase1("t1", 0, 4)
         worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         assert sink.process.stderr
-        words = await asyncio.to_thread(sink.process.stderr.read)
+        stderr = await asyncio.to_thread(sink.process.stderr.read)
         assert await asyncio.to_thread(sink.process.wait) == 3
-        assert b"of this sink's output has gone.\n  Next: Start the sink again with a reader" in words
+        assert b"of this sink's output has gone.\n  Next: Start the sink again with a reader" in stderr
     with piped(tmp_path) as sink:
         worker = await sink.worker()
         assert await worker.hello() == (0, ("t1",))
@@ -230,11 +230,11 @@ def test_pieces_are_the_same_bytes_and_cut_after_newlines_where_they_can_be(data
 def test_a_line_of_json_has_the_bytes_and_their_place_and_fits_into_one_piece(data: str | bytes) -> None:
     raw = data.encode() if isinstance(data, str) else data
     line = json_line("i" * 200, 2**63, raw)
-    said = json.loads(line)
+    document = json.loads(line)
     assert len(line) <= PIECE_BYTES_MAX
     assert line.count(b"\n") == 1
-    assert (said["instance"], said["start"], said["end"]) == ("i" * 200, 2**63, 2**63 + len(raw))
-    assert (said["text"].encode() if "text" in said else base64.b64decode(said["base64"])) == raw
+    assert (document["instance"], document["start"], document["end"]) == ("i" * 200, 2**63, 2**63 + len(raw))
+    assert (document["text"].encode() if "text" in document else base64.b64decode(document["base64"])) == raw
 
 
 def test_what_cannot_be_decided_is_refused_with_the_choices(tmp_path: Path) -> None:

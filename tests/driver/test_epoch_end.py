@@ -33,7 +33,7 @@ class Gateways:
         return StreamWatermarks({}, self.members)
 
     def offer_among(
-        self, fence: int, start: LogOffset, limits: Any, told: Any, upto: Key | None, known: KnownGateway
+        self, fence: int, start: LogOffset, limits: Any, shares: Any, upto: Key | None, known: KnownGateway
     ) -> OfferShare:
         end = start.sequence + 1
         return OfferShare(end, LogOffset(end), COMPLETE, COMPLETE)

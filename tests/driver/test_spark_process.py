@@ -25,7 +25,7 @@ def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
     beat.start()
     ends = time.monotonic() + 3.0
     while time.monotonic() < ends:
-        beat.heard()
+        beat.received()
         time.sleep(0.05)
     assert not silent.is_set()
     beat.stop()

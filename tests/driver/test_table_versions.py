@@ -56,9 +56,9 @@ class World:
         runs = self.directory / f"runs-{attempt}"
         tables = TaskTables(self.refresh.copies.directory, rounds, self.refresh.first)
         task = Task(plan, self.directory / "log", runs, tables=tables)
-        told = run_epoch(task, epoch, 10 * epoch, 10 * epoch + 10, random.Random(epoch))
-        assert [one.failure for one in told if one.failure] == []
-        return set(written(plan, runs, [told])["out"].splitlines())
+        manifests = run_epoch(task, epoch, 10 * epoch, 10 * epoch + 10, random.Random(epoch))
+        assert [manifest.failure for manifest in manifests if manifest.failure] == []
+        return set(written(plan, runs, [manifests])["out"].splitlines())
 
     def commit(self, epoch: int) -> None:
         rounds = RoundRecords(self.directory / "rounds")
@@ -78,8 +78,8 @@ def world(tmp_path: Path) -> World:
     joined = pipeline.source().hash_join(side, key=bytes.decode, join=lambda value, row: row["word"].encode())
     joined.sink("out", to="file:out")
     graph = pipeline.graph()
-    said: list[str] = []
-    return World(tmp_path, graph, TableRefresh.of(graph, tmp_path / "sides", said.append), said).restarted()
+    sentences: list[str] = []
+    return World(tmp_path, graph, TableRefresh.of(graph, tmp_path / "sides", sentences.append), sentences).restarted()
 
 
 def test_i5_an_epoch_that_is_run_again_reads_the_table_that_it_read_before(world: World) -> None:
@@ -106,8 +106,8 @@ def test_a_version_that_cannot_be_read_is_told_once_and_the_one_before_stays(wor
     world.commit(1)
     world.commit(2)
     assert world.run(2) == world.run(3) == {b"one"}
-    (told,) = world.said
-    assert "the previous version stays in use" in told
+    (message,) = world.said
+    assert "the previous version stays in use" in message
     world.table.unlink()
     world.commit(3)
     assert world.run(4) == {b"one"}

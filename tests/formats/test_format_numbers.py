@@ -216,9 +216,9 @@ def test_the_first_entry_of_a_log_of_acknowledgements_carries_the_number(tmp_pat
 def test_a_manifest_of_another_version_is_refused(number: int | None, tmp_path: Path) -> None:
     whole = RunStore(tmp_path).writer(1, 0, 0, 5).publish(Manifest(1, 0, 0, 0, 10))
     assert RunStore(tmp_path).published(1, 0, 0) == whole
-    told: dict[str, Any] = json.loads(whole.to_json())
+    document: dict[str, Any] = json.loads(whole.to_json())
     with pytest.raises(StorageError, match=f"manifest of a task has format {number}"):
-        Manifest.from_json(json.dumps({**told, "format": number}))
+        Manifest.from_json(json.dumps({**document, "format": number}))
 
 
 @pytest.mark.parametrize(("note", "end"), [(b"%020d %020d\n" % (5, 5), 5), (b"2 %020d %020d\n" % (6, 6), 6)])

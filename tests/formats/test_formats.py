@@ -178,8 +178,8 @@ def test_a_pipeline_of_an_earlier_version_goes_on_or_is_refused(release: str, tm
     """With its states, its open epoch, its outputs: nothing is lost or doubled, and totals go on where they were."""
     shutil.copytree(SAMPLES / release / "run", tmp_path / "run")
     (tmp_path / "run" / "out").rename(tmp_path / "run" / "output")
-    words = ("run", "sample.py", "--dir", "pipeline", "--listen", "127.0.0.1:0", "--input", "more.jsonl")
-    done = commands.run(*words, cwd=tmp_path / "run")
+    arguments = ("run", "sample.py", "--dir", "pipeline", "--listen", "127.0.0.1:0", "--input", "more.jsonl")
+    done = commands.run(*arguments, cwd=tmp_path / "run")
     if release == "landed":
         assert done.returncode != 0
         assert "Traceback" not in done.stderr
@@ -188,7 +188,7 @@ def test_a_pipeline_of_an_earlier_version_goes_on_or_is_refused(release: str, tm
     shown = commands.run("cat", "output", "--instance", "sample-priced", cwd=tmp_path / "run")
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
     orders = [json.loads(line) for name in ("orders", "more") for line in (tmp_path / "run" / f"{name}.jsonl").open()]
-    assert [line["id"] for line in lines] == [one["id"] for one in orders if one["item"] != "plum"]
+    assert [line["id"] for line in lines] == [order["id"] for order in orders if order["item"] != "plum"]
     totals = {"apple": 0, "pear": 0}
     for line in lines:
         totals[line["item"]] += line["cents"]

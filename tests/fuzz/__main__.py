@@ -48,15 +48,15 @@ def fuzz(name: str, seconds: int) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     for given in corpus.load(name):
         (folder / hashlib.sha1(given).hexdigest()).write_bytes(given)
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         status = subprocess.run(
             [
                 *(sys.executable, "-m", "tests.fuzz", ONE, name, f"-max_total_time={seconds}"),
                 *(f"-max_len={INPUT_BYTES_MAX}", f"-timeout={INPUT_TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MB_MAX}"),
                 *(f"-artifact_prefix={prefix}", str(folder)),
             ],
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         ).returncode
     text = log.read_text(errors="replace")
     runs = re.findall(r"^Done (\d+) runs", text, re.MULTILINE)
@@ -70,14 +70,14 @@ def fuzz(name: str, seconds: int) -> bool:
     return False
 
 
-def fuzz_here(name: str, *words: str) -> NoReturn:
+def fuzz_here(name: str, *arguments: str) -> NoReturn:
     """Our code is imported here, so that atheris sees which way an input takes."""
     import atheris
 
     with atheris.instrument_imports(include=["procession.wire"]):
         from tests.fuzz.targets import TARGETS
     # What numba compiles is imported later, by `columns.make_ready`: it cannot compile code that was instrumented.
-    atheris.Setup([sys.argv[0], *words], TARGETS[name])
+    atheris.Setup([sys.argv[0], *arguments], TARGETS[name])
     atheris.Fuzz()
     sys.exit()
 

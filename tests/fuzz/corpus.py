@@ -33,12 +33,12 @@ def keep(target: str, function: Callable[[bytes], None], found: Iterable[bytes])
     above = path.read_text().partition(f"{MARK}\n")[0] if path.exists() else ""
     by_hand = [bytes.fromhex(line.partition("#")[0]) for line in above.splitlines() if not line.startswith("#")]
     chosen = select(function, sorted({*found, *load(target)} - {*by_hand}, key=lambda one: (len(one), one)), by_hand)
-    path.write_text(above + "".join(f"{line}\n" for line in [MARK, *(one.hex() for one in chosen)]))
+    path.write_text(above + "".join(f"{line}\n" for line in [MARK, *(input_.hex() for input_ in chosen)]))
     return len(chosen)
 
 
 def select(function: Callable[[bytes], None], inputs: Iterable[bytes], already: Iterable[bytes] = ()) -> list[bytes]:
-    taken = {step for one in already for step in steps(function, one)}
+    taken = {step for input_ in already for step in steps(function, input_)}
     chosen = []
     for one in inputs:
         if len(one) <= KEPT_BYTES_MAX and not (made := steps(function, one)) <= taken:

@@ -55,10 +55,10 @@ class Gateways:
             return []
 
     def connected(self) -> list[str]:
-        return [one["name"] for one in self.list() if one["is_connected"]]
+        return [gateway["name"] for gateway in self.list() if gateway["is_connected"]]
 
     def held(self) -> dict[str, int]:
-        return {one["name"]: one["streams"] for one in self.list()}
+        return {gateway["name"]: gateway["streams"] for gateway in self.list()}
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -67,4 +67,4 @@ class Gateways:
             time.sleep(LOOK_S)
 
     def tell(self) -> str:
-        return "\n".join(f"--- {one.directory.name}\n{one.log.read_text()[-1500:]}" for one in self.all)
+        return "\n".join(f"--- {gateway.directory.name}\n{gateway.log.read_text()[-1500:]}" for gateway in self.all)

@@ -80,7 +80,7 @@ class Client:
         self.hear(
             Messages(
                 np.full(count, stream_id, np.uint64),
-                np.array([one for one, _ in records], np.uint64),
+                np.array([record for record, _ in records], np.uint64),
                 np.array([time for _, time in records], np.int64),
                 pa.array([b""] * count, pa.binary()),
                 pa.array([PAYLOAD] * count, pa.binary()),

@@ -63,8 +63,8 @@ class Producer:
         self.answers.append(answer)
         if answer.success:
             self.next_id = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
-            told = self.gateway.cluster.told.get(self.stream_id, 0)
-            assert self.next_id >= told, f"{self.stream_id} goes on at {self.next_id}, committed below {told}"
+            position = self.gateway.cluster.told.get(self.stream_id, 0)
+            assert self.next_id >= position, f"{self.stream_id} goes on at {self.next_id}, committed below {position}"
             self.gateway.cluster.told[self.stream_id] = self.next_id
 
     @property
@@ -290,8 +290,8 @@ class Several:
                     changes[row["stream_id"]] = row["message_id"]
             self.ends[number] = node.durable
         self.positions |= changes
-        told = next_positions(self.record, self.acknowledged, [changes])
-        self.record, self._heard = RoundRecord(self.epoch, 1, "", 0, 0, {}, told), set()
+        positions = next_positions(self.record, self.acknowledged, [changes])
+        self.record, self._heard = RoundRecord(self.epoch, 1, "", 0, 0, {}, positions), set()
         for number in range(len(self.nodes)):
             if tells(number):
                 self.tell(number)

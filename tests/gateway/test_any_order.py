@@ -32,14 +32,14 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: any(one.is_open for one in self.producers))
     @rule(choice=st.integers(0, 100), count=st.integers(1, 3))
     def send(self, choice: int, count: int) -> None:
-        able = [one for one in self.producers if one.is_open]
+        able = [producer for producer in self.producers if producer.is_open]
         for _ in range(count):
             able[choice % len(able)].send()
 
     @precondition(lambda self: any(one.is_open for one in self.producers))
     @rule(choice=st.integers(0, 100))
     def end(self, choice: int) -> None:
-        able = [one for one in self.producers if one.is_open]
+        able = [producer for producer in self.producers if producer.is_open]
         able[choice % len(able)].end()
 
     @precondition(lambda self: self.producers)
@@ -50,7 +50,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: any(one.answers and not one.is_open for one in self.producers))
     @rule(choice=st.integers(0, 100))
     def try_again(self, choice: int) -> None:
-        able = [one for one in self.producers if one.answers and not one.is_open]
+        able = [producer for producer in self.producers if producer.answers and not producer.is_open]
         able[choice % len(able)].notify()
 
     @rule(number=NODES)

@@ -141,7 +141,7 @@ def test_a_request_of_a_later_version_is_refused_with_a_sentence(
 def test_each_of_several_gateways_is_compared_with_what_was_offered_of_it(tmp_path: Path) -> None:
     with Gateways(tmp_path, 2) as gateways:
         taker = gateways.taker()
-        producers = [Producer(one.listen) for one in gateways.all]
+        producers = [Producer(gateway.listen) for gateway in gateways.all]
         for number, producer in enumerate(producers):
             producer.hello()
             assert producer.notify(number).success

@@ -27,7 +27,7 @@ def test_a_gateway_is_asked_by_its_directory_and_joined_by_another_one(tmp_path:
                 other = [*command, "--dir", str(pipeline / "gateway-1"), "--join", str(leader), "--name", "gateway-1"]
                 with subprocess.Popen(other) as second:
                     try:
-                        while [one["is_connected"] for one in control.gateways()] != [True, True]:
+                        while [gateway["is_connected"] for gateway in control.gateways()] != [True, True]:
                             assert second.poll() is None
                         at = control.gateways()[1]["control"]
                         assert at == f"unix:{pipeline}/gateway-1/control.sock"

@@ -76,11 +76,11 @@ def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
         bench.do(SessionClosed(A))
     (ok,) = bench.hello(B)
     assert isinstance(ok, DraftOk)
-    told = ok.streams[0][2] if ok.streams else -1
-    assert told == {0: -1, 1: 1, 2: 1, 3: 1, 4: 10, 5: 10, 6: 10, 7: 20}[committed]
+    position = ok.streams[0][2] if ok.streams else -1
+    assert position == {0: -1, 1: 1, 2: 1, 3: 1, 4: 10, 5: 10, 6: 10, 7: 20}[committed]
     bench.do(FrameReceived(B, Notify(7, "s", 0)))
     again = groups(200)
-    after = next((at + 1 for at, message in enumerate(again) if message.message_id == told), 0)
+    after = next((at + 1 for at, message in enumerate(again) if message.message_id == position), 0)
     bench.take(B, *again[after:], unstable(888, b"7"), stable(30, b"8"))
     assert bench.payloads == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
 

@@ -186,7 +186,7 @@ async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int,
             else:
                 known = answers[-1].point_of_reference
                 made = streams[stream_id]
-                sent[stream_id] = sum(one <= known for one, _ in made) if known != NO_REFERENCE else 0
+                sent[stream_id] = sum(result <= known for result, _ in made) if known != NO_REFERENCE else 0
         elif sent[stream_id] <= len(streams[stream_id]):
             client, made = clients[stream_id], streams[stream_id]
             piece = made[sent[stream_id] :][: chance.randrange(1, 30)]
@@ -261,7 +261,7 @@ def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_
         again.records(1, *MOVED_RECORDS)  # nothing is acknowledged: it sends all again
         again.end(1)
         await site.epoch()
-        came = sorted(one for kind, _, one in site.rows if kind == KIND_RECORD)
+        came = sorted(row for kind, _, row in site.rows if kind == KIND_RECORD)
         assert came == [0, 1, 3, 4], "all but id 2, which was taken at the first gateway"
         assert again.acked == {1: 4}
 

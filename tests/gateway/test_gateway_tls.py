@@ -67,9 +67,9 @@ def test_who_asks_for_streams_hears_what_is_wrong_and_a_failed_handshake_is_logg
         (b"secret", other, "its certificate is not trusted"),
         (b"wrong", ClientTls(authority.ca), "wrong secret"),
     ):
-        with pytest.raises(ConfigError, match=sentence) as told:
+        with pytest.raises(ConfigError, match=sentence) as caught:
             ask(gateway.directory, cookie=cookie, timeout_s=3.0, tls=tls)
-        assert told.value.next_step
+        assert caught.value.next_step
 
     def logged() -> str:
         lines = gateway.log.read_text().splitlines()

@@ -166,14 +166,14 @@ def test_a_new_leader_grants_nothing_before_every_gateway_has_said_what_it_holds
     several.crash(0)
     several.join(several[0])
     several.join(several[1])
-    assert several.registry.unheard == ["gateway-2"]
+    assert several.registry.unreported == ["gateway-2"]
     for number in (0, 1):
         producer = several[number].open(S)
         several.hear(several[number])
         several.answer(several[number])
         assert producer.answers == [NotifyAck(False, S, 0)]
     several.join(several[2])
-    assert several.registry.unheard == []
+    assert several.registry.unreported == []
     assert several.registry.active == {S: "gateway-2"}
 
 

@@ -87,7 +87,7 @@ def test_a_part_writes_one_line_for_each_event_with_its_name_and_level() -> None
 
 def test_events_are_json_on_request_one_object_a_line() -> None:
     done = run(EVENTS.format(setup='configure("info")'), **{FORMAT_VARIABLE: "json", LEVEL_VARIABLE: "debug"})
-    told = [json.loads(line) for line in done.stderr.splitlines()]
+    events = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(one["level"], one["event"]) for one in told] == [
         ("debug", "part.frame"),
         ("info", "part.started"),

@@ -75,8 +75,8 @@ def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_lit
 
 def test_a_producer_that_is_stopped_keeps_its_stream_costs_nothing_and_goes_on(gateway_process: Make) -> None:
     gateway = gateway_process(ack_interval_s=0.005).start()
-    words = [sys.executable, "-c", PEER, gateway.listen, str(Path(__file__).parents[2])]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as peer, gateway.client() as control:
+    arguments = [sys.executable, "-c", PEER, gateway.listen, str(Path(__file__).parents[2])]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as peer, gateway.client() as control:
         try:
             assert peer.stdout is not None
             assert peer.stdout.readline() == "sent\n"

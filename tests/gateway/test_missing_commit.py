@@ -54,8 +54,8 @@ def reference(gateway: GatewayProcess) -> int | None:
     """Where a producer is told to go on; None if it is not admitted."""
     with Producer(gateway.listen) as producer:
         producer.hello()
-        told = producer.notify(STREAM)
-        return told.point_of_reference if told.success else None
+        result = producer.notify(STREAM)
+        return result.point_of_reference if result.success else None
 
 
 def refusal(gateways: Gateways, taker: Taker) -> StorageError:

@@ -144,8 +144,8 @@ def test_a_retired_stream_is_counted_and_goes_on_after_a_kill(gateway_process: M
         assert control.status()["streams"] == []
     shown = commands.run("streams", "--dir", gateway.directory, cwd=tmp_path)
     assert shown.stdout.splitlines()[-1] == "0 streams, lag 0 records, 0 records/s, 1 more retired"
-    told = commands.run("streams", "--dir", gateway.directory, "--json", cwd=tmp_path)
-    assert json.loads(told.stdout) == {"streams": [], "retired": 1}
+    result = commands.run("streams", "--dir", gateway.directory, "--json", cwd=tmp_path)
+    assert json.loads(result.stdout) == {"streams": [], "retired": 1}
     address = json.loads((gateway.directory / "gateway.json").read_text())["metrics"]
     with urlopen(f"http://{address}/metrics") as answer:
         metrics = answer.read().decode()
@@ -173,9 +173,9 @@ def test_a_sync_that_fails_while_a_stream_is_retired_ends_the_gateway(
     gateway = gateway_process(limits={"streams_retire_after_s": 60, "streams_max": 1}, ack_interval_s=0.05).start()
     # The next sync is that of the retired streams, when the producer is gone.
     leave_one_stream(gateway, lambda: fault.write_text("disk:sync"))
-    status, said = gateway.wait()
+    status, output = gateway.wait()
     assert status == 1
-    assert "retired-0000000000.streams" in said
+    assert "retired-0000000000.streams" in output
     fault.unlink()
     gateway.start()
     assert point_of_reference(gateway) == 9

@@ -155,7 +155,9 @@ def test_any_order_of_retiring_and_returning_is_read_back(steps: list[tuple[str,
         else:
             assert retired.mark is None or len(data) == retired.mark.length
             retired = RetiredStreams(Limits(), retired.mark, data, hot)
-        assert {one: retired.committed(one) for one in range(6)} == {one: expected.get(one) for one in range(6)}
+        assert {number: retired.committed(number) for number in range(6)} == {
+            one: expected.get(one) for one in range(6)
+        }
 
 
 def test_a_file_with_many_entries_that_count_no_more_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -
             bench.commit(0, **{f"s{one}": 0 for one in range(6)})
             bench.hello(A)
     bench.do(SessionClosed(A))
-    bench.commit(1, **{f"s{one}": 0 for one in range(6, 13)})
+    bench.commit(1, **{f"s{number}": 0 for number in range(6, 13)})
     bench.do(RetireStreams())
     assert [stream.stream_id for stream in bench.state.registry] == list(range(5, 13))
 

@@ -104,8 +104,8 @@ def test_a_bad_peer_is_told_why_and_closed_and_the_gateway_lives(
         data = b""
         while part := peer.socket.recv(65536):
             data += part
-    said = [v3.decode(body) for body in frame_codec.Framer().feed(data)]
-    last = said[-1].reason if said and isinstance(said[-1], Error) else None
+    frames = [v3.decode(body) for body in frame_codec.Framer().feed(data)]
+    last = frames[-1].reason if frames and isinstance(frames[-1], Error) else None
     assert (last is None) if reason is None else (last is not None and reason in last)
     assert is_alive(gateway)
 
@@ -327,9 +327,9 @@ def test_a_gateway_whose_disk_fails_ends_and_whoever_asked_it_waits_for_its_next
     fault.write_text("disk:sync")
     with gateway.client(timeout_s=1.0) as client, pytest.raises(RoundError, match="does not answer"):
         client.fence(1)
-    status, said = gateway.wait()
+    status, output = gateway.wait()
     assert status == 1
-    assert "Input/output error" in said
+    assert "Input/output error" in output
     fault.unlink()
     gateway.start()
     with gateway.client() as client:
@@ -348,10 +348,10 @@ def test_a_full_disk_ends_the_gateway_with_a_sentence_and_loses_nothing(gateway_
         resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (65536, 65536))
         with pytest.raises((ConnectionError, LocalProtocolError)):
             producer.messages(7, range(100, 100_000))
-    status, said = gateway.wait()
+    status, output = gateway.wait()
     assert status == 1
-    assert "Cannot write" in said
-    assert "Next:" in said
+    assert "Cannot write" in output
+    assert "Next:" in output
     gateway.start()
     with _open(gateway) as producer:
         assert producer.committed[7] == 99

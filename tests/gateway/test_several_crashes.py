@@ -35,7 +35,7 @@ class Producers:
 
     def __init__(self, gateways: Gateways, seconds: float) -> None:
         self.records = max(5, int(RATE * seconds / STREAMS))
-        addresses = [one.listen for one in gateways.all]
+        addresses = [gateway.listen for gateway in gateways.all]
         self.clients = [
             self._client(number, [addresses[(number + turn + rival) % 3] for turn in range(3)], rival)
             for number in range(PRODUCERS)

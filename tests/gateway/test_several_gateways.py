@@ -148,7 +148,7 @@ def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_na
         assert address in (gateways[0].listen, gateways[1].listen)
         producer.socket.close()
         assert gateways[2].wait()[0] == 0, "it ends by itself, when all is committed"
-        assert [one["name"] for one in gateways.list()] == ["gateway-0", "gateway-1"]
+        assert [gateway["name"] for gateway in gateways.list()] == ["gateway-0", "gateway-1"]
         moved, point_of_reference = opened(gateways, 1, 7)
         moved.messages(7, range(point_of_reference + 1, 10))
         moved.send(Eos(7))
@@ -184,8 +184,8 @@ def test_a_leader_that_stood_still_hears_only_the_last_link_of_each(tmp_path: Pa
     with Gateways(tmp_path, 2, ack_interval_s=0.05, link_interval_s=0.05, link_timeout_s=0.5) as gateways:
         holder, _ = opened(gateways, 1, 7)
         os.kill(gateways[0].process.pid, signal.SIGSTOP)
-        said = gateways[1].log.read_text
-        gateways.until(lambda: "reason=not found" in said().replace("'", ""), "the link to be given up")
+        read_log = gateways[1].log.read_text
+        gateways.until(lambda: "reason=not found" in read_log().replace("'", ""), "the link to be given up")
         with Producer(gateways[1].listen) as other:
             other.hello()
             for _ in range(20):  # links that are begun and given up meanwhile
@@ -204,9 +204,9 @@ def test_another_directory_is_not_taken_for_one_that_is_known(gateways: Gateways
         stranger = gateways.make(3, name="gateway-2")
         gateways.all.append(stranger)
         stranger.start()
-        status, words = stranger.wait()
+        status, output = stranger.wait()
         assert status == 1
-        assert "There is a gateway 'gateway-2' already" in words
+        assert "There is a gateway 'gateway-2' already" in output
         unnamed = gateways.make(4, name="")
         gateways.all.append(unnamed)
         unnamed.start()

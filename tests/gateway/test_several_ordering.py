@@ -71,7 +71,9 @@ class OrderedTaker(Taker):
         return other
 
     def _read_all(self, pieces: list[LogRange]) -> None:
-        paths = [list(LogReader(Path(one.place.directory), ORDERED).read(one.first, one.last)) for one in pieces]
+        paths = [
+            list(LogReader(Path(piece.place.directory), ORDERED).read(piece.first, piece.last)) for piece in pieces
+        ]
         for row in woven(paths).to_pylist():
             if row["kind"] in (KIND_RECORD, KIND_LATE):
                 is_late = row["kind"] == KIND_LATE
@@ -93,7 +95,7 @@ class Wandering:
         return [Stream(self.stream_id, f"stream {self.stream_id}")]
 
     def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
-        rest = [one for one in self.records if after is None or one[0] > after]
+        rest = [record for record in self.records if after is None or record[0] > after]
         while rest:
             count = self.chance.randrange(1, 20)
             ids, times = zip(*rest[:count], strict=True)
@@ -118,7 +120,7 @@ class World:
 
     def produce(self) -> None:
         for stream_id, records in self.inputs.items():
-            addresses = [one.listen for one in self.gateways.all]
+            addresses = [gateway.listen for gateway in self.gateways.all]
             self.chance.shuffle(addresses)
             source = Wandering(stream_id, records, self.seed * 10 + stream_id)
             options = SourceOptions("wandering", f"wandering-{stream_id}", backoff_first_s=0.02, backoff_limit_s=0.2)
@@ -149,14 +151,14 @@ class World:
         assert taker.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
 
     def tell(self, taker: OrderedTaker) -> str:
-        told = []
-        for one in self.gateways.all:
+        positions = []
+        for gateway in self.gateways.all:
             try:
-                with one.client(1.0) as client:
-                    told.append(str(client.status()))
+                with gateway.client(1.0) as client:
+                    positions.append(str(client.status()))
             except ProcessionError as error:
-                told.append(error.sentence)
-        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *told, self.gateways.tell()])
+                positions.append(error.sentence)
+        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *positions, self.gateways.tell()])
 
 
 SLOWLY = pytest.mark.slow
@@ -237,10 +239,10 @@ def test_one_that_orders_otherwise_may_not_join_and_idle_time_outs_take_one_gate
         (tmp_path / name).mkdir()
     with Gateways(tmp_path / "a", 1, declared=DeclaredOrder(frozenset({1, 2}))) as gateways:
         other = gateways.make(1, declared=DeclaredOrder(frozenset({1, 2}), 5))
-        status, said = other.start().wait()
+        status, output = other.start().wait()
         assert status == 1
-        assert "orders by event time of 2 streams" in said
+        assert "orders by event time of 2 streams" in output
     with Gateways(tmp_path / "b", 1, declared=DeclaredOrder(frozenset({1}), 0, 1.0)) as gateways:
-        status, said = gateways.make(1).start().wait()
+        status, output = gateways.make(1).start().wait()
         assert status == 1
-        assert "idle_timeout_s takes one gateway" in said
+        assert "idle_timeout_s takes one gateway" in output

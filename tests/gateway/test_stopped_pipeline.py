@@ -61,7 +61,7 @@ def test_a_stopped_pipeline_holds_its_producers_and_then_takes_every_record_once
             for pid, before in memory.items():
                 assert resident_bytes(pid) - before < GROWTH_BYTES_MAX
             taken = drain(gateway, control)
-        assert [one.wait(PATIENCE_S) for one in sources] == [0] * PRODUCERS
+        assert [source.wait(PATIENCE_S) for source in sources] == [0] * PRODUCERS
     finally:
         for one in sources:
             one.kill()
@@ -94,7 +94,7 @@ def test_credits_that_were_given_before_cannot_fill_the_disk(gateway_process: Ma
                 assert disk_bytes(gateway) < bound
             assert control.status()["next_sequence"] == held_at, "nobody is read meanwhile"
             taken = drain(gateway, control, bound)
-        assert [one.wait(PATIENCE_S) for one in sources] == [0] * PRODUCERS
+        assert [source.wait(PATIENCE_S) for source in sources] == [0] * PRODUCERS
     finally:
         for one in sources:
             one.kill()
@@ -114,8 +114,8 @@ def test_a_disk_without_room_holds_who_comes_and_who_is_there_hears_on(gateway_p
 
 
 def pushing(gateway: GatewayProcess, number: int) -> subprocess.Popen[bytes]:
-    words = ["source", "generator", "--records", str(RECORDS), "--size", str(SIZE), "--name", f"push-{number}"]
-    command = [sys.executable, "-m", "procession", *words, "--to", gateway.listen]
+    arguments = ["source", "generator", "--records", str(RECORDS), "--size", str(SIZE), "--name", f"push-{number}"]
+    command = [sys.executable, "-m", "procession", *arguments, "--to", gateway.listen]
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 

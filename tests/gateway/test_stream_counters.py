@@ -65,7 +65,7 @@ def test_frames_bytes_and_lag_are_counted_for_each_stream(rows: list[tuple[int, 
     frames = Counter(stream_id for stream_id, _ in rows)
     for stream_id in (1, 2, 3):
         counted = bench.tally[stream_id]
-        size_bytes = sum(1 + len(load) for one, load in rows if one == stream_id)
+        size_bytes = sum(1 + len(load) for row, load in rows if row == stream_id)
         assert (counted.frames, counted.bytes, counted.behind.rows) == (
             frames[stream_id],
             size_bytes,

@@ -84,7 +84,7 @@ def interleaved(draw: st.DrawFn, streams: list[list[Row]]) -> list[Row]:
     rest = [list(rows) for rows in streams]
     rows = []
     while any(rest):
-        chosen = draw(st.sampled_from([one for one in rest if one]))
+        chosen = draw(st.sampled_from([waiting for waiting in rest if waiting]))
         count = draw(st.integers(1, 6))
         rows += chosen[:count]
         del chosen[:count]
@@ -97,7 +97,7 @@ def test_every_interleaving_gives_the_sequence_of_the_reference(
 ) -> None:
     streams, lateness = world
     rows = interleaved(lambda strategy: data.draw(strategy), streams)
-    order = EventOrder(DeclaredOrder(frozenset(one[0].stream_id for one in streams), lateness))
+    order = EventOrder(DeclaredOrder(frozenset(stream[0].stream_id for stream in streams), lateness))
     expected, found = reference(streams, lateness), []
     while rows:
         size = data.draw(st.integers(1, 8))
@@ -108,7 +108,7 @@ def test_every_interleaving_gives_the_sequence_of_the_reference(
             assert found == expected[: len(found)]
     found += taken_by(order)[0]
     assert found == expected
-    assert order.late == Counter(one.key.stream_id for one in expected if one.is_late)
+    assert order.late == Counter(row.key.stream_id for row in expected if row.is_late)
     assert order.point.floor == len(expected), "nothing waits, and nothing of the arrival log is needed"
     assert len(order.waiting) == 0
 
@@ -119,10 +119,10 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
 ) -> None:
     streams, lateness = world
     log = interleaved(lambda strategy: data.draw(strategy), streams)
-    declared = DeclaredOrder(frozenset(one[0].stream_id for one in streams), lateness)
+    declared = DeclaredOrder(frozenset(stream[0].stream_id for stream in streams), lateness)
     order, expected = EventOrder(declared), reference(streams, lateness)
     kept: list[Placed] = []
-    told: list[int] = []
+    released: list[int] = []
     point, arrived = ReplayPoint(), 0
     while arrived < len(log):
         size = data.draw(st.integers(1, 8))
@@ -132,12 +132,12 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
         is_killed = data.draw(st.integers(0, 3)) == 0
         # A crash may lose the end of what was being written; what is kept before it is in order.
         count = data.draw(st.integers(0, len(placed))) if is_killed else len(placed)
-        kept, told = kept + placed[:count], told + references[:count]
+        kept, released = kept + placed[:count], released + references[:count]
         if not is_killed:
             point = order.point if data.draw(st.booleans()) else point
             continue
         safe: dict[int, int] = {}
-        for one, at in zip(kept, told, strict=True):
+        for one, at in zip(kept, released, strict=True):
             if at != NO_REFERENCE:
                 safe[one.key.stream_id] = at
         order = EventOrder(declared, point._replace(cut=kept[-1].key if kept else None), safe)
@@ -145,12 +145,12 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
             order.hear(heard(log[start : min(start + 5, arrived)]), is_again=True)
     placed, references = taken_by(order)
     assert kept + placed == expected
-    check_references(expected, told + references)
+    check_references(expected, released + references)
 
 
 def check_references(placed: list[Placed], references: list[int]) -> None:
     """After each row: the largest id of its stream of which all below are taken, too."""
-    for stream_id in {one.key.stream_id for one in placed}:
+    for stream_id in {row.key.stream_id for row in placed}:
         ids = sorted(
             one.key.message_id for one in placed if one.key.stream_id == stream_id and one.key.message_id != END_ID
         )
@@ -172,14 +172,14 @@ def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_
     assert taken_by(order)[0] == []
     assert order.clocks.slowest() == 2
     order.hear(heard([Row(2, END_ID, 0, is_end=True)]))
-    assert [one.key.message_id for one in taken_by(order)[0]] == [END_ID, 0, 1]
+    assert [row.key.message_id for row in taken_by(order)[0]] == [END_ID, 0, 1]
     assert order.clocks.slowest() == 1
 
 
 def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_waits_for_it() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2})))
     order.hear(heard([Row(1, 0, 10), Row(2, 0, 10)]))
-    assert [one.key.stream_id for one in taken_by(order)[0]] == [1], "stream 1 may have more of the same time"
+    assert [row.key.stream_id for row in taken_by(order)[0]] == [1], "stream 1 may have more of the same time"
     order.hear(heard([Row(1, 1, 10), Row(1, 2, 11)]))
     assert [(one.key.stream_id, one.key.message_id) for one in taken_by(order)[0]] == [(1, 1), (2, 0)]
 
@@ -187,7 +187,7 @@ def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_wait
 def test_a_record_is_late_only_against_its_own_stream() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
     order.hear(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
-    found = {one.key.message_id: one for one in taken_by(order)[0]}
+    found = {row.key.message_id: row for row in taken_by(order)[0]}
     assert not found[0].is_late
     assert not found[2].is_late, "five behind its stream is allowed"
     assert found[3] == Placed(Key(2, 2, 3), is_late=True), "it stands at the watermark"
@@ -199,7 +199,7 @@ def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_
     tick = order.clocks.tick(frozenset({2}))
     assert tick == 102
     order.hear(heard([Row(2, 0, tick, is_tick=True)]))
-    assert [one.key.order_time for one in taken_by(order)[0]] == [100]
+    assert [row.key.order_time for row in taken_by(order)[0]] == [100]
     order.hear(heard([Row(2, 5, 101), Row(2, 6, 102)]))
     assert [bool(one) for one in order.waiting._stacks[0].are_late] == [False, True, False, False]
 
@@ -207,7 +207,7 @@ def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_
 def test_extreme_times_are_in_order_too() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1}), lateness_ns=10**18))
     order.hear(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
-    assert [one.key.message_id for one in taken_by(order)[0]] == [0, 2, 1, END_ID]
+    assert [row.key.message_id for row in taken_by(order)[0]] == [0, 2, 1, END_ID]
     assert order.clocks.known == {1: StreamClock(TIME_MAX, is_ended=True, seen=2)}
 
 

@@ -27,10 +27,10 @@ class Site:
         self.log += rows
         self.order.hear(heard(list(rows)))
 
-    def restart(self, safe: dict[int, int], told: dict[int, StreamClock]) -> None:
+    def restart(self, safe: dict[int, int], clocks: dict[int, StreamClock]) -> None:
         """It starts again, from the last point that was kept and its log; what it had taken is kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
-        self.order.clocks.add_remote(told)
+        self.order.clocks.add_remote(clocks)
         for row in self.log[self.point.floor :]:
             self.order.hear(heard([row]), is_again=True)
 
@@ -72,10 +72,10 @@ class Cluster:
             self.sites[self.holders[stream_id]].hear(*rows)
 
     def epoch(self) -> None:
-        told = self.clocks()
+        result = self.clocks()
         taken = []
         for site in self.sites:
-            site.order.clocks.add_remote(told)
+            site.order.clocks.add_remote(result)
             taken += site.take()
             site.point = site.order.point
         for one, at in sorted(taken):

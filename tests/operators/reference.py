@@ -147,15 +147,15 @@ class Sequential:
                     )
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
-        return {one.name: self.outputs[one.name] for one in self.graph.participants}
+        return {participant.name: self.outputs[participant.name] for participant in self.graph.participants}
 
     # Ends
 
     def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
         """Those of these streams that come to a stage."""
         before, nodes = {index}, self.graph.nodes
-        for one in range(index, -1, -1):
-            before |= set(nodes[one].parents) if one in before else set()
+        for number in range(index, -1, -1):
+            before |= set(nodes[number].parents) if number in before else set()
         return {stream for stream in among if self._source_of({"stream_id": stream}) in before}
 
     def _begin(self, stream: int) -> None:
@@ -206,7 +206,7 @@ class Sequential:
         if node.kind is Kind.JOIN:
             held = self.held.setdefault(index, [])
             gone = [one for one in held if one["time"] + stage.within < watermark]
-            held[:] = [one for one in held if one not in gone]
+            held[:] = [entry for entry in held if entry not in gone]
             for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
                     self.fired = one["key"]
@@ -286,10 +286,10 @@ class Sequential:
             held = self.windows.pop(index, {})
             if not held and node.key is None:
                 held = {NO_KEY: [0, total.create()]}
-            for key, (count, one) in sorted(held.items()):
+            for key, (count, value) in sorted(held.items()):
                 self.fired = key
                 named = {"key": self.keys.decode(key)} if node.key is not None else {}
-                yield named | {"count": count, "value": own(total.finish(one))}
+                yield named | {"count": count, "value": own(total.finish(value))}
 
     def _told(self, node: Node, start: int, end: int, values: list[Any], whose: bytes, why: str) -> dict[str, Any]:
         stage: Any = node.operator
@@ -337,7 +337,7 @@ class Sequential:
                     self._walk(child, one, record, letters, gone)
             # A copy as soon as it is given: the function may change what it gave before it gives the next.
             self.came_with = came_with
-            values = [(own(one), self._key_of(node, key)) for one in self._results(index, value)]
+            values = [(own(result), self._key_of(node, key)) for result in self._results(index, value)]
         except Exception as error:
             letters.append((index, letter_of(record, node.name, error)))
             return
@@ -501,7 +501,7 @@ class Sequential:
             self.aside = late_record(time, watermark)
             return
         near = [one for one in held if one["key"] == key and one["side"] != side]
-        near = [one for one in near if abs(one["time"] - time) <= stage.within]
+        near = [entry for entry in near if abs(entry["time"] - time) <= stage.within]
         both = [(one, [PLAIN.thawed(one["value"]), own(value)]) for one in near]
         pairs = [(one, own(stage.join(*sides[:: -1 if side == 0 else 1]))) for one, sides in both]
         for one, pair in pairs:
@@ -599,28 +599,28 @@ class Sequential:
         def is_full(one: list[Any]) -> bool:
             return has(steps[-1].name, one) >= steps[-1].at_least
 
-        for one in held:
-            if time - one[0][1] > stage.within:
-                going.append(one)
+        for entry in held:
+            if time - entry[0][1] > stage.within:
+                going.append(entry)
                 continue
-            place = [step.name for step in steps].index(one[-1][0])
-            step, count = steps[place], has(one[-1][0], one)
+            place = [step.name for step in steps].index(entry[-1][0])
+            step, count = steps[place], has(entry[-1][0], entry)
             follows = steps[place + 1] if place + 1 < len(steps) else None
             is_enough = count >= step.at_least
-            matched = self._by_step(one)
+            matched = self._by_step(entry)
             banned = () if not is_enough else after if follows is None else follows.without
             if any(condition.holds(own(value), matched) for condition in banned):
                 continue
             if is_enough and follows is None:
-                going.append(one)
+                going.append(entry)
             elif is_enough and follows is not None and follows.condition.holds(own(value), matched):
-                longer = [*one, (follows.name, time, PLAIN.packed(value))]
+                longer = [*entry, (follows.name, time, PLAIN.packed(value))]
                 (complete if is_full(longer) and not after else going).append(longer)
             elif count < step.at_most and step.condition.holds(own(value), matched):
-                longer = [*one, (step.name, time, PLAIN.packed(value))]
+                longer = [*entry, (step.name, time, PLAIN.packed(value))]
                 (complete if is_full(longer) and not after else going).append(longer)
             elif not (follows if is_enough and follows is not None else step).is_next:
-                going.append(one)
+                going.append(entry)
         is_skipping = stage.skip is SkipRule.PAST_LAST
         if not (is_skipping and complete) and steps[0].condition.holds(own(value), {}):
             begun = [(steps[0].name, time, PLAIN.packed(value))]
@@ -628,8 +628,8 @@ class Sequential:
         if is_skipping and complete:
             going, complete = [], complete[:1]
         held[:] = going
-        for one in complete:
-            yield self._match_of(node, key, one)
+        for match in complete:
+            yield self._match_of(node, key, match)
 
     def _matches_over(self, index: int, watermark: int) -> Iterator[Any]:
         """The time of some partial matches is over; those to which nothing bad has come are complete."""
@@ -639,7 +639,7 @@ class Sequential:
         found = []
         for key, held in self.windows.get(index, {}).items():
             over = [one for one in held if one[0][1] + stage.within < watermark]
-            held[:] = [one for one in held if one not in over]
+            held[:] = [entry for entry in held if entry not in over]
             complete = [one for one in over if sum(step == last.name for step, *_ in one) >= last.at_least]
             complete = sorted(complete if stage.pattern.without_after else [], key=lambda one: one[0][1])
             if complete and stage.skip is SkipRule.PAST_LAST:
@@ -666,17 +666,17 @@ class Sequential:
         stage: Any = node.operator
         key = self._asked(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
-        asked = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        context = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
         is_known = (index, key) in self.states
         state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
         try:
-            after, results = stage.function(state, value, asked)
-            results = [own(one) for one in results]
+            after, results = stage.function(state, value, context)
+            results = [own(result) for result in results]
         except Exception:
             if is_known:
                 self.states[index, key] = PLAIN.packed(state)
             raise
-        self._left(index, key, after, asked)
+        self._left(index, key, after, context)
         self.fired = key
         yield from results
         yield from self._due(index)
@@ -685,21 +685,21 @@ class Sequential:
         node = self.graph.nodes[index]
         stage: Any = node.operator
         self.timers[index].remove((time, key))
-        asked = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        context = Asked(self.keys.decode(key), in_unit(time, node.unit), node.unit)
         is_known = (index, key) in self.states
         state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
-        after, results = stage.on_timer(state, asked)
-        results = [own(one) for one in results]
-        self._left(index, key, after, asked)
+        after, results = stage.on_timer(state, context)
+        results = [own(result) for result in results]
+        self._left(index, key, after, context)
         self.fired = key
         yield from results
 
-    def _left(self, index: int, key: bytes, state: Any, asked: Asked) -> None:
+    def _left(self, index: int, key: bytes, state: Any, context: Asked) -> None:
         """What a function of a stage with timers has left behind."""
         self.states.pop((index, key), None)
         if state is not None:
             self.states[index, key] = PLAIN.packed(state)
-        for is_set, time in asked.calls:
+        for is_set, time in context.calls:
             (self.timers[index].add if is_set else self.timers[index].discard)((time, key))
 
     def _stay(self, index: int, key: bytes) -> None:

@@ -59,7 +59,7 @@ RECORDS = st.lists(st.tuples(st.sampled_from([b"a", b"bb", b"c"]), st.booleans()
 def test_dropped_records_leave_no_trace_in_the_output_and_no_letter(
     records: list[tuple[bytes, bool]], slice_records: int
 ) -> None:
-    payloads, late = [one for one, _ in records], [is_late for _, is_late in records]
+    payloads, late = [record for record, _ in records], [is_late for _, is_late in records]
     for has_letters in (False, True):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chain_module, "CHAIN_RECORDS_MAX", slice_records)
@@ -72,19 +72,21 @@ def test_dropped_records_leave_no_trace_in_the_output_and_no_letter(
 def test_as_dead_letters_they_are_all_there_in_their_order_and_the_output_is_the_same(
     records: list[tuple[bytes, bool]],
 ) -> None:
-    payloads, late = [one for one, _ in records], [is_late for _, is_late in records]
+    payloads, late = [record for record, _ in records], [is_late for _, is_late in records]
     output, letters = run(merged("dead-letter", has_letters=True), payloads, late)
     assert output == on_time(payloads, late)
-    told = [(one["stream_id"], one["message_id"], base64.b64decode(one["payload"])) for one in letters]
-    assert told == [(STREAMS[n % 2], 10 * n, payloads[n]) for n in range(len(payloads)) if late[n]]
-    assert {one["error"] for one in letters} <= {"LateRecord: its event time 1 is behind its stream's watermark"}
+    results = [(one["stream_id"], one["message_id"], base64.b64decode(one["payload"])) for one in letters]
+    assert results == [(STREAMS[n % 2], 10 * n, payloads[n]) for n in range(len(payloads)) if late[n]]
+    assert {letter["error"] for letter in letters} <= {"LateRecord: its event time 1 is behind its stream's watermark"}
 
 
 def test_no_function_and_no_codec_sees_a_record_that_is_dropped_and_the_letters_of_others_stay() -> None:
     payloads, late = [b"\xff", b"d", b"a", b"d"], [True, True, False, False]
     output, letters = run(merged("drop", has_letters=True), payloads, late)
     assert output == [b"A"]
-    assert [(one["message_id"], one["stage"]) for one in letters] == [(30, "filter-3")], "late ones are no letters"
+    assert [(letter["message_id"], letter["stage"]) for letter in letters] == [(30, "filter-3")], (
+        "late ones are no letters"
+    )
 
 
 @pytest.mark.parametrize("has_letters", [False, True])

@@ -91,7 +91,7 @@ def fired(stops: Ends, payloads: list[bytes], **options: Any) -> list[Any]:
     stage = pipeline.source(**options).window(windows.counting(100), aggregates.count(), key=key)
     stage.sink("out", to="file:out", codec="json")
     out = ran(pipeline.graph(), payloads, {2}, 1, ends=stops)["out"]
-    return [(one["key"], one["value"]) for one in map(json.loads, out.splitlines())]
+    return [(line["key"], line["value"]) for line in map(json.loads, out.splitlines())]
 
 
 ALL = [(4, 0), (4, 1), (4, 2)]
@@ -164,8 +164,8 @@ def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
     is_end = batch.column("kind").to_numpy() == 1
     listening.add(batch.slice(0, 2), numbers[:2], is_end[:2])
     listening.add(batch.slice(2), numbers[2:], is_end[2:])
-    told = [(change.sequence, change.stream, change.is_end) for change in listening.changes]
-    assert told == [
+    results = [(change.sequence, change.stream, change.is_end) for change in listening.changes]
+    assert results == [
         (100, 10, False),
         (101, 11, False),
         (103, 10, True),
@@ -198,7 +198,7 @@ def test_inputs_let_every_source_end_but_those_that_are_said_not_to() -> None:
     assert endings[1].takes(3)
 
 
-@pytest.mark.parametrize("told", ["yes", 3])
-def test_whether_a_source_ends_is_true_or_false(told: Any) -> None:
+@pytest.mark.parametrize("value", ["yes", 3])
+def test_whether_a_source_ends_is_true_or_false(value: Any) -> None:
     with pytest.raises(PlanError):
-        Pipeline("p").source(ends=told)
+        Pipeline("p").source(ends=value)

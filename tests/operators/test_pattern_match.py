@@ -99,7 +99,7 @@ def out(pattern: Pattern, text: str, *, ends: bool = True, **options: Any) -> Ou
 def told(pattern: Pattern, text: str, **options: Any) -> list[str]:
     """The records of each match, one after the other."""
     matches = out(pattern, text, **options)["out"]
-    return [" ".join(f"{kind}{at}" for step in one["matched"].values() for kind, at in step) for one in matches]
+    return [" ".join(f"{kind}{at}" for step in match["matched"].values() for kind, at in step) for match in matches]
 
 
 AB = patterns.begin("a", of("a")).then("b", of("b"))

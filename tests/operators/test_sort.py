@@ -97,7 +97,7 @@ def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
     def taking(keys: Any) -> Any:
         nonlocal held_max
         known = take(keys)
-        held_max = max(held_max, sum(len(one) for name, one in known.items() if name.startswith(b"r")))
+        held_max = max(held_max, sum(len(held) for name, held in known.items() if name.startswith(b"r")))
         return known
 
     monkeypatch.setattr(states, "take", taking)

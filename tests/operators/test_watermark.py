@@ -39,7 +39,8 @@ def batch_of(sent: Sent) -> pa.RecordBatch:
     ]
     columns = zip(*rows, strict=True) if rows else [()] * 6
     return pa.record_batch(
-        [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)], schema=INGRESS_SCHEMA
+        [pa.array(column, field.type) for column, field in zip(columns, INGRESS_SCHEMA, strict=True)],
+        schema=INGRESS_SCHEMA,
     )
 
 
@@ -65,13 +66,13 @@ def ran(
         for epoch, edge in enumerate(pairwise(edges)):
             epochs.append(run_epoch(task, epoch, *edge, random.Random(epoch)))
             committed.add(plan, epochs[-1])
-        told = [manifest for epoch in epochs for manifest in epoch]
-        for manifest in told:
+        manifests = [manifest for epoch in epochs for manifest in epoch]
+        for manifest in manifests:
             if manifest.failure is not None:
                 raise ProcessionError.from_dict(manifest.failure)
         found = written(plan, work / "runs", epochs)
     assert found == Sequential(graph).run(batch_of(sent))
-    return found, sum(manifest.late for manifest in told)
+    return found, sum(manifest.late for manifest in manifests)
 
 
 def together(left: bytes, right: bytes | None) -> bytes:

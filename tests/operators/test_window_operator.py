@@ -98,14 +98,14 @@ def test_records_that_bridge_two_sessions_make_them_one() -> None:
 
 def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_open() -> None:
     records = [b"a 1", b"a 12", b"a 2", b"a 30"]
-    told = {
+    fields = {
         late: [
             (one["end"], one["value"], one["fired"])
             for one in fired(records, windows.tumbling(5), aggregates.count(), late=late)
         ]
         for late in ("drop", "fire", "oldest")
     }
-    assert told == {
+    assert fields == {
         "drop": [(5, 1, "end"), (15, 1, "end")],
         "fire": [(5, 1, "end"), (5, 1, "late"), (15, 1, "end")],
         "oldest": [(5, 1, "end"), (15, 2, "end")],

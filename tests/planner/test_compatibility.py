@@ -154,7 +154,7 @@ def unnamed(*steps: Any) -> Change:
     return change
 
 
-def told(error: PlanError) -> str:
+def explained(error: PlanError) -> str:
     return f"{error.sentence}; {error.next_step}"
 
 
@@ -169,15 +169,15 @@ COUNT, SUM = (counted, key), (summed, key)
 
 def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart() -> None:
     error = refused(unnamed(COUNT, SUM), unnamed(SUM, COUNT))
-    assert "'map-stateful-1' is 'map-stateful-2' now" in told(error)
-    assert "give 'map-stateful-2' name='map-stateful-1'" in told(error)
-    assert "give 'map-stateful-1' name='map-stateful-2'" in told(error)
+    assert "'map-stateful-1' is 'map-stateful-2' now" in explained(error)
+    assert "give 'map-stateful-2' name='map-stateful-1'" in explained(error)
+    assert "give 'map-stateful-1' name='map-stateful-2'" in explained(error)
 
 
 def test_lambdas_on_one_line_that_were_swapped_are_told_apart() -> None:
     one, two = (lambda state, value: (state + 1, value)), (lambda state, value: (state + 2, value))
     error = refused(unnamed((one, key), (two, key)), unnamed((two, key), (one, key)))
-    assert "'map-stateful-1' is 'map-stateful-2' now" in told(error)
+    assert "'map-stateful-1' is 'map-stateful-2' now" in explained(error)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -185,7 +185,7 @@ def test_maps_put_in_front_are_refused_with_advice_that_gives_each_stage_its_own
     before, maps = unnamed(COUNT, SUM), [bytes.upper] * count
     error = refused(before, unnamed(*maps, COUNT, SUM))
     for place in (1, 2):
-        assert f"give 'map-stateful-{place + count}' name='map-stateful-{place}'" in told(error)
+        assert f"give 'map-stateful-{place + count}' name='map-stateful-{place}'" in explained(error)
 
     def advised(stage: Stage) -> Stage:
         for function in maps:
@@ -198,8 +198,8 @@ def test_maps_put_in_front_are_refused_with_advice_that_gives_each_stage_its_own
 
 def test_stages_that_do_the_same_are_told_apart_by_their_order() -> None:
     error = refused(unnamed(COUNT, COUNT), unnamed(bytes.upper, COUNT, COUNT))
-    assert "give 'map-stateful-2' name='map-stateful-1'" in told(error)
-    assert "give 'map-stateful-3' name='map-stateful-2'" in told(error)
+    assert "give 'map-stateful-2' name='map-stateful-1'" in explained(error)
+    assert "give 'map-stateful-3' name='map-stateful-2'" in explained(error)
 
 
 def test_one_function_may_be_edited_but_not_two_that_could_be_swapped() -> None:
@@ -208,15 +208,15 @@ def test_one_function_may_be_edited_but_not_two_that_could_be_swapped() -> None:
 
     check_last(_planned(unnamed((edited, key), SUM)), last_round(unnamed(COUNT, SUM)))
     error = refused(unnamed(COUNT, SUM), unnamed((edited, key), (lambda state, value: (state, value), key)))
-    assert "not known which states belong" in told(error)
-    assert "name='map-stateful-1'" in told(error)
+    assert "not known which states belong" in explained(error)
+    assert "name='map-stateful-1'" in explained(error)
 
 
 def test_another_key_is_refused_and_accepted_by_name() -> None:
     after: Change = lambda stage: stage.map_stateful(counted, key=other_key, initial=0, name="counted")  # noqa: E731
     error = refused(stateful, after)
-    assert "stage 'counted' has another function for its key" in told(error)
-    assert "--changed-stages counted" in told(error)
+    assert "stage 'counted' has another function for its key" in explained(error)
+    assert "--changed-stages counted" in explained(error)
     check_last(_planned(after), last_round(stateful), ("counted",))
     # It is known from then on.
     check_last(_planned(after), last_round(after))
@@ -225,8 +225,8 @@ def test_another_key_is_refused_and_accepted_by_name() -> None:
 
 def test_a_setting_that_names_no_stage_with_states_is_refused() -> None:
     error = refused(stateful, stateful, ("count",))
-    assert "'count', which is not a stage with state" in told(error)
-    assert "counted" in told(error)
+    assert "'count', which is not a stage with state" in explained(error)
+    assert "counted" in explained(error)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_key_function_that_is_only_written_differently_goes_on(same: Any) -> N
 @pytest.mark.parametrize("option", [{"reverse": False}, {}])
 def test_another_rank_of_a_sort_is_refused(option: Any) -> None:
     error = refused(lambda one: one.sort(len, **option, name="s"), lambda one: one.sort(key, **option, name="s"))
-    assert "stage 's' has another function for its key" in told(error)
+    assert "stage 's' has another function for its key" in explained(error)
 
 
 def test_a_stage_that_is_fed_by_another_is_refused_and_accepted_by_name() -> None:
@@ -277,7 +277,7 @@ def test_a_checkpoint_from_before_identities_were_kept_goes_on_by_name_and_kind(
         del version["identity"]
     old = RoundRecord.from_json(json.dumps(record).encode())
     check_last(_planned(unnamed((counted, other_key), SUM)), old)
-    assert "put the stage back" in told(refused_by(old, unnamed(COUNT)))
+    assert "put the stage back" in explained(refused_by(old, unnamed(COUNT)))
 
 
 def refused_by(last: RoundRecord, after: Change) -> PlanError:
@@ -319,11 +319,11 @@ def total(stage: Stage, name: str | None) -> Stage:
 
 def as_of_landed(last: RoundRecord, *, has_files: bool = False) -> RoundRecord:
     """The same as the landed version wrote it: without formats, and without what stages are known by."""
-    told = json.loads(last.to_json())
-    for version in told["states"].values():
+    document = json.loads(last.to_json())
+    for version in document["states"].values():
         del version["format"], version["identity"]
         version["tasks"] = [[["file", 1]]] if has_files else [[]]
-    return RoundRecord.from_json(json.dumps(told).encode())
+    return RoundRecord.from_json(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("add", [of_all, total])

@@ -91,7 +91,7 @@ def test_an_unknown_scheme_repeats_no_password() -> None:
 
 def test_a_connector_of_another_package_is_found_by_its_scheme(plugins: None) -> None:
     assert connector_of("tape:a") is SINK_ONLY
-    assert {one.name for one in connectors()} >= {"file", "tape", "clock"}
+    assert {connector.name for connector in connectors()} >= {"file", "tape", "clock"}
 
 
 def test_a_source_is_no_sink_and_a_sink_is_no_source(plugins: None) -> None:
@@ -109,7 +109,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_if_it_is_used_and_breaks_nothi
 ) -> None:
     with pytest.raises(ConfigError, match=f"{scheme!r} of the package"):
         connector_of(f"{scheme}:a")
-    assert scheme not in {one.name for one in connectors()}
+    assert scheme not in {connector.name for connector in connectors()}
 
 
 def test_a_plug_in_cannot_replace_a_scheme_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_plug_in_cannot_replace_a_scheme_of_ours(monkeypatch: pytest.MonkeyPat
     connector_registry.connector_named.cache_clear()
     try:
         assert connector_of("file:a") is FILE
-        assert "tape" not in {one.name for one in connectors()}
+        assert "tape" not in {connector.name for connector in connectors()}
     finally:
         connector_registry._plugged_in.cache_clear()
 

@@ -130,9 +130,9 @@ def test_which_keys_are_one_and_how_they_come_back() -> None:
         (Decimal("-0"), Decimal("0.00"), "Decimal('0')"),
         (paris, paris.astimezone(UTC), "datetime.datetime(2026, 7, 1, 10, 0, tzinfo=datetime.timezone.utc)"),
     ]
-    for one, other, told in alike:
+    for one, other, message in alike:
         assert KEYS.encode(one) == KEYS.encode(other)
-        assert repr(KEYS.decode(KEYS.encode(one))) == told
+        assert repr(KEYS.decode(KEYS.encode(one))) == message
     different = [1, 1.0, True, Decimal(1), "1", b"1", Side.BUY, (1,), None, date(2026, 7, 1), datetime(2026, 7, 1)]  # noqa: DTZ001
     assert len({KEYS.encode(key) for key in different}) == len(different)
 
@@ -214,7 +214,7 @@ def whole(key: Any, state: Any) -> str:
     return f"gone {key!r} {state}"
 
 
-def told(result: dict[str, Any]) -> str:
+def described(result: dict[str, Any]) -> str:
     return f"{result['key']!r} {type(result['key']).__name__} {result['count']} {result['value']}"
 
 
@@ -234,7 +234,7 @@ def test_i11_keys_of_all_types_are_told_apart_and_sorted_whatever_the_cuts(
 ) -> None:
     pipeline = Pipeline("p", parallelism=3, types=[Side, Level])
     source = pipeline.source(ends=True)
-    source.aggregate(aggregates.collect(), key=key_of).map(told).sink("totals", to="file:out")
+    source.aggregate(aggregates.collect(), key=key_of).map(described).sink("totals", to="file:out")
     source.map_stateful(
         lambda count, value: (count + 1, b"%b %d" % (value, count + 1)),
         key=key_of,
@@ -246,7 +246,7 @@ def test_i11_keys_of_all_types_are_told_apart_and_sorted_whatever_the_cuts(
     source.map_stateful(lambda seen, value: (seen + 1, b"%b %d" % (value, seen)), key=key_of, initial=0).sink(
         "seen", to="file:out"
     )
-    source.window(windows.tumbling(5), aggregates.count(), key=key_of, time=count_of).map(told).sink(
+    source.window(windows.tumbling(5), aggregates.count(), key=key_of, time=count_of).map(described).sink(
         "windows", to="file:out"
     )
     graph = pipeline.graph()

@@ -48,7 +48,7 @@ def objects_in(value: Any) -> list[Any]:
     """All objects in a value that can be changed, or hold one that can."""
     if type(value) in IMMUTABLE or isinstance(value, frozenset):
         return []
-    inner = [one for part in parts_of(value) for one in objects_in(part)]
+    inner = [held for part in parts_of(value) for held in objects_in(part)]
     return inner if isinstance(value, tuple) else [value, *inner]
 
 
@@ -62,7 +62,7 @@ def test_a_copy_is_alike_and_shares_nothing_that_can_be_changed(value: Any) -> N
     before = deepcopy(value)
     copied = own(value)
     assert is_alike(copied, before)
-    assert not {id(one) for one in objects_in(value)} & {id(one) for one in objects_in(copied)}
+    assert not {id(held) for held in objects_in(value)} & {id(one) for one in objects_in(copied)}
 
 
 @pytest.mark.parametrize("value", [1, "text", b"bytes", None, Decimal(1), (1, ("a", b"b"))])

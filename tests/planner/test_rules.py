@@ -191,8 +191,8 @@ def test_a_number_of_tasks_changes_only_at_an_exchange_and_never_rises_above_wha
             continue
         assert plan.chains_of[edge.before] == plan.chains_of[edge.after]
     for chain in plan.chains:
-        asked = [tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None]
-        expected = (max if order is Order.NONE else min)(asked, default=3)
+        requested = [tasks for index in chain.stages if (tasks := plan.node(index).parallelism) is not None]
+        expected = (max if order is Order.NONE else min)(requested, default=3)
         assert chain.tasks == expected
         wanted = {
             plan.node(index).name for index in chain.stages if plan.node(index).parallelism not in (None, expected)

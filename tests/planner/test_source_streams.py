@@ -21,8 +21,8 @@ def built(*sources: dict[str, object]) -> Graph:
 
 def takers(graph: Graph, stream: int) -> list[str]:
     filters = {source.name: streams_of(graph, [source]) for source in graph.sources}
-    found = [name for name, one in filters.items() if one.takes(stream)]
-    assert found == [name for name, one in filters.items() if one.mask(np.array([stream], np.uint64))[0]]
+    found = [name for name, accepted in filters.items() if accepted.takes(stream)]
+    assert found == [name for name, accepted in filters.items() if accepted.mask(np.array([stream], np.uint64))[0]]
     return found
 
 

@@ -65,7 +65,7 @@ def test_what_is_not_committed_can_be_read_again_from_any_record_on(
                 done = number + (base or 0)
                 backlog.forget(done)
                 backlog.open(done)
-                kept = [one for one in kept if one[0] > number]
+                kept = [entry for entry in kept if entry[0] > number]
             found = read_all(backlog, done)
             if found and base is None:
                 base = found[0][0] - kept[0][0]
@@ -86,7 +86,7 @@ def test_a_buffer_numbers_above_what_the_gateway_has_and_keeps_its_numbers() -> 
     buffer.number_above(41)
     buffer.open(7)
     assert not buffer.is_unnumbered
-    assert [one[0] for one in read_all(buffer, 7)] == [42, 43]
+    assert [entry[0] for entry in read_all(buffer, 7)] == [42, 43]
     buffer.number_above(99)
     assert [one[0] for one in read_all(buffer, None)] == [42, 43]
 

@@ -168,22 +168,34 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
 
 def check(tmp_path: Path, bug: str, *options: str) -> subprocess.CompletedProcess[str]:
     show = f"{sys.executable} -c 'import sys; sys.stdout.write(open(sys.argv[1]).read())' {{dir}}/{{instance}}.out"
-    words = ["sink", "check", "--visible", show, "--only", "a gap", "--only", "empty", *options, "--", *command(bug)]
-    return subprocess.run([sys.executable, "-m", "procession", *words], capture_output=True, text=True, check=False)
+    arguments = [
+        "sink",
+        "check",
+        "--visible",
+        show,
+        "--only",
+        "a gap",
+        "--only",
+        "empty",
+        *options,
+        "--",
+        *command(bug),
+    ]
+    return subprocess.run([sys.executable, "-m", "procession", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_the_command_says_what_is_kept_and_what_is_broken(tmp_path: Path) -> None:
     done = check(tmp_path, "")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 kept, 0 broken, 0 not reached"), done.stderr
     done = check(tmp_path, "what was voted for is visible", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["outcome"]) == (1, "broken")
-    assert {one["outcome"] for one in told["cases"]} == {"broken"}
-    assert "are visible" in told["cases"][0]["why"]
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["outcome"]) == (1, "broken")
+    assert {case["outcome"] for case in document["cases"]} == {"broken"}
+    assert "are visible" in document["cases"][0]["why"]
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("arguments", "status", "sentence"),
     [
         (["--", "prog", "{dir}"], 2, "The sink's command has no {listen}."),
         (["--only", "no such case", "--", "prog", "{dir}", "{listen}"], 2, "No case is called 'no such case'"),
@@ -191,10 +203,10 @@ def test_the_command_says_what_is_kept_and_what_is_broken(tmp_path: Path) -> Non
         (["--", "false", "{dir}", "{listen}"], 3, "The sink ended with status 1 before it listened"),
     ],
 )
-def test_a_command_that_cannot_be_tried_is_explained(words: list[str], status: int, said: str) -> None:
+def test_a_command_that_cannot_be_tried_is_explained(arguments: list[str], status: int, sentence: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "procession", "sink", "check", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "procession", "sink", "check", *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == status
-    assert said in done.stderr
+    assert sentence in done.stderr
     assert "Next: " in done.stderr

@@ -70,9 +70,9 @@ class Honest:
 
 @asynccontextmanager
 async def sink_process(directory: Path) -> AsyncIterator[tuple[int, Address]]:
-    words = (sys.executable, "-c", PROGRAM, str(directory))
+    arguments = (sys.executable, "-c", PROGRAM, str(directory))
     process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
+        *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
     )
     try:
         assert process.stderr

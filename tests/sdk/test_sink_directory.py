@@ -31,8 +31,8 @@ def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Pa
 
 
 def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
-    told: list[object] = []
-    home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), tell=told.append)
+    calls: list[object] = []
+    home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), tell=calls.append)
     assert home.previous() is None
     home.announce(Address("127.0.0.1", 7200))
     assert home.previous() == Address("127.0.0.1", 7200)
@@ -44,7 +44,7 @@ def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
         participant.phase2(f"t{number}", commit)
     participant.close()
     home.close()
-    listening, *decided = told
+    listening, *decided = calls
     assert isinstance(listening, dict)
     assert (listening["event"], listening["listen"]) == ("listening", "127.0.0.1:7200")
     assert decided == [

@@ -59,13 +59,13 @@ async def test_rounds_commit_and_abort_and_the_next_greeting_says_where_the_outp
 @on_a_loop
 async def test_the_greeting_may_come_in_one_breath_byte_by_byte_or_word_by_word(sink: Sink) -> None:
     async with sink.serving():
-        words: list[Frame] = [
+        frames: list[Frame] = [
             Hello(SINK_VERSION, b"", "p", "out"),
             Notify(DATA_STREAM, "out", 0),
             two_phase_commit.wrap(ListUncommitted(1)),
         ]
         async with await sink.worker() as worker:
-            for word in words:
+            for word in frames:
                 for byte in worker.connection.send(word):
                     worker.send_bytes(bytes([byte]))
                     await asyncio.sleep(0)
@@ -73,11 +73,11 @@ async def test_the_greeting_may_come_in_one_breath_byte_by_byte_or_word_by_word(
             assert await worker.receive() == NotifyAck(True, DATA_STREAM, 0)
             await worker.answer()
         async with await sink.worker() as worker:
-            worker.send(words[0])
+            worker.send(frames[0])
             assert isinstance(await worker.receive(), Ok)
-            worker.send(words[2])
+            worker.send(frames[2])
             await worker.answer()
-            worker.send(words[1])
+            worker.send(frames[1])
             assert await worker.receive() == NotifyAck(True, DATA_STREAM, 0)
 
 
@@ -177,7 +177,7 @@ async def test_what_a_worker_must_not_say_ends_its_session_with_a_reason(sink: S
 @on_a_loop
 async def test_whatever_follows_a_good_greeting_in_one_segment_the_sink_goes_on_serving(sink: Sink) -> None:
     hello = v3.encode(Hello(SINK_VERSION, b"", "p", "other"))
-    words = [
+    arguments = [
         v3.encode(Notify(DATA_STREAM, "out", 0)),
         v3.encode(two_phase_commit.wrap(ListUncommitted(1))),
         v3.encode(two_phase_commit.wrap(Phase2("t", True))),
@@ -187,7 +187,7 @@ async def test_whatever_follows_a_good_greeting_in_one_segment_the_sink_goes_on_
         hello,
     ]
     async with sink.serving() as server:
-        for sequence in [(one, other) for one in words for other in words]:
+        for sequence in [(first, other) for first in arguments for other in arguments]:
             reader, writer = await asyncio.open_connection(*sink.address)
             writer.write(hello + b"".join(sequence))
             writer.write_eof()

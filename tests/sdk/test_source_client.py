@@ -78,20 +78,20 @@ async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
     while len(records) < count:
         event = await peer.receive()
         assert isinstance(event, Messages), event
-        records += [(one.stream_id, one.message_id, one.payload) for one in event]
+        records += [(message.stream_id, message.message_id, message.payload) for message in event]
     assert len(records) == count
     return records
 
 
 async def confirmed(peer: Peer, *streams: Stream, is_committed: bool = True) -> None:
     """Answer the NOTIFYs by which it asks whether the ends of these streams are committed."""
-    asked: set[int] = set()
-    while len(asked) < len(streams):
+    requested: set[int] = set()
+    while len(requested) < len(streams):
         notify = await peer.receive()
         assert isinstance(notify, Notify), notify
-        asked.add(notify.stream_id)
+        requested.add(notify.stream_id)
         peer.send(NotifyAck(is_committed, notify.stream_id, notify.point_of_reference))
-    assert asked == {stream.id for stream in streams}
+    assert requested == {stream.id for stream in streams}
 
 
 async def nothing_comes(peer: Peer, for_s: float = 0.05) -> None:
@@ -165,7 +165,7 @@ async def test_streams_share_the_credits_and_each_keeps_its_order() -> None:
                 case Notify(stream_id):
                     peer.send(NotifyAck(True, stream_id, NOTHING_COMMITTED))
                 case Messages():
-                    records += [(one.stream_id, one.message_id, one.payload) for one in event]
+                    records += [(message.stream_id, message.message_id, message.payload) for message in event]
                 case Eos(stream_id):
                     ended.add(stream_id)
             if not peer.connection.credit.available:
@@ -365,11 +365,11 @@ async def test_who_waits_for_the_end_does_not_ask_all_the_time() -> None:
         await taken(peer, 10)
         assert await peer.receive() == Eos(ONE.id)
         peer.send(Ack(0, ((ONE.id, 9),)))
-        began, asked = time.monotonic(), 10
-        for _ in range(asked):
+        began, requested = time.monotonic(), 10
+        for _ in range(requested):
             await confirmed(peer, ONE, is_committed=False)
             peer.send(Ack(1))
-        assert time.monotonic() - began >= (asked - 1) * CONFIRM_PAUSE_S * 0.9
+        assert time.monotonic() - began >= (requested - 1) * CONFIRM_PAUSE_S * 0.9
 
 
 class Reset:
@@ -493,7 +493,7 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
         while len(rows) < 3:
             event = await peer.receive()
             assert isinstance(event, Messages)
-            rows += [(one.message_id, one.event_time, one.key) for one in event]
+            rows += [(message.message_id, message.event_time, message.key) for message in event]
         assert rows == [(0, 0, b"k"), (1, 5, b"k"), (2, 10, b"k")]
 
 

@@ -101,16 +101,16 @@ def test_reports_are_lines_for_people_and_objects_for_programs(
     tell(going)
     tell(done)
     tell.close()
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.splitlines() == [
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
         "sent 1,234, committed 1,000, 6 records/s, 1 of 2 streams ended, waiting for credits",
         "1,234 records committed",
     ]
     tell = SourceReporter(is_json=True)
     tell(going)
     tell.close()
-    told = capsys.readouterr()
-    assert json.loads(told.err) == json.loads(told.out)
-    assert json.loads(told.out)["acknowledged"] == 1000
-    assert not json.loads(told.out)["is_done"]
+    output = capsys.readouterr()
+    assert json.loads(output.err) == json.loads(output.out)
+    assert json.loads(output.out)["acknowledged"] == 1000
+    assert not json.loads(output.out)["is_done"]

@@ -285,16 +285,16 @@ async def test_a_gateway_that_takes_the_connection_and_says_nothing_is_left() ->
 @on_a_loop
 async def test_reports_say_how_far_it_is() -> None:
     reports: list[Report] = []
-    told = asyncio.Event()
+    notified = asyncio.Event()
 
     def report(one: Report) -> None:
         reports.append(one)
-        told.set()
+        notified.set()
 
     async def until(state: str) -> Report:
         while not reports or reports[-1].state != state:
-            told.clear()
-            await told.wait()
+            notified.clear()
+            await notified.wait()
         return reports[-1]
 
     async with Gateway() as gateway:

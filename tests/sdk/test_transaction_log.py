@@ -146,7 +146,9 @@ def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under
     if kept:
         assert seen == expected
     for given_to in (seen, late, list(TransactionTail(path).look())):
-        assert [one.start for one in given_to] == [0, *(one.end for one in given_to)][: len(given_to)], "without a gap"
+        assert [transaction.start for transaction in given_to] == [0, *(one.end for one in given_to)][
+            : len(given_to)
+        ], "without a gap"
         assert {one.txn_id for one in given_to} <= {one.txn_id for one in expected}
         assert [one.txn_id for one in given_to][-1:] == [one.txn_id for one in expected][-1:]
     assert committed_ranges(path) == ([(0, log.committed_end)] if log.committed_end else [])

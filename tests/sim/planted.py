@@ -263,9 +263,9 @@ def a_new_leader_grants_before_it_has_heard_everybody(patch: Patch) -> None:
     """It has forgotten who holds what, and does not wait to be told."""
     before = GlobalRegistry.__init__
 
-    def begin(self: GlobalRegistry, *told: Any) -> None:
-        before(self, *told)
-        self._unheard.clear()
+    def begin(self: GlobalRegistry, *arguments: Any) -> None:
+        before(self, *arguments)
+        self._unreported.clear()
 
     patch.setattr(GlobalRegistry, "__init__", begin)
 
@@ -392,8 +392,8 @@ def producers_are_admitted_before_the_directory_is_confirmed(patch: Patch) -> No
     """It may be an older copy, and then tells them that less is committed than was."""
     before = Confirmation.__init__
 
-    def begin(self: Confirmation, *told: Any, **more: Any) -> None:
-        before(self, *told, **more)
+    def begin(self: Confirmation, *arguments: Any, **more: Any) -> None:
+        before(self, *arguments, **more)
         self.is_confirmed = True
 
     patch.setattr(Confirmation, "__init__", begin)

@@ -17,19 +17,19 @@ from procession.sim.world import World
 
 
 def test_a_call_goes_on_where_it_was_suspended() -> None:
-    thread, told = CallThread(), list[str]()
+    thread, calls = CallThread(), list[str]()
 
     def call() -> str:
-        told.append("begun")
+        calls.append("begun")
         thread.suspend(1.5)
-        told.append("resumed")
+        calls.append("resumed")
         return "done"
 
     thread.begin(call)
     assert not thread.resume()
-    assert (told, thread.delay_s) == (["begun"], 1.5)
+    assert (calls, thread.delay_s) == (["begun"], 1.5)
     assert thread.resume()
-    assert (told, thread.result, thread.error) == (["begun", "resumed"], "done", None)
+    assert (calls, thread.result, thread.error) == (["begun", "resumed"], "done", None)
     thread.end()
 
 
@@ -49,19 +49,19 @@ def test_an_error_of_a_call_is_kept_and_the_thread_serves_the_next_call() -> Non
 
 
 def test_a_call_that_is_abandoned_ends_where_it_was_suspended() -> None:
-    thread, told = CallThread(), list[str]()
+    thread, calls = CallThread(), list[str]()
 
     def call() -> None:
         try:
             thread.suspend(0.0)
-            told.append("not reached")
+            calls.append("not reached")
         finally:
-            told.append("finally")
+            calls.append("finally")
 
     thread.begin(call)
     thread.resume()
     thread.abandon()
-    assert told == ["finally"]
+    assert calls == ["finally"]
     assert isinstance(thread.error, ProcessKilled)
     thread.end()
 
@@ -125,17 +125,17 @@ def test_a_process_waits_for_a_lock_that_another_holds(world: World) -> None:
     holder, waiter = Writer(world, machine), Writer(world, machine)
     holder.files.make_directory(Path("d"))
     lock = holder.files.lock(Path("d"))
-    told = []
+    calls = []
 
     def wait() -> Steps:
         yield from waiter.blocking(lambda: waiter.files.lock(Path("d"), waits=True))
-        told.append("locked")
+        calls.append("locked")
 
     waiter.post(wait)
     world.site.clock.advance()
-    assert not told
+    assert not calls
     lock.close()
     while world.site.clock.advance():
         pass
-    assert told == ["locked"]
+    assert calls == ["locked"]
     world.dismantle()

@@ -37,10 +37,10 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 def test_listening_to_the_story_changes_nothing() -> None:
     for seed in range(5):
-        told, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
-        assert told.story
+        recorded, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
+        assert recorded.story
         assert not untold.story
-        assert (told.events, told.struck, told.epochs) == (untold.events, untold.struck, untold.epochs)
+        assert (recorded.events, recorded.struck, recorded.epochs) == (untold.events, untold.struck, untold.epochs)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
@@ -113,10 +113,10 @@ def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPa
     assert seed == report.next_seed - 1
     assert FaultPlan.from_json(plan.removeprefix("plan: ")) == plan_of(seed)
     assert len(FaultPlan.from_json(smallest).faults) <= len(plan_of(seed).faults)
-    told = json.loads(json.dumps(report.as_dict()))["failure"]
-    assert told["seed"] == seed
-    assert FaultPlan.from_json(json.dumps(told["smallest"])) == FaultPlan.from_json(smallest)
-    assert told["story"]
+    document = json.loads(json.dumps(report.as_dict()))["failure"]
+    assert document["seed"] == seed
+    assert FaultPlan.from_json(json.dumps(document["smallest"])) == FaultPlan.from_json(smallest)
+    assert document["story"]
     assert run_again(FaultPlan.from_json(smallest)).verdict == "violated"
     monkeypatch.undo()
     assert run_again(FaultPlan.from_json(smallest)).verdict == "clean"

@@ -27,8 +27,8 @@ FIRST, OTHER = 0x1234, 0x5678
 
 
 def rows(*message_ids: int) -> pa.RecordBatch:
-    told = [{"kind": 0, "stream_id": 1, "message_id": one, "payload": b"x"} for one in message_ids]
-    return pa.RecordBatch.from_pylist(told, INGRESS_SCHEMA)
+    rows = [{"kind": 0, "stream_id": 1, "message_id": message_id, "payload": b"x"} for message_id in message_ids]
+    return pa.RecordBatch.from_pylist(rows, INGRESS_SCHEMA)
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def test_a_log_is_known_again_when_it_is_rolled_opened_and_trimmed(
     files: SimulatedFileSystem, segment_bytes_max: int
 ) -> None:
     log = opened(files, FIRST, segment_bytes_max)
-    told = []
+    rows = []
     for number in range(5):
         log.append(rows(2 * number, 2 * number + 1))
         log.sync()
-        told += [log.offset(2 * number + 1), log.offset(2 * number + 2)]
+        rows += [log.offset(2 * number + 1), log.offset(2 * number + 2)]
     log = opened(files, OTHER, segment_bytes_max)
-    assert [log.offset(sequence) for sequence in range(1, 11)] == told
-    assert {offset.incarnation for offset in told} == {f"{FIRST:016x}"}
+    assert [log.offset(sequence) for sequence in range(1, 11)] == rows
+    assert {offset.incarnation for offset in rows} == {f"{FIRST:016x}"}
     log.trim(6)
-    for offset in told[6:]:
+    for offset in rows[6:]:
         check_offered(log, offset, "g")
 
 

@@ -30,13 +30,13 @@ class Remembered:
     def states(self, epoch: int) -> dict[str, StateVersion]:
         return self.versions[epoch]
 
-    def add(self, plan: Plan, told: list[Manifest]) -> None:
-        self.versions[told[0].epoch] = versions_of(plan, told)
+    def add(self, plan: Plan, reported: list[Manifest]) -> None:
+        self.versions[reported[0].epoch] = versions_of(plan, reported)
 
 
-def versions_of(plan: Plan, told: list[Manifest]) -> dict[str, StateVersion]:
+def versions_of(plan: Plan, reported: list[Manifest]) -> dict[str, StateVersion]:
     return {
-        name: StateVersion(tuple(one.states or () for one in told if one.stage == chain), kind)
+        name: StateVersion(tuple(manifest.states or () for manifest in reported if manifest.stage == chain), kind)
         for chain, (name, kind) in keyed_stages(plan).items()
     }
 
@@ -75,9 +75,9 @@ def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Rando
     envelopes: list[RoutedManifest] = []
     ranges = deal(start, end, plan.chains[0].tasks)
     chance.shuffle(ranges)
-    for one in ranges:
+    for share in ranges:
         for attempt in range(chance.randint(1, 2)):
-            made = list(run_first(task, Attempt(epoch, one.number, attempt), one))
+            made = list(run_first(task, Attempt(epoch, share.number, attempt), share))
         envelopes += made
     for level in range(1, plan.levels):
         envelopes = list(_hop(task, epoch, level, envelopes, chance))
@@ -99,10 +99,10 @@ def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, b
     """What the sinks get of these epochs, each over each of its connections."""
     store = RunStore(runs)
     return {
-        one.name: b"".join(
+        participant.name: b"".join(
             b"".join(column.to_pylist())
-            for told in epochs
-            for column in payloads(store, told[0].epoch, runs_for(one.sink.name, one.bucket, told))
+            for epoch in epochs
+            for column in payloads(store, epoch[0].epoch, runs_for(participant.sink.name, participant.bucket, epoch))
         )
-        for one in plan.graph.participants
+        for participant in plan.graph.participants
     }

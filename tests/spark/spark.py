@@ -66,14 +66,14 @@ def run_on_spark(
     write_log(work / "log", batch)
     for name in (module, __name__):  # executors of their own cannot import tests
         ship_by_value(sys.modules[name])
-    told: list[list[Manifest]] = []
+    reported: list[list[Manifest]] = []
     news: queue.SimpleQueue[bool] = queue.SimpleQueue()
     """Whether it is over, after each epoch."""
     rounds = RoundRecords(work / "rounds")
     (work / "state").mkdir(exist_ok=True)
 
     def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
-        told.append(manifests)
+        reported.append(manifests)
         rounds.write(RoundRecord(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
         news.put(any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests))
 
@@ -93,7 +93,7 @@ def run_on_spark(
     finally:
         query.stop()
     assert error is None, error
-    return told
+    return reported
 
 
 @cache
@@ -105,7 +105,7 @@ def _home() -> Path:
 
 
 def failures(epochs: list[list[Manifest]]) -> list[dict[str, Any]]:
-    return [dict(manifest.failure) for told in epochs for manifest in told if manifest.failure]
+    return [dict(manifest.failure) for epoch in epochs for manifest in epoch if manifest.failure]
 
 
 def _ended(query: Any) -> None:

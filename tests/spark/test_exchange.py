@@ -149,8 +149,8 @@ def single() -> Pipeline:
     return pipeline
 
 
-def told(value: Any) -> dict[str, Any]:
-    return {"said": value, "and": [1.5, None, True, "é", 2**60]}
+def mixed_json(value: Any) -> dict[str, Any]:
+    return {"value": value, "and": [1.5, None, True, "é", 2**60]}
 
 
 def of_table(table: pa.Table) -> pa.Table:
@@ -165,7 +165,7 @@ def every_codec() -> Pipeline:
     pipeline = Pipeline("codecs", parallelism=4)
     for number, codec in enumerate(CODECS):
         stage = pipeline.source(f"{codec}-in", codec=codec, streams=[FIRST_STREAM + number])
-        change: Any = {"text": str.upper, "arrow": of_table}.get(codec, told)
+        change: Any = {"text": str.upper, "arrow": of_table}.get(codec, mixed_json)
         stage.rebalance(repr, parallelism=4).map(change).rebalance(parallelism=3).sink(
             codec, to="file:out", codec=codec
         )

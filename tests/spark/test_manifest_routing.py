@@ -1,4 +1,4 @@
-"""Parcels: each task opens exactly one from every task before it, or says which are missing."""
+"""Each task reads exactly one manifest from every task of the chain before it, or names those that are missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from procession.spark.manifest_routing import (
     RoutedManifest,
     addressed,
     as_rows,
+    attempts_digest,
     from_rows,
-    heard,
     loaded,
     manifests,
     opened,
@@ -85,21 +85,29 @@ def test_an_envelope_that_is_missing_doubled_misdirected_or_of_another_chain_is_
 TASKS = ((0, 2), (1, 4), (2, 2))
 
 
-def all_told(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[RoutedManifest]:
+def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[RoutedManifest]:
     """The manifests of all tasks, each of which has read of the first try at every task before it; but for one."""
     tries = {
-        number: heard(RoutedManifest(0, 0, number - 1, partition, tasks, attempt=1) for partition in range(tasks))
+        number: attempts_digest(
+            RoutedManifest(0, 0, number - 1, partition, tasks, attempt=1) for partition in range(tasks)
+        )
         for number, tasks in ((1, 2), (2, 4))
     }
-    told = [
+    reported = [
         Manifest(5, chain, partition, 0, 0, attempt=1, heard=tries.get(chain, 0))
         for chain, tasks in TASKS
         for partition in range(tasks)
     ]
-    told = [replace(one, **changes) if (one.stage, one.partition) == odd_one else one for one in told]
+    reported = [
+        replace(manifest, **changes) if (manifest.stage, manifest.partition) == odd_one else manifest
+        for manifest in reported
+    ]
     tasks_of = dict(TASKS)
     return [
-        envelope for one in told for envelope in sent(PLAN, one, tasks_of[one.stage]) if envelope.level == PLAN.levels
+        envelope
+        for one in reported
+        for envelope in sent(PLAN, one, tasks_of[one.stage])
+        if envelope.level == PLAN.levels
     ]
 
 
@@ -110,13 +118,13 @@ def test_an_epoch_in_which_somebody_read_of_another_try_at_a_task_than_the_drive
     task: tuple[int, int], changes: dict[str, int]
 ) -> None:
     with pytest.raises(RoundError, match="another attempt"):
-        manifests(PLAN, all_told(task, **changes))
+        manifests(PLAN, all_manifests(task, **changes))
 
 
 def test_a_task_that_failed_is_told_whatever_else_was_read() -> None:
     failure = {"kind": "RecordError", "sentence": "no", "next_step": "", "fields": {}}
-    told = manifests(PLAN, all_told((0, 1), attempt=2, failure=failure))
-    assert [manifest.failure for manifest in told if manifest.failure] == [failure]
+    reported = manifests(PLAN, all_manifests((0, 1), attempt=2, failure=failure))
+    assert [manifest.failure for manifest in reported if manifest.failure] == [failure]
 
 
 # Cells
@@ -172,11 +180,11 @@ def test_a_task_holds_no_more_cells_than_it_may() -> None:
 
 
 def test_the_driver_wants_a_manifest_of_every_task_of_every_chain() -> None:
-    told = all_told()
-    got = manifests(PLAN, told[::-1])
+    reported = all_manifests()
+    got = manifests(PLAN, reported[::-1])
     assert [(manifest.stage, manifest.partition) for manifest in got] == [
         (chain, partition) for chain, tasks in TASKS for partition in range(tasks)
     ]
-    for wrong in (told[:-1], told[1:], [*told, told[3]]):
+    for wrong in (reported[:-1], reported[1:], [*reported, reported[3]]):
         with pytest.raises(StorageError, match="the driver got envelopes from"):
             manifests(PLAN, wrong)

@@ -70,10 +70,10 @@ def test_executors_have_a_moment_to_come_after_a_slow_start_of_spark() -> None:
 def test_it_is_told_again_and_that_an_executor_came_and_that_it_left() -> None:
     notice = ExecutorNotice("local-cluster[2,1,1024]", 107.0, now=105.0)
     assert notice.look(1, 106.0) is None, "nobody asked"
-    told = notice.look(0, 106.0 + PATIENCE_S)
-    assert told is not None
-    assert "executors/work" in told
+    message = notice.look(0, 106.0 + PATIENCE_S)
+    assert message is not None
+    assert "executors/work" in message
     assert notice.look(0, 106.5 + PATIENCE_S) is None
-    assert notice.look(0, 106.0 + PATIENCE_S + REPEAT_S) == told
+    assert notice.look(0, 106.0 + PATIENCE_S + REPEAT_S) == message
     assert notice.look(2, 200.0) == "Spark's master local-cluster[2,1,1024] has assigned an executor"
     assert notice.look(2, 300.0) is None

@@ -50,7 +50,7 @@ def test_a_task_refuses_a_log_that_was_put_in_the_place_of_the_offered_one(tmp_p
     pipeline = Pipeline("p")
     pipeline.source().map(bytes.upper).sink("out", to="file:out")
     task = Task(make_plan(pipeline.graph()), tmp_path / "log", tmp_path / "runs")
-    epoch = [one.value for one in Ranges(task, feed, 2, 0.0).partitions({"gateway-0": 0}, feed.end)]
+    epoch = [partition.value for partition in Ranges(task, feed, 2, 0.0).partitions({"gateway-0": 0}, feed.end)]
     for number, task_range in enumerate(epoch):
         (*_, envelope) = run_first(task, Attempt(0, number, 1), task_range)
         read = Manifest.from_json(envelope.manifest)

@@ -58,7 +58,7 @@ def ran(
         for epoch, edge in enumerate(pairwise(edges)):
             epochs.append(run_epoch(task, epoch, *edge, chance))
             committed.add(plan, epochs[-1])
-        assert [manifest.failure for told in epochs for manifest in told if manifest.failure] == []
+        assert [manifest.failure for reported in epochs for manifest in reported if manifest.failure] == []
         return written(plan, work / "runs", epochs)
 
 
@@ -108,7 +108,7 @@ def test_i6_any_plan_writes_to_each_connection_what_the_sequential_run_would_hav
     graph = pipeline.graph()
     got, wanted = ran(graph, payloads, cuts, seed, slice_records, exchange=exchange), expected(graph, payloads)
     free = {edge.after for edge in make_plan(graph).edges if edge.strategy is Strategy.PARTITION}
-    by_task = {one.name for one in graph.participants if graph.nodes.index(one.sink) in free}
+    by_task = {participant.name for participant in graph.participants if graph.nodes.index(participant.sink) in free}
     assert {name: got[name] for name in got if name not in by_task} == {
         name: wanted[name] for name in wanted if name not in by_task
     }, pipeline.explain()
@@ -223,8 +223,8 @@ def test_an_error_behind_an_exchange_names_its_record() -> None:
         work = Path(folder)
         write_log(work / "log", batch_of(RECORDS, FIRST_STREAM, STREAMS))
         task = Task(plan, work / "log", work / "runs")
-        told = run_epoch(task, 0, 0, 60, random.Random(1))
-    (failure,) = [manifest.failure for manifest in told if manifest.failure]
+        manifests = run_epoch(task, 0, 0, 60, random.Random(1))
+    (failure,) = [manifest.failure for manifest in manifests if manifest.failure]
     assert f"'mine' raised on message 410 of stream {FIRST_STREAM + 41 % STREAMS}" in failure["sentence"]
 
 
@@ -237,9 +237,9 @@ def test_when_a_task_fails_those_behind_it_do_nothing() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         write_log(work / "log", batch_of(RECORDS, FIRST_STREAM, STREAMS))
-        told = run_epoch(Task(plan, work / "log", work / "runs"), 0, 0, 60, random.Random(1))
+        manifests = run_epoch(Task(plan, work / "log", work / "runs"), 0, 0, 60, random.Random(1))
     assert called == []
-    assert len([manifest.failure for manifest in told if manifest.failure]) == 1
+    assert len([manifest.failure for manifest in manifests if manifest.failure]) == 1
 
 
 @pytest.mark.parametrize("order", ["key", "stream", "none"])
@@ -314,9 +314,9 @@ def test_windows_go_by_the_times_that_records_were_given_whatever_comes_between(
         others.peek(len).sink("others", to="file:out")
         return pipeline
 
-    told = check(built(is_given=False), RECORDS)
-    assert all(told[name] for name in told if name != "dead-letter")
-    assert check(built(is_given=True), RECORDS) == told
+    outputs = check(built(is_given=False), RECORDS)
+    assert all(outputs[name] for name in outputs if name != "dead-letter")
+    assert check(built(is_given=True), RECORDS) == outputs
 
 
 def number_of(value: bytes) -> int:
@@ -409,7 +409,7 @@ def test_letters_are_all_there_where_a_sink_takes_records_as_they_come(order: An
     children = pipeline.source().flat_map(lambda value: [value, value + b"x"])
     children.rebalance(parallelism=4).map(errs).sink("out", to="file:out", order=order_of_sink)
     graph = pipeline.graph()
-    letters, wanted = (told(graph, RECORDS)["dead-letter"].splitlines() for told in (written_by, expected))
+    letters, wanted = (outputs_of(graph, RECORDS)["dead-letter"].splitlines() for outputs_of in (written_by, expected))
     assert (letters if order == "total" else sorted(letters)) == (wanted if order == "total" else sorted(wanted))
 
 

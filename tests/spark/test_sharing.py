@@ -69,7 +69,7 @@ def test_a_sink_gets_its_records_as_they_were_when_another_branch_changes_them()
     sink(events.map(marked), "enriched")
     found = check(pipeline)
     assert all("marks" not in one and one["deep"]["seen"] == [] for one in found["raw"])
-    assert all(one["marks"] == 1 for one in found["enriched"])
+    assert all(value["marks"] == 1 for value in found["enriched"])
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -86,7 +86,7 @@ def test_branches_do_not_see_each_others_changes(is_first: bool) -> None:
 def test_branches_that_meet_again_do_not_see_each_others_changes() -> None:
     pipeline, events = json_pipeline()
     sink(events.merge(events.map(marked), events.filter(marked)).map(marked))
-    assert sorted({one["marks"] for one in check(pipeline)["out"]}) == [1, 2]
+    assert sorted({value["marks"] for value in check(pipeline)["out"]}) == [1, 2]
 
 
 def three_times(value: Value) -> Iterator[Value]:
@@ -191,7 +191,7 @@ def test_records_that_wait_for_a_partner_are_not_changed_by_those_that_met_them(
     pipeline, events = json_pipeline(parallelism=2)
     pairs = events.join(events.map(marked), within_s=7, join=joined, key=of_key, time=when)
     sink(pairs.peek(lambda pair: marked(pair[0])))
-    assert {(one[0]["marks"], one[1]["marks"]) for one in check(pipeline)["out"]} == {(2, 2)}
+    assert {(value[0]["marks"], value[1]["marks"]) for value in check(pipeline)["out"]} == {(2, 2)}
 
 
 @pytest.mark.parametrize("late", ["drop", "fire"])
@@ -262,7 +262,7 @@ BORROWING: dict[str, Callable[[Stage], Stage]] = {
 def test_what_a_function_holds_itself_is_not_changed_by_a_stage_behind(how: str) -> None:
     pipeline, events = json_pipeline()
     sink(BORROWING[how](events).map(marked))
-    assert all(one["deep"]["seen"] == [1] for one in check(pipeline)["out"])
+    assert all(value["deep"]["seen"] == [1] for value in check(pipeline)["out"])
     assert SHARED == {"deep": {"seen": []}}
     cached.cache_clear()
 
@@ -274,7 +274,7 @@ def test_a_value_that_cannot_be_copied_is_the_error_of_the_stage_that_made_it() 
     sink(made.map(lambda value: value.pop("each") and value), "second")
     graph = pipeline.graph()
     letters = lines(ran(graph, RECORDS, {7}, 1, ends=ENDS)["dead-letter"])
-    assert [one["stage"] for one in letters] == ["maker"] * 24
+    assert [letter["stage"] for letter in letters] == ["maker"] * 24
 
 
 # Nothing is copied where a value has one holder, or nobody changes it

@@ -93,9 +93,9 @@ print(json.dumps({"grown": peak - before}))
 
 
 def grown(work: Path, fan_in: int) -> int:
-    words = [sys.executable, "-c", PROGRAM, str(work), *map(str, (RECORDS, RECORD_BYTES, EPOCHS, fan_in))]
+    arguments = [sys.executable, "-c", PROGRAM, str(work), *map(str, (RECORDS, RECORD_BYTES, EPOCHS, fan_in))]
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout)["grown"])
 

@@ -45,8 +45,8 @@ def odd_one(payload: bytes) -> list[str]:
 def exploded(records: DataFrame) -> DataFrame:
     """Three of each, with numbers that say in which order."""
     three = F.array(*(F.lit(suffix) for suffix in ("c", "a", "b")))
-    told = records.select("*", F.posexplode(three).alias("child", "suffix"))
-    return told.withColumn("payload", F.concat("payload", F.col("suffix").cast("binary"))).drop("suffix")
+    rows = records.select("*", F.posexplode(three).alias("child", "suffix"))
+    return rows.withColumn("payload", F.concat("payload", F.col("suffix").cast("binary"))).drop("suffix")
 
 
 def three_of(payload: bytes) -> list[bytes]:
@@ -278,7 +278,7 @@ def test_whatever_a_transform_does_with_its_rows_they_come_out_in_order(spark: S
     batch = batch_of(RECORDS[:400])
     epochs = run_on_spark(spark, plan, batch, [1, 250], tmp_path, __name__)
     assert failures(epochs) == []
-    by_row = {function.__name__: one for function, one in SMUGGLED.items()}
+    by_row = {function.__name__: reason for function, reason in SMUGGLED.items()}
     assert written(plan, tmp_path / "runs", epochs) == Sequential(plan.graph, by_row).run(batch)
 
 

@@ -69,9 +69,9 @@ print(json.dumps({"grown": peak - before, "files": sum(p.stat().st_size for p in
 
 def measured(work: Path, keys_max: int) -> dict[str, int]:
     work.mkdir()
-    words = [sys.executable, "-c", PROGRAM, str(work), str(KEYS), str(STATE_BYTES), str(keys_max)]
+    arguments = [sys.executable, "-c", PROGRAM, str(work), str(KEYS), str(STATE_BYTES), str(keys_max)]
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 

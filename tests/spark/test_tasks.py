@@ -64,7 +64,7 @@ def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 [b""] * count,
                 [b"" if number % 97 == 96 else b"record %d" % number for number in numbers],
             ]
-            arrays = [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, INGRESS_SCHEMA, strict=True)]
             log.append(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
             start += count
         log.sync()
@@ -72,7 +72,10 @@ def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) -> list[Manifest]:
-    return [task.run_range(Attempt(epoch, one.number, 1), one.first, one.last) for one in deal(start, end, parallelism)]
+    return [
+        task.run_range(Attempt(epoch, share.number, 1), share.first, share.last)
+        for share in deal(start, end, parallelism)
+    ]
 
 
 def written(task: Task, epochs: list[list[Manifest]]) -> dict[str, bytes]:
@@ -114,7 +117,7 @@ def test_i5_running_an_epoch_again_reads_the_same_records_in_the_same_order(
     once, again = (Task(plan(), log_directory, tmp_path_factory.mktemp("runs")) for _ in range(2))
     first, second = run_epoch(once, 3, start, end, parallelism), run_epoch(again, 3, start, end, parallelism)
     assert written(once, [first]) == written(again, [second])
-    assert [one.positions for one in first] == [one.positions for one in second]
+    assert [manifest.positions for manifest in first] == [one.positions for one in second]
 
 
 def test_a_second_attempt_does_not_call_the_users_functions_and_gives_the_first_ones_manifest(
@@ -153,7 +156,7 @@ def test_records_without_a_stable_id_are_records_and_tell_no_position_and_a_boun
         [b""] * 7,
         [b"a", b"b", b"c", b"", b"d", b"e", b"f"],
     ]
-    arrays = [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, INGRESS_SCHEMA, strict=True)]
     with IngressLog(tmp_path / "log") as log:
         log.append(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
         log.sync()

@@ -112,11 +112,13 @@ def test_a_state_that_cannot_be_stored_is_refused_by_stage_value_and_type() -> N
         write_log(work / "log", batch_of([b"a"]))
         (work / "state").mkdir()
         task = Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", Remembered(), 1, 1000))
-        failures = [one.failure for one in run_epoch(task, 0, 0, 1, Random(1)) if one.failure is not None]
+        failures = [
+            manifest.failure for manifest in run_epoch(task, 0, 0, 1, Random(1)) if manifest.failure is not None
+        ]
     error = ProcessionError.from_dict(failures[0])
     assert isinstance(error, PlanError)
-    for told in ("'odd'", "<a foreign one>", "Foreign"):
-        assert told in error.sentence
+    for text in ("'odd'", "<a foreign one>", "Foreign"):
+        assert text in error.sentence
 
 
 def test_a_first_state_that_cannot_be_stored_is_refused_where_the_stage_is_written() -> None:

@@ -88,7 +88,9 @@ def run(directory: Path, gateways: int, parallelism: int, *, is_forgiving: bool 
     logs = Logs(directory / f"{gateways}-logs", gateways)
     task = Task(make_plan(pipeline.graph()), directory, directory / f"runs-{gateways}-{parallelism}")
     ranges = ranges_of(task, {"gateway-0": 0}, logs.ends, logs.places(), parallelism)
-    manifests = [task.run_range(Attempt(0, one.number, 1), one.first, one.last, pieces=one.pieces) for one in ranges]
+    manifests = [
+        task.run_range(Attempt(0, share.number, 1), share.first, share.last, pieces=share.pieces) for share in ranges
+    ]
     drawn = payloads(RunStore(task.runs_directory), 0, runs_for("plain", None, manifests))
     return b"".join(b"".join(column.to_pylist()) for column in drawn), manifests
 

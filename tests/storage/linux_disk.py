@@ -93,7 +93,7 @@ class LinuxDisk:
 
     def _build(self, directory: Path, to: Path) -> None:
         to.mkdir()
-        by_number = {one.stat().st_ino: one for one in directory.iterdir()}
+        by_number = {path.stat().st_ino: path for path in directory.iterdir()}
         for name, number in self._names.get(directory.stat().st_ino, {}).items():
             if number in by_number and by_number[number].is_dir():
                 self._build(by_number[number], to / name)

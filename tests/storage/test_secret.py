@@ -103,8 +103,8 @@ def test_a_source_finds_the_secret_by_the_directory_or_by_the_address_it_sends_t
         directory = Path(".procession") / name
         made[name] = make_secret(directory, Secret.PRODUCERS)
         (directory / "gateway").mkdir()
-        told = f'{{"listen": "127.0.0.1:710{number}", "control": "unix:/x"}}'
-        (directory / "gateway" / "gateway.json").write_text(told)
+        announcement = f'{{"listen": "127.0.0.1:710{number}", "control": "unix:/x"}}'
+        (directory / "gateway" / "gateway.json").write_text(announcement)
     assert source_cookie(None, None, "127.0.0.1:7100") == made["one"]
     assert source_cookie(None, None, "127.0.0.1:9,127.0.0.1:7101") == made["two"]
     assert source_cookie(None, None, "192.0.2.1:7100") == b"", "no secret goes to an address that is not ours"

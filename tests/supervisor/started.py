@@ -9,10 +9,10 @@ class Started:
     """Stands in for the supervisor: it only writes down who was to be started."""
 
     def __init__(self) -> None:
-        self.words: dict[str, str] = {}
+        self.command_lines: dict[str, str] = {}
 
     def start(self, part: Part) -> None:
-        self.words[part.name] = " ".join(part.argv)
+        self.command_lines[part.name] = " ".join(part.argv)
 
     def wait_ready(self, *_: str) -> bool:
         return True

@@ -17,7 +17,7 @@ from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 from procession.planner.graph import Graph
 from procession.storage.secret import Secret, find_secret, path_of
-from procession.supervisor.local_pipeline import STARTED, LocalPipeline, gateway_words
+from procession.supervisor.local_pipeline import STARTED, LocalPipeline, gateway_arguments
 from procession.supervisor.membership import listed
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings, load_settings
@@ -36,12 +36,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("number", WRONG)
-@pytest.mark.parametrize("words", [["run", "app.py"], ["demo"]], ids=["run", "demo"])
+@pytest.mark.parametrize("arguments", [["run", "app.py"], ["demo"]], ids=["run", "demo"])
 def test_a_number_of_gateways_that_cannot_be_is_one_sentence_and_nothing_is_begun(
-    words: list[str], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, [*words, "--gateways", number], env={"TERM": "dumb", "COLUMNS": "200"})
+    done = CliRunner().invoke(app, [*arguments, "--gateways", number], env={"TERM": "dumb", "COLUMNS": "200"})
     assert done.exit_code == Status.USAGE
     assert done.stderr.count("Invalid value for '--gateways': ") == 1, done.stderr
     assert WRONG[number] in done.stderr
@@ -69,28 +69,28 @@ def started(directory: Path, listen: str = "127.0.0.1:7100", **chosen: Any) -> d
     settings = Settings.model_validate(chosen)
     local = LocalPipeline(supervisor, directory / "app.py", Graph("p", (), 1), directory, directory, settings, listen)  # type: ignore[arg-type]
     local.start()
-    return supervisor.words
+    return supervisor.command_lines
 
 
 def test_so_many_gateways_are_started_and_all_but_the_first_join_it(tmp_path: Path) -> None:
-    words = started(tmp_path, gateways=3)
-    assert list(words) == ["gateway", "gateway-1", "gateway-2", "driver"]
+    arguments = started(tmp_path, gateways=3)
+    assert list(arguments) == ["gateway", "gateway-1", "gateway-2", "driver"]
     first = f"gateway --dir {tmp_path}/gateway --listen 127.0.0.1:7100 --checkpoint"
-    assert first in words["gateway"], "only this machine can ask it, if nobody says otherwise"
+    assert first in arguments["gateway"], "only this machine can ask it, if nobody says otherwise"
     for name in ("gateway-1", "gateway-2"):
         other = f"gateway --dir {tmp_path}/{name} --listen 127.0.0.1:0"
         checkpoint = f"--checkpoint {tmp_path}/checkpoint"
-        assert f"{other} {checkpoint} --join {tmp_path}/gateway --name {name} --lag" in words[name]
+        assert f"{other} {checkpoint} --join {tmp_path}/gateway --name {name} --lag" in arguments[name]
 
 
 def test_where_the_first_gateway_is_asked_can_be_said_and_the_others_are_asked_at_the_same_host(tmp_path: Path) -> None:
-    words = started(tmp_path, "192.0.2.1:7100", gateways=2, control="192.0.2.1:7101", metrics="127.0.0.1:9100")
-    assert "--control 192.0.2.1:7101 --lag" in words["gateway"]
-    assert "--listen 192.0.2.1:7100 " in words["gateway"]
-    assert "--metrics 127.0.0.1:9100" in words["gateway"]
-    assert "--control 192.0.2.1:0 --join" in words["gateway-1"]
-    assert "--listen 192.0.2.1:0 " in words["gateway-1"]
-    assert "--metrics 127.0.0.1:9101" in words["gateway-1"]
+    arguments = started(tmp_path, "192.0.2.1:7100", gateways=2, control="192.0.2.1:7101", metrics="127.0.0.1:9100")
+    assert "--control 192.0.2.1:7101 --lag" in arguments["gateway"]
+    assert "--listen 192.0.2.1:7100 " in arguments["gateway"]
+    assert "--metrics 127.0.0.1:9100" in arguments["gateway"]
+    assert "--control 192.0.2.1:0 --join" in arguments["gateway-1"]
+    assert "--listen 192.0.2.1:0 " in arguments["gateway-1"]
+    assert "--metrics 127.0.0.1:9101" in arguments["gateway-1"]
     with pytest.raises(UsageError, match="'here' is not an address"):
         started(tmp_path, control="here")
 
@@ -99,18 +99,28 @@ def test_a_gateway_of_another_directory_joins_at_the_address_that_was_said(tmp_p
     """As from another machine: it knows nothing of the first one but this address, which is not the usual one."""
     settings = Settings.model_validate({"control": "127.0.0.2:0"})
     leader, other = tmp_path / "pipeline" / "gateway", tmp_path / "elsewhere"
-    with running(*gateway_words(settings, leader.parent, "gateway", "127.0.0.1:0"), cwd=tmp_path) as first:
+    with running(*gateway_arguments(settings, leader.parent, "gateway", "127.0.0.1:0"), cwd=tmp_path) as first:
         wait_for((leader / "gateway.json").exists, "the first gateway", lambda: first.said)
         control = read_json(leader / "gateway.json")["control"]
         assert control.startswith("127.0.0.2:")
-        words = ["gateway", "--dir", other, "--listen", "127.0.0.3:0", "--control", "127.0.0.3:0", "--join", control]
+        arguments = [
+            "gateway",
+            "--dir",
+            other,
+            "--listen",
+            "127.0.0.3:0",
+            "--control",
+            "127.0.0.3:0",
+            "--join",
+            control,
+        ]
         secret = find_secret(leader.parent, Secret.CONTROL)
         for option, name in (("--cookie-file", Secret.PRODUCERS), ("--control-cookie-file", Secret.CONTROL)):
-            words += [option, path_of(leader.parent, name)]
-        with running(*words, cwd=tmp_path) as second:
+            arguments += [option, path_of(leader.parent, name)]
+        with running(*arguments, cwd=tmp_path) as second:
 
             def has_joined() -> bool:
-                return [one["is_connected"] for one in listed(control, secret)] == [True, True]
+                return [gateway["is_connected"] for gateway in listed(control, secret)] == [True, True]
 
             wait_for(has_joined, "the second gateway to join", lambda: f"{first.said}\n{second.said}")
             assert listed(control, secret)[1]["control"].startswith("127.0.0.3:")
@@ -131,7 +141,7 @@ def test_a_sink_that_can_warn_of_it_is_told_the_order_that_the_pipeline_keeps(
     pipeline.source("orders").sink("alerts", to=to)
     supervisor: Any = Unready()
     LocalPipeline(supervisor, tmp_path / "app.py", pipeline.graph(), tmp_path, tmp_path, Settings()).start()
-    assert ("--order stream" in supervisor.words["sink-0"]) == is_told
+    assert ("--order stream" in supervisor.command_lines["sink-0"]) == is_told
 
 
 class Timed(Started):

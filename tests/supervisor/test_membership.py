@@ -34,7 +34,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def connected(pipeline: Path) -> dict[str, bool]:
-    return {one["name"]: one["is_connected"] for one in listed(pipeline / "gateway", b"")}
+    return {gateway["name"]: gateway["is_connected"] for gateway in listed(pipeline / "gateway", b"")}
 
 
 def until(holds: Callable[[], bool], what: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from procession.errors import ConfigError, RecordError
 from procession.log_format import FAILED, FORMAT_VARIABLE, NOTED, note, tell_crash, tell_error
-from procession.supervisor.part_log import TAIL_LINES_MAX, PartLog, last_words
+from procession.supervisor.part_log import TAIL_LINES_MAX, PartLog, last_lines
 
 
 def write(log: PartLog, text: str) -> None:
@@ -21,22 +21,22 @@ def write(log: PartLog, text: str) -> None:
 
 def test_last_words_are_the_last_error_with_the_indented_lines_below_it() -> None:
     text = "WARN noise\nerror: old\nerror: The port is in use.\n  Next: choose another.\n\n    trace\nshutting down\n"
-    assert last_words(text) == "The port is in use.\n  Next: choose another.\n\n    trace"
+    assert last_lines(text) == "The port is in use.\n  Next: choose another.\n\n    trace"
 
 
 def test_without_an_error_line_last_words_are_the_last_lines() -> None:
     lines = [f"line {number}" for number in range(100)]
-    assert last_words("\n".join(lines) + "\n\n") == "\n".join(lines[-TAIL_LINES_MAX:])
-    assert last_words("") == ""
+    assert last_lines("\n".join(lines) + "\n\n") == "\n".join(lines[-TAIL_LINES_MAX:])
+    assert last_lines("") == ""
 
 
 def test_last_words_are_those_of_the_newest_start(tmp_path: Path) -> None:
     log = PartLog(tmp_path / "part.log")
-    assert log.last_words() == ""
+    assert log.last_lines() == ""
     write(log, "error: the first\n")
-    assert log.last_words() == "the first"
+    assert log.last_lines() == "the first"
     write(log, "")
-    assert log.last_words() == ""
+    assert log.last_lines() == ""
     assert log.path.read_text() == "error: the first\n"
 
 
@@ -49,7 +49,7 @@ def test_a_log_over_its_limit_is_set_aside_while_the_part_goes_on_writing(tmp_pa
     os.close(descriptor)
     assert log.path.read_bytes() == b"last words\n"
     assert (tmp_path / "part.old.log").read_bytes() == b"0123456789\n"
-    assert log.last_words() == "last words"
+    assert log.last_lines() == "last words"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -64,9 +64,9 @@ def test_notes_and_errors_are_read_from_either_format(
     with log.path.open("a") as file:
         file.write(capsys.readouterr().err)
     assert log.notes() == ["the gateway is away; waiting for it"]
-    assert log.last_words() == "The port is in use.\n  Next: Choose another."
+    assert log.last_lines() == "The port is in use.\n  Next: Choose another."
     tell_error(RecordError("a function raised", trace="Traceback:\n  in line 7"))
-    assert last_words(capsys.readouterr().err) == "A function raised.\n  Traceback:\n    in line 7"
+    assert last_lines(capsys.readouterr().err) == "A function raised.\n  Traceback:\n    in line 7"
 
 
 def test_in_json_every_word_to_people_is_one_line_of_json(

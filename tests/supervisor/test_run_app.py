@@ -29,7 +29,7 @@ DONE = {
 
 
 @pytest.mark.parametrize(
-    ("figures", "told"),
+    ("figures", "message"),
     [
         ({}, "1,200 of 1,300 records committed in 12 epochs"),
         ({"epochs": 1}, "1,200 of 1,300 records committed in 1 epoch"),
@@ -64,8 +64,10 @@ DONE = {
         ),
     ],
 )
-def test_the_end_says_what_was_committed_and_what_became_of_late_records(figures: dict[str, object], told: str) -> None:
-    assert sentence(DONE | figures) == told
+def test_the_end_says_what_was_committed_and_what_became_of_late_records(
+    figures: dict[str, object], message: str
+) -> None:
+    assert sentence(DONE | figures) == message
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
     try:
         progress = PipelineProgress.from_now(tmp_path)
         with first.client() as control:
-            while [one["is_connected"] for one in control.gateways()] != [True, True]:
+            while [gateway["is_connected"] for gateway in control.gateways()] != [True, True]:
                 pass
             assert progress.look().away == ()
             second.kill()
@@ -158,12 +160,13 @@ def test_a_disk_with_little_room_is_told_with_its_path_in_the_progress_and_in_th
             display.show(progress, 0)
             progress.disks_low = ()
             display.show(progress, 0)
-        told = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert (
-            f"the disk of {tmp_path / 'gateway'} has fewer free bytes than disk_free_bytes_min: producers wait" in told
+            f"the disk of {tmp_path / 'gateway'} has fewer free bytes than disk_free_bytes_min: producers wait"
+            in output
         )
-        assert f"disk low {tmp_path / 'gateway'}" in told
-        assert "has enough free space again" in told
+        assert f"disk low {tmp_path / 'gateway'}" in output
+        assert "has enough free space again" in output
         log = gateway.log.read_text()
         assert "gateway.disk_low" in log
         assert f"path={tmp_path / 'gateway' / 'log'}" in log

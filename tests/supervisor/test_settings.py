@@ -56,6 +56,6 @@ def test_who_listens_shows_the_certificate_and_who_connects_trusts_and_shows_it_
     local.start()
     local.start_source([tmp_path / "input"])
     pair = f"--tls-cert {chosen.tls_cert} --tls-key {chosen.tls_key}"
-    assert f"{pair} --tls-client-ca {authority.ca}" in started.words["gateway"]
-    assert f"--tls-ca {authority.ca} {pair}" in started.words["driver"]
-    assert f"--tls-ca {authority.ca} {pair}" in started.words["source"]
+    assert f"{pair} --tls-client-ca {authority.ca}" in started.command_lines["gateway"]
+    assert f"--tls-ca {authority.ca} {pair}" in started.command_lines["driver"]
+    assert f"--tls-ca {authority.ca} {pair}" in started.command_lines["source"]

@@ -23,9 +23,9 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
         yield supervisor
 
 
-def start(supervisor: Supervisor, told: Path, code: str = "") -> int:
+def start(supervisor: Supervisor, report: Path, code: str = "") -> int:
     """A part that drives, and its spare, which waits for its turn. Gives the spare's process id."""
-    supervisor.start(part("driver", code + WAIT + telling(told) + FOREVER, told, spare=("spare",)))
+    supervisor.start(part("driver", code + WAIT + telling(report) + FOREVER, report, spare=("spare",)))
     assert supervisor.wait_ready("driver")
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
     spare = supervisor.spare_pid("driver")
@@ -36,11 +36,11 @@ def start(supervisor: Supervisor, told: Path, code: str = "") -> int:
 def test_the_spare_takes_over_when_its_part_is_killed_and_another_one_waits(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    spare = start(supervisor, told)
-    assert int(told.read_text()) == supervisor.pid("driver") != spare, "a spare does nothing before its turn"
+    report = tmp_path / "told"
+    spare = start(supervisor, report)
+    assert int(report.read_text()) == supervisor.pid("driver") != spare, "a spare does nothing before its turn"
     supervisor.kill("driver")
-    watch_until(supervisor, lambda: int(told.read_text()) == spare)
+    watch_until(supervisor, lambda: int(report.read_text()) == spare)
     assert supervisor.pid("driver") == spare
     assert supervisor.restarts == {"driver": 1}
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))

@@ -35,9 +35,9 @@ def telling(place: Path, text: str = "str(os.getpid())") -> str:
     return TELL.replace("PLACE", repr(str(place))).replace("TEXT", text)
 
 
-def part(name: str, code: str, told: Path | None = None, **options: object) -> Part:
-    if told is not None:
-        options["is_ready"] = lambda pid: told.exists() and told.read_text().split()[:1] == [str(pid)]
+def part(name: str, code: str, report: Path | None = None, **options: object) -> Part:
+    if report is not None:
+        options["is_ready"] = lambda pid: report.exists() and report.read_text().split()[:1] == [str(pid)]
     return Part(name, python(code), **options)  # type: ignore[arg-type]
 
 
@@ -94,8 +94,8 @@ def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(superviso
 
 
 def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supervisor) -> None:
-    words = "error: The port is in use.\n  Next: choose another."
-    supervisor.start(part("gateway", f"import sys; print('noise'); print({words!r}); sys.exit({int(Status.ACT)})"))
+    error = "error: The port is in use.\n  Next: choose another."
+    supervisor.start(part("gateway", f"import sys; print('noise'); print({error!r}); sys.exit({int(Status.ACT)})"))
     with pytest.raises(PartFailed) as failure:
         watch_until(supervisor, lambda: False)
     assert failure.value.explain() == "The port is in use.\n  Next: choose another."
@@ -131,13 +131,13 @@ def test_a_part_that_never_gets_ready_is_started_again_and_at_last_given_up(supe
 
 
 def test_readiness_is_asked_of_each_start(supervisor: Supervisor, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    supervisor.start(part("gateway", telling(told) + FOREVER, told))
+    report = tmp_path / "told"
+    supervisor.start(part("gateway", telling(report) + FOREVER, report))
     assert supervisor.wait_ready("gateway")
     supervisor.kill("gateway")
     watch_until(supervisor, lambda: supervisor.restarts == {"gateway": 1})
     assert supervisor.wait_ready("gateway")
-    assert told.read_text() == str(supervisor.pid("gateway"))
+    assert report.read_text() == str(supervisor.pid("gateway"))
 
 
 # Like Spark's driver: a child in its session, one in a process group of its own, one in its own session with a child.
@@ -157,21 +157,21 @@ family += [subprocess.Popen(forever).pid, subprocess.Popen(forever, process_grou
 """
 
 
-def family_code(told: Path) -> str:
-    return FAMILY + telling(told, '" ".join(map(str, [os.getpid(), *family]))') + FOREVER
+def family_code(report: Path) -> str:
+    return FAMILY + telling(report, '" ".join(map(str, [os.getpid(), *family]))') + FOREVER
 
 
-def pids_in(told: Path) -> list[int]:
-    return [int(pid) for pid in told.read_text().split()]
+def pids_in(report: Path) -> list[int]:
+    return [int(pid) for pid in report.read_text().split()]
 
 
 def test_everything_that_a_dead_driver_left_is_gone_before_the_next_one_starts(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    supervisor.start(part("driver", family_code(told), told))
+    report = tmp_path / "told"
+    supervisor.start(part("driver", family_code(report), report))
     assert supervisor.wait_ready()
-    family = pids_in(told)
+    family = pids_in(report)
     assert len(family) == 5
     assert not any(map(is_gone, family))
     supervisor.kill("driver")
@@ -180,14 +180,14 @@ def test_everything_that_a_dead_driver_left_is_gone_before_the_next_one_starts(
 
 
 def test_nothing_and_no_port_is_left_behind(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    report = tmp_path / "told"
     listen = "import socket; server = socket.create_server(('127.0.0.1', 0))\n"
     with Supervisor(tmp_path / "logs", QUICK) as supervisor:
-        code = listen + telling(told, "f'{os.getpid()} {server.getsockname()[1]}'") + FOREVER
-        supervisor.start(part("gateway", code, told))
+        code = listen + telling(report, "f'{os.getpid()} {server.getsockname()[1]}'") + FOREVER
+        supervisor.start(part("gateway", code, report))
         supervisor.start(part("driver", family_code(tmp_path / "family"), tmp_path / "family"))
         assert supervisor.wait_ready()
-        pid, port = pids_in(told)
+        pid, port = pids_in(report)
     assert all(map(is_gone, [pid, *pids_in(tmp_path / "family")]))
     socket.create_server(("127.0.0.1", port)).close()
 
@@ -201,9 +201,9 @@ def test_parts_stop_by_rank_and_each_in_its_own_time(tmp_path: Path) -> None:
     )
     with Supervisor(tmp_path / "logs", QUICK) as supervisor:
         for name, rank in {"sink": 4, "gateway": 3, "source": 1, "driver": 2}.items():
-            told = tmp_path / name
+            report = tmp_path / name
             supervisor.start(
-                part(name, code.replace("NAME", repr(name)) + telling(told) + FOREVER, told, stop_rank=rank)
+                part(name, code.replace("NAME", repr(name)) + telling(report) + FOREVER, report, stop_rank=rank)
             )
         assert supervisor.wait_ready()
     assert story.read_text().split() == ["source", "driver", "gateway", "sink"]
@@ -212,8 +212,8 @@ def test_parts_stop_by_rank_and_each_in_its_own_time(tmp_path: Path) -> None:
 def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path, sentences: list[str]) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     with Supervisor(tmp_path / "logs", QUICK, sentences.append) as supervisor:
-        told = tmp_path / "deaf"
-        supervisor.start(part("deaf", deaf + telling(told) + FOREVER, told, stop_timeout_s=0.05))
+        report = tmp_path / "deaf"
+        supervisor.start(part("deaf", deaf + telling(report) + FOREVER, report, stop_timeout_s=0.05))
         supervisor.start(part("frozen", FOREVER, stop_timeout_s=0.05))
         assert supervisor.wait_ready()
         pids = [supervisor.pid(name) or 0 for name in ("deaf", "frozen")]
@@ -268,7 +268,7 @@ def marked_family(leader: int) -> list[int]:
     mark = (
         next(entry for entry in environment if entry.startswith(cleanup.VARIABLE.encode())).decode().partition("=")[2]
     )
-    return [one.pid for one in cleanup.find(mark)]
+    return [process.pid for process in cleanup.find(mark)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -281,15 +281,15 @@ def test_a_signal_stops_everything_at_once(tmp_path: Path, number: signal.Signal
 
 
 def test_a_second_interrupt_waits_for_nobody(tmp_path: Path) -> None:
-    told, asked = tmp_path / "told", tmp_path / "asked"
-    os.mkfifo(asked)
-    deaf = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: open({str(asked)!r}, 'w').close())\n"
-    with supervising_program(tmp_path, deaf + telling(told) + FOREVER, 10 * PATIENCE_S) as program:
+    report, request = tmp_path / "told", tmp_path / "asked"
+    os.mkfifo(request)
+    deaf = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: open({str(request)!r}, 'w').close())\n"
+    with supervising_program(tmp_path, deaf + telling(report) + FOREVER, 10 * PATIENCE_S) as program:
         program.send_signal(signal.SIGINT)
-        asked.read_text()  # which waits until the part was asked
+        request.read_text()  # which waits until the part was asked
         program.send_signal(signal.SIGINT)
         assert program.wait(PATIENCE_S) == 128 + signal.SIGINT
-        assert all(map(is_gone, pids_in(told)))
+        assert all(map(is_gone, pids_in(report)))
 
 
 def test_when_the_supervisor_is_sigkilled_nothing_of_its_parts_lives_on(tmp_path: Path) -> None:

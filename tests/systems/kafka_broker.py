@@ -74,7 +74,9 @@ class Kafka:
     def _has_leaders(self, names: Sequence[str]) -> bool:
         found = self.admin.list_topics(timeout=READ_TIMEOUT_S).topics
         return all(
-            name in found and found[name].partitions and all(one.leader >= 0 for one in found[name].partitions.values())
+            name in found
+            and found[name].partitions
+            and all(partition.leader >= 0 for partition in found[name].partitions.values())
             for name in names
         )
 
@@ -151,10 +153,10 @@ class Kafka:
 
     def _ends(self, places: Sequence[TopicPartition]) -> dict[int, int]:
         """Behind the last message of each partition, committed or not."""
-        asked = self.admin.list_offsets(
+        futures = self.admin.list_offsets(
             {place: OffsetSpec.latest() for place in places}, isolation_level=IsolationLevel.READ_UNCOMMITTED
         )
-        return {place.partition: future.result(READ_TIMEOUT_S).offset for place, future in asked.items()}
+        return {place.partition: future.result(READ_TIMEOUT_S).offset for place, future in futures.items()}
 
     def values(self, topic: str) -> list[bytes | None]:
         return [message.value() for message in self.committed(topic)]

@@ -26,9 +26,11 @@ class RegistryServer:
             def do_GET(self) -> None:
                 owner.requests.append(self.path)
                 is_allowed = not password or self.headers.get("Authorization") == expected
-                told = owner._answer(self.path) if is_allowed else None
-                body = json.dumps(told if told is not None else {"error_code": 40403, "message": "not found"}).encode()
-                self.send_response(200 if told is not None else 404 if is_allowed else 401)
+                reply = owner._answer(self.path) if is_allowed else None
+                body = json.dumps(
+                    reply if reply is not None else {"error_code": 40403, "message": "not found"}
+                ).encode()
+                self.send_response(200 if reply is not None else 404 if is_allowed else 401)
                 self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -52,13 +54,13 @@ class RegistryServer:
         self, subject: str, schema: str | FileDescriptorProto, kind: str = "AVRO", references: list[Any] | None = None
     ) -> int:
         number = len(self._schemas) + 1
-        told: dict[str, Any] = {"references": references} if references else {}
+        fields: dict[str, Any] = {"references": references} if references else {}
         if isinstance(schema, FileDescriptorProto):
             kind, self._serialized[number] = "PROTOBUF", base64.b64encode(schema.SerializeToString()).decode()
             schema = "the text of a .proto file"
         if kind != "AVRO":
-            told["schemaType"] = kind
-        self._schemas[number] = told | {"schema": schema}
+            fields["schemaType"] = kind
+        self._schemas[number] = fields | {"schema": schema}
         self._subjects.setdefault(subject, []).append(number)
         return number
 

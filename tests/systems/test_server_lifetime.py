@@ -32,8 +32,8 @@ with running() as server:
     ],
 )
 def test_a_server_ends_when_its_owner_is_killed(module: str) -> None:
-    words = [sys.executable, "-c", OWNER.format(module=module)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as owner:
+    arguments = [sys.executable, "-c", OWNER.format(module=module)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         server = int(owner.stdout.readline())
         os.kill(owner.pid, signal.SIGKILL)

@@ -87,7 +87,7 @@ def test_a_record_has_its_key_and_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "inputs", "told"),
+    ("pipeline", "inputs", "sentence"),
     [
         (two_sources(), {"c": [b"x"]}, "no source 'c'"),
         (two_sources(), {"a": "text"}, "are a str"),
@@ -100,8 +100,8 @@ def test_a_record_has_its_key_and_time() -> None:
         (of_streams(1, 2), {"a": [b"x"]}, "takes 2 streams"),
     ],
 )
-def test_inputs_that_no_producer_could_send_are_refused(pipeline: Pipeline, inputs: Any, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_inputs_that_no_producer_could_send_are_refused(pipeline: Pipeline, inputs: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         Arrivals.of(pipeline.graph(), inputs)
 
 

@@ -28,7 +28,7 @@ def alike(pipeline: Pipeline, inputs: Any, **options: Any) -> Outputs:
     """What the pipeline gives, which must be the same however its input is cut and dealt out."""
     found = [run(pipeline, inputs, epochs=epochs, parallelism=tasks, **options) for epochs in CUTS for tasks in TASKS]
     assert all(one.bytes == found[0].bytes for one in found)
-    assert all(one == found[0] for one in found)
+    assert all(output == found[0] for output in found)
     return found[0]
 
 
@@ -185,10 +185,10 @@ def test_streams_are_put_in_the_order_of_event_time_whatever_came_first() -> Non
 def test_a_key_and_a_time_that_a_record_comes_with_reach_the_functions() -> None:
     pipeline = Pipeline("keys")
 
-    def told(value: str, context: Context) -> str:
+    def described(value: str, context: Context) -> str:
         return f"{value} {context.key!r} {context.event_time}"
 
-    pipeline.source("in", codec="text").map(told).sink("out", to="file:out")
+    pipeline.source("in", codec="text").map(described).sink("out", to="file:out")
     inputs = {"in": [Record("x", key="k", event_time=1.5), "y"]}
     assert alike(pipeline, inputs)["out"] == ["x b'k' 1500000000", "y b'' 0"]
 
@@ -403,5 +403,5 @@ pipeline.source("in").rebalance().map_stateful(lambda s, v: (s, v), key=bytes, i
 assert run(pipeline, {"in": [b"a"]}) == {"out": [b"a"]}
 print(sorted({"pyspark", "py4j", "typer"} & set(sys.modules)))
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert result.strip() == "[]"

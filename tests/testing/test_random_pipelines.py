@@ -73,6 +73,6 @@ def test_the_output_is_that_of_spark_byte_for_byte(spark: Session, pipeline: Pip
     cuts = cuts_of((rows.column("kind").to_numpy() == 0).tolist(), [half])
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
-        told = run_on_spark(spark, plan, rows, cuts, work, random_pipelines.__name__)
-        assert failures(told) == []
-        assert written(plan, work / "runs", told) == run(pipeline, inputs, epochs=[half]).bytes
+        outputs = run_on_spark(spark, plan, rows, cuts, work, random_pipelines.__name__)
+        assert failures(outputs) == []
+        assert written(plan, work / "runs", outputs) == run(pipeline, inputs, epochs=[half]).bytes

@@ -69,8 +69,8 @@ def test_what_the_connections_of_a_sink_have_written_is_one_output_if_the_order_
     assert run_verify(keyed) == 0
     assert capsys.readouterr().out.startswith("app-out, 3 connections: 100 records: 0 lost, 0 doubled, 0 out of order")
     assert run_verify(replace(keyed, instance="app-out"), as_json=True) == 0
-    (told,) = json.loads(capsys.readouterr().out)["outputs"]
-    assert (told["instance"], told["connections"], told["uncommitted_bytes"]) == ("app-out", 3, 12)
+    (document,) = json.loads(capsys.readouterr().out)["outputs"]
+    assert (document["instance"], document["connections"], document["uncommitted_bytes"]) == ("app-out", 3, 12)
     assert run_verify(replace(keyed, instance="app-out-2")) == 1, "one connection alone has not everything"
     assert run_verify(ComparisonRequest([source], sink)) == 1, "a total order is promised to one output only"
     printed = b"".join(committed_output(sink, "app-out"))
@@ -151,9 +151,9 @@ def test_json_has_the_counts_and_the_first_offenders(
     damaged = GOOD.replace(b"record-7\n", b"record-8\n", 1)
     write(sink, damaged, [(0, len(damaged), True)])
     assert run_verify(ComparisonRequest([source], sink), as_json=True) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["outcome"], told["records"], told["lost"], told["doubled"]) == ("violated", 100, 1, 1)
-    assert told["outputs"][0]["first"]["lost"] == {"where": "input", "number": 7, "record": "'record-7'"}
+    document = json.loads(capsys.readouterr().out)
+    assert (document["outcome"], document["records"], document["lost"], document["doubled"]) == ("violated", 100, 1, 1)
+    assert document["outputs"][0]["first"]["lost"] == {"where": "input", "number": 7, "record": "'record-7'"}
 
 
 def test_each_instance_is_judged_alone_and_one_bad_one_is_enough(source: Path, sink: Path) -> None:

@@ -48,10 +48,10 @@ def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: 
     )
     assert b"".join(committed_output(tmp_path, "second-out")) == b"second\n"
     (tmp_path / "input").write_bytes(b"second\n")
-    asked = ComparisonRequest([tmp_path / "input"], tmp_path)
+    request = ComparisonRequest([tmp_path / "input"], tmp_path)
     with pytest.raises(ConfigError, match="several pipelines"):
-        asked.check()
-    replace(asked, instance="second-out").check()
+        request.check()
+    replace(request, instance="second-out").check()
     for path in tmp_path.glob("first-*"):
         path.unlink()
     assert b"".join(committed_output(tmp_path, None)) == b"second\nsecond\n", "several sinks of one are no question"

@@ -49,8 +49,8 @@ def test_a_lost_tail_is_a_violation_that_names_it_and_says_that_it_was_acknowled
     assert failure.sentence.startswith("lost: left has 9 of 10 records of stream s0000. ")
     lost = len(list(fake.directory.glob("*.txt")))
     assert chronicle.figures()["lost"] == chronicle.figures()["acknowledged_lost"] == lost
-    told = f"{9 * lost} records: {lost} lost, 0 doubled, 0 out of order, {lost} acknowledged but lost; violated"
-    assert told in chronicle.sentence()
+    sentence = f"{9 * lost} records: {lost} lost, 0 doubled, 0 out of order, {lost} acknowledged but lost; violated"
+    assert sentence in chronicle.sentence()
 
 
 def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
@@ -60,8 +60,10 @@ def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
 
 
 def not_compared(chronicle: History) -> bool:
-    told = json.loads(json.dumps(chronicle.figures()))
-    return told["lost"] is None and "not compared to the end" in chronicle.sentence() and AGAIN not in page(chronicle)
+    document = json.loads(json.dumps(chronicle.figures()))
+    return (
+        document["lost"] is None and "not compared to the end" in chronicle.sentence() and AGAIN not in page(chronicle)
+    )
 
 
 def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
@@ -94,10 +96,10 @@ def test_a_run_that_was_stopped_has_counted_nothing(fake: FakeCluster, monkeypat
 
 
 def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.CaptureFixture[str]) -> None:
-    for chronicle, told in (
+    for chronicle, text in (
         (History(0), "verdict nothing to judge yet"),
         (History(0, committed=1), "verdict clean so far"),
         (History(0, committed=1, failures=[RunFailure("death", "it ended", "")]), "verdict violated"),
     ):
         Screen().show(chronicle)
-        assert told in capsys.readouterr().err
+        assert text in capsys.readouterr().err

@@ -76,7 +76,7 @@ class Cluster:
         path = self.directory / f"input-{number}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         self.inputs.append(path)
-        argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address, *self.local.producer_words]
+        argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address, *self.local.producer_arguments]
         argv += ["--rate", str(rate)] if rate else []
         self.supervisor.start(Part(f"source-{number}", tuple(argv)))
         return f"source-{number}"
@@ -141,7 +141,10 @@ class Cluster:
 
     def prepared(self) -> dict[str, tuple[str, ...]]:
         """The transactions that each sink has voted for and not been told about."""
-        return {sink: tuple(one.txn_id for one in uncommitted(path)) for sink, path in self.txnlogs().items()}
+        return {
+            sink: tuple(transaction.txn_id for transaction in uncommitted(path))
+            for sink, path in self.txnlogs().items()
+        }
 
     def java(self, driver_pid: int | None = None) -> int:
         """The JVM half of a driver."""
@@ -172,12 +175,12 @@ def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str
 
 def state_of(pid: int | None) -> str:
     """A process's state in one letter, "" if there is none."""
-    return next((one.state for one in cleanup.processes() if one.pid == pid), "")
+    return next((process.state for process in cleanup.processes() if process.pid == pid), "")
 
 
 def session_of(pid: int) -> list[int]:
     """The living processes of a session."""
-    return [one.pid for one in cleanup.processes() if one.session == pid and one.state != "Z"]
+    return [process.pid for process in cleanup.processes() if process.session == pid and process.state != "Z"]
 
 
 def java_of(driver: int) -> int:
@@ -188,7 +191,7 @@ def java_of(driver: int) -> int:
 def jvms(driver: int) -> list[int]:
     """The driver's JVM, then those of its executors, if they have any of their own."""
     found = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
-    parents = {one.pid: one.parent for one in cleanup.processes()}
+    parents = {process.pid: process.parent for process in cleanup.processes()}
     return sorted(found, key=lambda pid: (parents.get(pid) in found, pid))
 
 

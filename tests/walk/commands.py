@@ -17,15 +17,15 @@ TIMEOUT_S = 240.0
 MARK = "PROCESSION_TEST_MARK"
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "procession", *map(str, words)]
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "procession", *map(str, arguments)]
 
 
-def run(*words: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; nothing of it may be left then."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
-        command(*words),
+        command(*arguments),
         cwd=cwd,
         env={**os.environ, **env, MARK: mark},
         capture_output=True,
@@ -40,10 +40,10 @@ def run(*words: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProces
 class Running:
     """A command that goes on; its words are kept in a file."""
 
-    def __init__(self, process: subprocess.Popen[bytes], said: Path, mark: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output: Path, mark: str) -> None:
         self.process = process
         self.mark = mark
-        self._said = said
+        self._said = output
 
     @property
     def said(self) -> str:
@@ -54,15 +54,15 @@ class Running:
 
 
 @contextmanager
-def running(*words: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
+def running(*arguments: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
     mark = uuid.uuid4().hex
-    said = cwd / f"said-{mark}.txt"
-    with said.open("wb") as output:
+    output = cwd / f"said-{mark}.txt"
+    with output.open("wb") as output:
         process = subprocess.Popen(
-            command(*words), cwd=cwd, env={**os.environ, **env, MARK: mark}, stdout=output, stderr=output
+            command(*arguments), cwd=cwd, env={**os.environ, **env, MARK: mark}, stdout=output, stderr=output
         )
     try:
-        yield Running(process, said, mark)
+        yield Running(process, output, mark)
     finally:
         process.kill()
         process.wait()
@@ -79,24 +79,26 @@ def all_pids(mark: str) -> list[int]:
 
 def pids(mark: str, part: str) -> list[int]:
     """The processes among them that run this command of ours."""
-    return [pid for pid, words in _living(mark).items() if f" -m procession {part} " in words]
+    return [pid for pid, cmdline in _living(mark).items() if f" -m procession {part} " in cmdline]
 
 
 def _living(mark: str) -> dict[int, str]:
     found = {}
-    for one in cleanup.processes():
+    for process in cleanup.processes():
         try:
-            environment = Path(f"/proc/{one.pid}/environ").read_bytes()
-            words = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            cmdline = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         except OSError:
             continue
         if f"{MARK}={mark}".encode() in environment.split(b"\0"):
-            found[one.pid] = words.replace(b"\0", b" ").decode(errors="replace")
+            found[process.pid] = cmdline.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
-def told(stderr: str, *, is_users_code: bool = False) -> str:
-    """The one error that was told: a sentence, then a next step. A trace belongs to errors of the user's own code."""
+def error_line(stderr: str, *, is_users_code: bool = False) -> str:
+    """Return the sentence of the only error in `stderr`, and check that a next step follows.
+
+    A trace belongs to errors of the user's own code."""
     lines = stderr.splitlines()
     errors = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     assert len(errors) == 1, stderr

@@ -90,8 +90,8 @@ def _listening() -> Iterator[tuple[Address, str]]:
             fields = line.split()
             if fields[3] == "0A":
                 raw, port = fields[1].split(":")
-                words = [bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8)]
-                yield Address(socket.inet_ntop(hosts, b"".join(words)), int(port, 16)), fields[9]
+                address_bytes = [bytes.fromhex(raw[start : start + 8])[::-1] for start in range(0, len(raw), 8)]
+                yield Address(socket.inet_ntop(hosts, b"".join(address_bytes)), int(port, 16)), fields[9]
 
 
 def as_another_user(attack: Callable[[], Any]) -> Any:
@@ -233,8 +233,8 @@ def test_nobody_writes_to_a_sink_or_sends_to_a_gateway_without_its_secret(attack
 
 
 def test_the_control_socket_is_out_of_reach(attacked: Attacked) -> None:
-    told = read_json(attacked.directory / "gateway" / "gateway.json")["control"]
-    assert told.startswith("unix:")
+    control = read_json(attacked.directory / "gateway" / "gateway.json")["control"]
+    assert control.startswith("unix:")
     socket_file = SocketFile(attacked.directory / "gateway" / "control.sock")
 
     def connect() -> str:
@@ -285,5 +285,5 @@ def test_no_secret_is_on_a_command_line_or_in_an_environment(attacked: Attacked)
     shown = [find_secret(attacked.directory, secret) for secret in Secret]
     for pid in all_pids(attacked.mark):
         with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
-            assert not any(secret in words for secret in shown), words
+            visible = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+            assert not any(secret in visible for secret in shown), visible

@@ -83,8 +83,8 @@ def lines(cluster: Cluster, count: int) -> list[bytes]:
 
 
 def epochs_s(cluster: Cluster) -> list[float]:
-    told = (cluster.directory / "epochs.jsonl").read_text().splitlines()
-    return [json.loads(line)["seconds"] for line in told]
+    lines = (cluster.directory / "epochs.jsonl").read_text().splitlines()
+    return [json.loads(line)["seconds"] for line in lines]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from procession.driver.app_file import load_app
 from procession.exit_status import Status
 from procession.sdk.transaction_log import uncommitted
 from tests.walk.cluster import committed, read_json, wait_for
-from tests.walk.commands import living, run, running, told
+from tests.walk.commands import error_line, living, run, running
 
 APP = """
 from procession import Pipeline
@@ -64,12 +64,12 @@ def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(app: Path
     app.write_bytes(text.encode(errors="surrogateescape"))
     done = run("run", "app.py", "--input", "input.txt", cwd=app.parent)
     assert done.returncode == Status.ACT
-    assert re.search(sentence, told(done.stderr, is_users_code=is_users_code)), done.stderr
+    assert re.search(sentence, error_line(done.stderr, is_users_code=is_users_code)), done.stderr
     assert not is_users_code or f'File "{app}", line 1' in done.stderr, "the line that did it"
     assert not (app.parent / ".procession").exists()
 
 
-WORDS = {
+BAD_COMMANDS = {
     "an app that is not there": (["run", "other.py"], "here is no app at other.py"),
     "an input that is not there": (["run", "app.py", "--input", "nowhere"], "Cannot read nowhere: there is no such"),
     "an input that is no file": (["run", "app.py", "--input", "."], "Cannot read .: it is not a file"),
@@ -92,17 +92,17 @@ WORDS = {
 MISUSES = {"an input named twice", "a sink's address that is none", "a control address that is none"}
 
 
-@pytest.mark.parametrize("what", WORDS)
+@pytest.mark.parametrize("what", BAD_COMMANDS)
 def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str) -> None:
-    words, sentence = WORDS[what]
-    done = run(*words, cwd=app.parent)
+    arguments, sentence = BAD_COMMANDS[what]
+    done = run(*arguments, cwd=app.parent)
     assert done.returncode == (Status.USAGE if what in MISUSES else Status.ACT)
-    assert sentence in told(done.stderr)
+    assert sentence in error_line(done.stderr)
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["run", "app.py", "--input", "input.txt", "--listen"],
         ["run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--control"],
@@ -112,18 +112,18 @@ def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str
     ],
     ids=["run", "run's control", "gateway", "control", "sink"],
 )
-def test_a_port_in_use_is_named(app: Path, taken: str, words: list[str]) -> None:
-    done = run(*words, taken, cwd=app.parent)
+def test_a_port_in_use_is_named(app: Path, taken: str, arguments: list[str]) -> None:
+    done = run(*arguments, taken, cwd=app.parent)
     assert done.returncode == Status.ACT
-    assert told(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
+    assert error_line(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
 
 
-@pytest.mark.parametrize("words", [["run", "app.py", "--input", "input.txt"], ["demo", "--records", "10"]])
-def test_without_java_nothing_is_started_or_written(app: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["run", "app.py", "--input", "input.txt"], ["demo", "--records", "10"]])
+def test_without_java_nothing_is_started_or_written(app: Path, arguments: list[str]) -> None:
     before = sorted(app.parent.iterdir())
-    done = run(*words, cwd=app.parent, JAVA_HOME=str(app.parent / "nowhere"))
+    done = run(*arguments, cwd=app.parent, JAVA_HOME=str(app.parent / "nowhere"))
     assert done.returncode == Status.ACT
-    assert told(done.stderr).startswith("Spark needs Java 17 or newer, and JAVA_HOME is ")
+    assert error_line(done.stderr).startswith("Spark needs Java 17 or newer, and JAVA_HOME is ")
     assert sorted(app.parent.iterdir()) == before
 
 
@@ -131,7 +131,7 @@ def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(app: Pat
     for option in ("--listen", "--metrics", "--control"):
         done = run("run", "app.py", option, taken, cwd=app.parent)
         assert done.returncode == Status.ACT
-        assert "is in use." in told(done.stderr)
+        assert "is in use." in error_line(done.stderr)
         assert not (app.parent / ".procession").exists()
 
 
@@ -151,7 +151,7 @@ def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
     app.write_text(APP.replace(old, new))
     done = run("run", "app.py", "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0", cwd=app.parent)
     assert done.returncode == Status.ACT
-    assert sentence in told(done.stderr)
+    assert sentence in error_line(done.stderr)
     owner.check_fence()
 
 
@@ -166,11 +166,11 @@ def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> No
         to = ("--to", str(read_json(address)["listen"]))
         done = run("source", "file", "input.txt", *to, "--cookie-file", "wrong", cwd=place)
         assert done.returncode == Status.ACT
-        assert "cookie" in told(done.stderr)
+        assert "cookie" in error_line(done.stderr)
         driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
         done = run(*driver, "--control-cookie-file", "wrong", cwd=place)
         assert done.returncode == Status.ACT
-        assert told(done.stderr) == "The request has a wrong secret, or none."
+        assert error_line(done.stderr) == "The request has a wrong secret, or none."
         for text in (done.stderr, gate.said):
             assert "sesame" not in text
             assert "sezame" not in text
@@ -201,13 +201,13 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
     expected = "".join(f"{line.upper()}\n" for line in lines).encode()
     app = tmp_path / "app.py"
     app.write_text(STRICT)
-    words = ["run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", "200"]
+    arguments = ["run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", "200"]
     instance = tmp_path / "output" / "strict-output-0"
 
-    done = run(*words, cwd=tmp_path)
+    done = run(*arguments, cwd=tmp_path)
     assert done.returncode == Status.ACT
     stream = stream_id_of(tmp_path / "input.txt")
-    sentence = told(done.stderr, is_users_code=True)
+    sentence = error_line(done.stderr, is_users_code=True)
     assert f"tage 'map-1' raised on message {before} of stream {stream}" in sentence
     assert "ValueError: no good: bad record" in sentence
     assert done.stderr.count("no good: bad record") == 2, "once in the sentence, once at the end of the trace"
@@ -218,7 +218,7 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
     assert uncommitted(instance.with_suffix(".txnlog")) == ()
 
     app.write_text(STRICT.replace("MENDED = False", "MENDED = True"))
-    with running(*words, cwd=tmp_path) as second:
+    with running(*arguments, cwd=tmp_path) as second:
         previous = read_json(tmp_path / "output" / "sink.json")["pid"]
         wait_for(
             lambda: read_json(tmp_path / "output" / "sink.json")["pid"] != previous, "the sink", lambda: second.said
@@ -226,12 +226,12 @@ def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_whe
         limit = 150_000
         resource.prlimit(read_json(tmp_path / "output" / "sink.json")["pid"], resource.RLIMIT_FSIZE, (limit, limit))
         assert second.wait() == Status.ACT
-        assert f"Cannot write {instance}.data: File too large." in told(second.said)
+        assert f"Cannot write {instance}.data: File too large." in error_line(second.said)
         assert living(second.mark) == []
     assert expected.startswith(committed(instance))
     assert len(shown) < len(committed(instance)) <= limit, "what was committed before the disk was full stays"
 
-    done = run(*words, cwd=tmp_path)
+    done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert committed(instance) == expected
 
@@ -253,8 +253,8 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_an
     (tmp_path / "input.txt").write_bytes(b"".join(b"record %d\n" % number for number in range(500)))
     address = tmp_path / ".procession" / "outside" / "gateway" / "gateway.json"
     with running("run", "app.py", "--listen", "127.0.0.1:0", cwd=tmp_path) as pipeline:
-        words = f"sink 'output' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
-        wait_for(lambda: words in pipeline.said, "the driver to say that its sink is away", lambda: pipeline.said)
+        sentence = f"sink 'output' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
+        wait_for(lambda: sentence in pipeline.said, "the driver to say that its sink is away", lambda: pipeline.said)
         wait_for(lambda: "ready: connectors" in pipeline.said, "the pipeline to be ready", lambda: pipeline.said)
         to = ("--to", str(read_json(address)["listen"]))
         with (

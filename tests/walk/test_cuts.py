@@ -56,8 +56,8 @@ def test_i6_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(
     expected = sequential(app, given, lines)
     assert all(expected.values())
 
-    words = ["run", app, "--input", given, "--listen", "127.0.0.1:0", "--epoch-records-max", str(records_max)]
-    done = run(*words, cwd=tmp_path, TASKS=str(tasks))
+    arguments = ["run", app, "--input", given, "--listen", "127.0.0.1:0", "--epoch-records-max", str(records_max)]
+    done = run(*arguments, cwd=tmp_path, TASKS=str(tasks))
     assert done.returncode == 0, done.stderr
     assert {sink: committed(tmp_path / "output" / f"cuts-{sink}-0") for sink in expected} == expected
 
@@ -69,7 +69,7 @@ def sequential(app: Path, given: Path, lines: list[bytes]) -> dict[str, bytes]:
         positions.append(positions[-1] + len(line) + 1)
     count = len(lines)
     columns = [[0] * count, [stream_id_of(given)] * count, positions, [0] * count, [b""] * count, lines]
-    arrays = [pa.array(column, one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, INGRESS_SCHEMA, strict=True)]
     graph = load_app(app).graph
     return Sequential(graph, {"louder": bytes.upper}).run(pa.record_batch(arrays, schema=INGRESS_SCHEMA))
 

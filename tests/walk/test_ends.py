@@ -134,7 +134,7 @@ class World:
         (payload,) = self._made(1)
         argv = (sys.executable, "-c", KEEPER, self.cluster.local.address, str(self.rounds), payload.decode())
         self.cluster.supervisor.start(
-            Part(self._keeper, (*argv, str(self._gate), self.cluster.local.producer_words[1]))
+            Part(self._keeper, (*argv, str(self._gate), self.cluster.local.producer_arguments[1]))
         )
         self.cluster.until(lambda: self.cluster.status()["committed_end"] > before, "the keeper's record")
         self.sent.append((0, self.rounds, payload))

@@ -32,7 +32,7 @@ from procession.supervisor.local_pipeline import DRIVER, GATEWAY
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings
 from tests.walk.cluster import PATIENCE_S, Cluster, committed, read_json, wait_for
-from tests.walk.commands import Running, running, told
+from tests.walk.commands import Running, error_line, running
 
 APP = """
 from procession import Pipeline
@@ -109,7 +109,7 @@ def sorted_slowly(
     if until_late:
         placed = list(takewhile(lambda one: not one[3], placed))
     output = b"".join(one[4].upper().encode() + b"\n" for one in placed if not one[3])
-    return output, [(one[1], one[2]) for one in placed if one[3]]
+    return output, [(row[1], row[2]) for row in placed if row[3]]
 
 
 def producer(
@@ -232,14 +232,14 @@ def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_count
     before_the_first = sorted_slowly(inputs, lateness_s=2, until_late=True)[0]
     app, pipeline = tmp_path / "app.py", tmp_path / ".procession" / "merged"
     instance = tmp_path / "plain" / "merged-plain-0"
-    words = ["run", "app.py", "--gateways", "3", "--listen", "127.0.0.1:0", "--epoch-records-max", "100"]
-    words += ["--epoch-interval-s", "0.02"]
+    arguments = ["run", "app.py", "--gateways", "3", "--listen", "127.0.0.1:0", "--epoch-records-max", "100"]
+    arguments += ["--epoch-interval-s", "0.02"]
 
     app.write_text(STRICT.replace("LATENESS", "2"))
     gate = tmp_path / "gate"
-    with running(*words, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate):
+    with running(*arguments, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate):
         assert run.wait() == Status.ACT, run.said
-    sentence = told(run.said)
+    sentence = error_line(run.said)
     named = re.fullmatch(
         r"Message (\d+) of stream (\d+) \(stream \2\) is late: its event time -?\d+ is behind .* watermark\.", sentence
     )
@@ -250,7 +250,7 @@ def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_count
     assert committed(instance), "what came before is"
 
     app.write_text(STRICT.replace("LATENESS", "2").replace('"fail"', '"drop"'))
-    with running(*words, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate) as sources:
+    with running(*arguments, cwd=tmp_path) as run, producers(run, tmp_path, inputs, gate) as sources:
         wait_for(lambda: len(committed(instance)) > len(before_the_first), "the first output", lambda: run.said)
         os.kill(read_json(pipeline / "gateway-1" / ADDRESS_FILE)["pid"], signal.SIGKILL)
         gate.touch()

@@ -145,9 +145,9 @@ def test_existing_programs_work_with_the_settings_of_the_page(tmp_path: Path) ->
     (tmp_path / "sink-cookie").write_text("Tacos-Love-Dragons")
     sink = Sink(b"Tacos-Love-Dragons")
     (tmp_path / "app.py").write_text(APP.format(port=sink.port))
-    words = ["run", "app.py", "--listen", "127.0.0.1:0", "--credits-max", "500"]
+    arguments = ["run", "app.py", "--listen", "127.0.0.1:0", "--credits-max", "500"]
     cookies = ["--cookie-file", "cookie", "--sink-cookie-file", "sink-cookie"]
-    with running(*words, *cookies, cwd=tmp_path) as pipeline:
+    with running(*arguments, *cookies, cwd=tmp_path) as pipeline:
         wait_for(lambda: "ready: " in pipeline.said, "the pipeline", lambda: pipeline.said)
         found = re.search(r"send to ([\d.]+):(\d+)", pipeline.said)
         assert found is not None

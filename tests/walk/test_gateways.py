@@ -14,7 +14,7 @@ import pytest
 
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
-from procession.supervisor.local_pipeline import COMMAND, announced_in, gateway_words
+from procession.supervisor.local_pipeline import COMMAND, announced_in, gateway_arguments
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings
 from tests.walk.cluster import Cluster, read_json
@@ -39,10 +39,10 @@ class Several(Cluster):
     WORKERS_LEFT."""
 
     def add(self) -> None:
-        words = gateway_words(self.local.settings, self.directory, FAR, f"{ELSEWHERE}:0")
-        words += ["--control", f"{ELSEWHERE}:0", "--flight", f"{ELSEWHERE}:0", "--machine", "elsewhere"]
+        arguments = gateway_arguments(self.local.settings, self.directory, FAR, f"{ELSEWHERE}:0")
+        arguments += ["--control", f"{ELSEWHERE}:0", "--flight", f"{ELSEWHERE}:0", "--machine", "elsewhere"]
         announced = announced_in(self.directory / FAR / ADDRESS_FILE)
-        self.supervisor.start(Part(FAR, (*COMMAND, *words), is_ready=announced, stop_rank=2))
+        self.supervisor.start(Part(FAR, (*COMMAND, *arguments), is_ready=announced, stop_rank=2))
         assert self.supervisor.wait_ready()
 
     def pass_through(self, gateway: str, lines: list[bytes], rate: float | None = None) -> str:
@@ -66,7 +66,7 @@ class Several(Cluster):
 
     def standing(self) -> dict[str, str]:
         with ControlClient(self.directory / "gateway", timeout_s=10.0) as client:
-            return {one["name"]: one["standing"] for one in client.gateways()}
+            return {gateway["name"]: gateway["standing"] for gateway in client.gateways()}
 
     def said_by(self, sink: str) -> str:
         return (self.directory / "logs" / f"{sink}.log").read_text()
@@ -131,13 +131,13 @@ def test_sinks_that_know_it_are_told_who_left_also_when_they_come_again(several:
         leaving.kill()
         leaving.wait()
     assert set(several.standing()) == {"gateway-0", FAR}
-    told = "sink.workers_left"
-    several.until(lambda: several.said_by("sink-0").count(told) == 1, "the sink to be told")
-    assert "gateway-1" in several.said_by("sink-0").partition(told)[2].partition("\n")[0]
+    event = "sink.workers_left"
+    several.until(lambda: several.said_by("sink-0").count(event) == 1, "the sink to be told")
+    assert "gateway-1" in several.said_by("sink-0").partition(event)[2].partition("\n")[0]
     several.supervisor.kill("sink-0")
-    several.until(lambda: several.said_by("sink-0").count(told) == 2, "the sink to be told when it is back")
+    several.until(lambda: several.said_by("sink-0").count(event) == 2, "the sink to be told when it is back")
     before = several.committed("told")
     lines = several.numbered(10)
     several.until_sent(several.pass_through("gateway", lines))
     assert several.committed("told") == before + upper(lines)
-    assert told not in several.said_by("deaf"), "a sink that may not know the word never hears it"
+    assert event not in several.said_by("deaf"), "a sink that may not know the word never hears it"

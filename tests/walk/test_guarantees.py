@@ -47,7 +47,7 @@ def crash_run(
             path, heard = directory / f"sent-{number}.txt", directory / f"sent-{number}.acks"
             path.write_bytes(b"".join(b"%d record %d\n" % (number, record) for record in range(RECORDS)))
             cluster.arm(point)
-            to = ("--to", cluster.local.address, *cluster.local.producer_words)
+            to = ("--to", cluster.local.address, *cluster.local.producer_arguments)
             argv = (*COMMAND, "source", "file", str(path), *to, "--acks", str(heard))
             cluster.supervisor.start(Part(f"source-{number}", argv))
             cluster.until_dead(part)
@@ -104,7 +104,7 @@ def test_an_idempotent_sink_gets_the_same_positions_again_and_is_clean(tmp_path:
     assert report.is_clean, report.text()
     log = tmp_path / "output" / "level-out-0.txnlog"
     votes = [(entry["start"], entry["end"]) for entry in read_journal(log) if entry["op"] == "phase1"]
-    again = [one for one in votes if one[0] < one[1] and votes.count(one) > 1]
+    again = [vote for vote in votes if vote[0] < vote[1] and votes.count(vote) > 1]
     assert again, "the epoch that was shown before the kill came again, at the same positions"
     assert len(committed_ranges(log)) == 1
 

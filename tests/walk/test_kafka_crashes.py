@@ -79,9 +79,9 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
         app = APP.format(url=kafka.url(target))
         with Cluster(directory, app, SETTINGS) as cluster:
             assert cluster.local.start()
-            to = ["--to", cluster.local.address, *cluster.local.producer_words]
-            words = [*COMMAND, "source", "kafka", kafka.url(source), str(directory / "state"), *to]
-            cluster.supervisor.start(Part(SOURCE, tuple(words)))
+            to = ["--to", cluster.local.address, *cluster.local.producer_arguments]
+            arguments = [*COMMAND, "source", "kafka", kafka.url(source), str(directory / "state"), *to]
+            cluster.supervisor.start(Part(SOURCE, tuple(arguments)))
             walk = Walk(kafka, cluster, source, target)
             walk.publish()
             walk.check()

@@ -48,9 +48,9 @@ def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: P
         for _ in range(2):  # the second run finds everything committed
             done = run("run", EXAMPLE, "--listen", "127.0.0.1:0", cwd=tmp_path, **environment)
             assert done.returncode == 0, done.stderr + done.stdout
-            assert by_symbol(told(kafka)) == by_symbol(expected)
+            assert by_symbol(written_alerts(kafka)) == by_symbol(expected)
             rows = database.execute("SELECT id, symbol, trader FROM alerts")
-            assert sorted(rows) == sorted((one["id"], one["symbol"], one["trader"]) for one in expected)
+            assert sorted(rows) == sorted((alert["id"], alert["symbol"], alert["trader"]) for alert in expected)
 
 
 def expected_alerts(trades: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -65,7 +65,7 @@ def expected_alerts(trades: list[dict[str, object]]) -> list[dict[str, object]]:
     return found
 
 
-def told(kafka: Kafka) -> list[dict[str, object]]:
+def written_alerts(kafka: Kafka) -> list[dict[str, object]]:
     return [json.loads(value or b"") for value in kafka.values("alerts")]
 
 

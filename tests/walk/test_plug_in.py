@@ -88,8 +88,8 @@ def test_connectors_that_are_killed_are_started_again_and_every_record_is_writte
         "source.sink('numbers', to='jsonl:out')\n"
     )
     output, pattern = tmp_path / "out", "part-numbers-numbers-0/*.jsonl"
-    words = ("run", "app.py", "--listen", "127.0.0.1:0", "--epoch-records-max", "3000")
-    with running(*words, cwd=tmp_path, PYTHONPATH=str(installed)) as pipeline:
+    arguments = ("run", "app.py", "--listen", "127.0.0.1:0", "--epoch-records-max", "3000")
+    with running(*arguments, cwd=tmp_path, PYTHONPATH=str(installed)) as pipeline:
         for part, files in (("source file", 1), ("sink jsonl", 4)):
             wait_for(lambda count=files: len(list(output.glob(pattern))) >= count, part, lambda: pipeline.said)
             for pid in pids(pipeline.mark, part):
@@ -99,9 +99,9 @@ def test_connectors_that_are_killed_are_started_again_and_every_record_is_writte
     assert [json.loads(line)["value"] for line in _lines(output, pattern)] == numbers
 
 
-def _restarted(said: str) -> str:
+def _restarted(output: str) -> str:
     """The lines that tell of parts that were started again."""
-    return "\n".join(line for line in said.splitlines() if "restarting it" in line)
+    return "\n".join(line for line in output.splitlines() if "restarting it" in line)
 
 
 def test_without_the_package_the_scheme_is_not_known_and_the_error_names_those_that_are(tmp_path: Path) -> None:

@@ -36,11 +36,11 @@ RECORDS = 300
 TRACE = "Traceback (most recent call last):\n"
 
 
-def traces_of_ours(words: str) -> list[str]:
+def traces_of_ours(text: str) -> list[str]:
     """The traces that lead through our code. Spark's own daemon of Python workers dies with one if its JVM is gone
     before it has written to it."""
     package = str(Path(procession.__file__).parent)
-    stacks = ["".join(takewhile(lambda line: line[0] == " ", part.splitlines(True))) for part in words.split(TRACE)[1:]]
+    stacks = ["".join(takewhile(lambda line: line[0] == " ", part.splitlines(True))) for part in text.split(TRACE)[1:]]
     return [stack for stack in stacks if package in stack]
 
 
@@ -75,7 +75,7 @@ class Drivers(Cluster):
         self.until(lambda: ready.exists() and read_json(ready)["pid"] == driver.pid, "the driver to be ready")
         return driver
 
-    def words(self, driver: subprocess.Popen[bytes]) -> str:
+    def output_of(self, driver: subprocess.Popen[bytes]) -> str:
         return (self.directory / "logs" / f"driver-{self.processes.index(driver)}.log").read_text()
 
     def end_drivers(self) -> None:
@@ -156,8 +156,8 @@ def test_i10_a_driver_that_was_stopped_replaced_and_woken_ends_and_nothing_of_it
         os.kill(pid, signal.SIGCONT)
     cluster.until(lambda: old.poll() is not None, "the old driver to end")
     assert old.returncode == Status.ACT
-    assert f"river {fence} was replaced by driver {fence + 1} and stops" in cluster.words(old)
-    assert traces_of_ours(cluster.words(old)) == []
+    assert f"river {fence} was replaced by driver {fence + 1} and stops" in cluster.output_of(old)
+    assert traces_of_ours(cluster.output_of(old)) == []
     # It had the record, and its JVM could write the commit: in its own copy, which decides nothing.
     assert cluster.rounds(fence).read(epoch) is not None
     record = cluster.rounds().read(epoch)
@@ -174,4 +174,4 @@ def test_the_last_driver_goes_on_undisturbed(cluster: Drivers) -> None:
     cluster.until_done(source)
     cluster.everything_is_there_once_and_in_order()
     assert cluster.processes[-1].poll() is None
-    assert "replaced" not in cluster.words(cluster.processes[-1])
+    assert "replaced" not in cluster.output_of(cluster.processes[-1])

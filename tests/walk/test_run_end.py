@@ -58,7 +58,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-WORDS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", str(RECORDS))
+ARGUMENTS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", str(RECORDS))
 
 
 def outputs(place: Path) -> dict[str, list[str]]:
@@ -77,11 +77,11 @@ def check_outputs(place: Path, records: int = RECORDS) -> None:
 
 
 def test_run_ends_when_what_the_end_lets_out_is_committed_and_a_second_run_has_nothing_to_do(place: Path) -> None:
-    done = run(*WORDS, cwd=place)
+    done = run(*ARGUMENTS, cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     assert "300 of 300 records committed in " in done.stdout
     check_outputs(place)
-    again = run(*WORDS, "--json", cwd=place)
+    again = run(*ARGUMENTS, "--json", cwd=place)
     assert again.returncode == Status.DONE, again.stderr
     figures = json.loads(again.stdout)
     assert (figures["committed"], figures["records_in"], figures["is_done"]) == (0, 0, True), "only what this run did"
@@ -91,7 +91,7 @@ def test_run_ends_when_what_the_end_lets_out_is_committed_and_a_second_run_has_n
 
 def test_an_empty_input_gives_its_totals(place: Path) -> None:
     (place / "input.txt").write_text("")
-    done = run(*WORDS, cwd=place)
+    done = run(*ARGUMENTS, cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     check_outputs(place, 0)
 
@@ -110,7 +110,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_whoever_is_killed_at_the_end_what_it_lets_out_is_there_when_run_ends(place: Path, point: str) -> None:
     (place / "armed").write_text(point)
-    done = run(*WORDS, "--json", cwd=place, **{faults.FILE_VARIABLE: str(place / "fault")})
+    done = run(*ARGUMENTS, "--json", cwd=place, **{faults.FILE_VARIABLE: str(place / "fault")})
     assert done.returncode == Status.DONE, done.stderr
     assert not (place / "fault").exists()
     assert not (place / "armed").exists()
@@ -121,7 +121,7 @@ def test_whoever_is_killed_at_the_end_what_it_lets_out_is_there_when_run_ends(pl
 
 def test_a_source_that_is_killed_after_its_end_was_sent_is_waited_for_again(place: Path) -> None:
     (place / "wait").touch()
-    with running(*WORDS, cwd=place) as command:
+    with running(*ARGUMENTS, cwd=place) as command:
         wait_for((place / "ended").exists, "the epoch of the end", lambda: command.said)
         (source,) = pids(command.mark, "source")
         os.kill(source, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_source_that_is_killed_after_its_end_was_sent_is_waited_for_again(plac
 
 def test_a_run_that_is_stopped_after_the_end_of_its_input_is_not_done_and_says_what_is_held_back(place: Path) -> None:
     (place / "wait").touch()
-    with running(*WORDS, cwd=place) as command:
+    with running(*ARGUMENTS, cwd=place) as command:
         wait_for((place / "ended").exists, "the epoch of the end", lambda: command.said)
         command.process.send_signal(signal.SIGINT)
         assert command.wait() == Status.UNCLEAN, command.said
@@ -143,7 +143,7 @@ def test_a_run_that_is_stopped_after_the_end_of_its_input_is_not_done_and_says_w
             assert held in command.said.splitlines()[-1]
     assert outputs(place)["total"] == []
     (place / "wait").unlink()
-    done = run(*WORDS, "--json", cwd=place)
+    done = run(*ARGUMENTS, "--json", cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     assert json.loads(done.stdout)["committed"] == 0, "the records were committed by the run before"
     check_outputs(place)

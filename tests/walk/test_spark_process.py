@@ -20,7 +20,7 @@ from procession.address import Address, listening_socket
 from procession.exit_status import Status
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import jvms, wait_for
-from tests.walk.commands import run, running, told
+from tests.walk.commands import error_line, run, running
 
 APP = """
 import time
@@ -36,7 +36,7 @@ pipeline = Pipeline("hang")
 pipeline.source("lines").map(held).sink("output", to="file:output")
 """
 LINES = [f"{number}" for number in range(50)]
-WORDS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0")
+ARGUMENTS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def output(place: Path, instance: str) -> list[str]:
 
 def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(place: Path) -> None:
     (place / "wait").touch()
-    with running(*WORDS, "--jvm-timeout-s", "5", cwd=place) as command:
+    with running(*ARGUMENTS, "--jvm-timeout-s", "5", cwd=place) as command:
         wait_for(lambda: "ready: connectors" in command.said, "the pipeline", lambda: command.said)
         driver = json.loads((place / ".procession" / "hang" / "driver.json").read_text())["pid"]
         (jvm,) = jvms(driver)
@@ -79,11 +79,11 @@ def silent_java(place: Path) -> str:
 
 def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) -> None:
     java = Path(silent_java(place)) / "bin" / "java"
-    words = java.read_text()
+    script = java.read_text()
     real = shutil.which("java")
     # The first one stops; those behind it work.
-    java.write_text(words.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
-    done = run(*WORDS, "--jvm-timeout-s", "10", cwd=place, JAVA_HOME=str(java.parents[1]))
+    java.write_text(script.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
+    done = run(*ARGUMENTS, "--jvm-timeout-s", "10", cwd=place, JAVA_HOME=str(java.parents[1]))
     assert done.returncode == Status.DONE, done.stderr
     assert "driver ended with status 1; restarting it" in done.stderr
     log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
@@ -94,7 +94,7 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
 
 
 def test_what_executors_of_a_local_cluster_said_is_cleared_with_the_rest(place: Path) -> None:
-    done = run(*WORDS, "--master", "local-cluster[1,2,1024]", cwd=place)
+    done = run(*ARGUMENTS, "--master", "local-cluster[1,2,1024]", cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
     assert not (place / ".procession" / "hang" / "executors").exists()
@@ -106,13 +106,13 @@ def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run("run", "app.py", "--input", "input.txt", "--listen", listen, cwd=place, JAVA_HOME=home)
     assert done.returncode == Status.ACT
-    assert told(done.stderr).endswith("is in use.")
+    assert error_line(done.stderr).endswith("is in use.")
     assert not (place / "jvm").exists()
 
 
 def test_a_master_that_nobody_reaches_is_told_without_waiting_for_a_jvm(place: Path) -> None:
     home = silent_java(place)
-    with running(*WORDS, "--master", "spark://127.0.0.1:9", cwd=place, JAVA_HOME=home) as command:
+    with running(*ARGUMENTS, "--master", "spark://127.0.0.1:9", cwd=place, JAVA_HOME=home) as command:
         word = "master spark://127.0.0.1:9 cannot be reached: Connection refused"
         wait_for(lambda: word in command.said, "the sentence", lambda: command.said)
         command.process.send_signal(signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_a_master_that_does_not_answer_is_told_without_waiting_for_a_jvm(place: 
     home = silent_java(place)
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         master = f"spark://127.0.0.1:{mute.getsockname()[1]}"
-        with running(*WORDS, "--master", master, cwd=place, JAVA_HOME=home) as command:
+        with running(*ARGUMENTS, "--master", master, cwd=place, JAVA_HOME=home) as command:
             wait_for(lambda: f"{master} has not answered yet" in command.said, "it", lambda: command.said)
             assert "cannot be reached" not in command.said
             command.process.send_signal(signal.SIGTERM)
@@ -131,17 +131,19 @@ def test_a_master_that_does_not_answer_is_told_without_waiting_for_a_jvm(place: 
 
 
 def test_a_cluster_that_spark_does_not_start_is_one_sentence_and_not_tried_again(place: Path) -> None:
-    done = run(*WORDS, "--master", "local-cluster[1,1,512]", cwd=place)
+    done = run(*ARGUMENTS, "--master", "local-cluster[1,1,512]", cwd=place)
     assert done.returncode == Status.ACT, done.stderr
-    assert "does not start with the master local-cluster[1,1,512]: Asked to launch cluster with" in told(done.stderr)
+    assert "does not start with the master local-cluster[1,1,512]: Asked to launch cluster with" in error_line(
+        done.stderr
+    )
     assert "restarting it" not in done.stderr
 
 
 def test_a_master_that_is_none_is_told_before_anything_is_started(place: Path) -> None:
-    for words in (("run", "app.py"), ("driver", "app.py", "--dir", "p")):
-        done = run(*words, "--master", "spark:/here", cwd=place)
+    for arguments in (("run", "app.py"), ("driver", "app.py", "--dir", "p")):
+        done = run(*arguments, "--master", "spark:/here", cwd=place)
         assert done.returncode == Status.USAGE, done.stderr
-        assert told(done.stderr) == "'spark:/here' is not a valid address of a Spark master."
+        assert error_line(done.stderr) == "'spark:/here' is not a valid address of a Spark master."
     assert not (place / ".procession").exists()
 
 
@@ -151,11 +153,11 @@ def master(tmp_path: Path) -> Iterator[str]:
     with closing(listening_socket(Address("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     home = Path(pyspark.__file__).parent
-    words = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+    arguments = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
     log = tmp_path / "master.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [home / "bin" / "spark-class", "org.apache.spark.deploy.master.Master", *words],
+            [home / "bin" / "spark-class", "org.apache.spark.deploy.master.Master", *arguments],
             env={**os.environ, "SPARK_HOME": str(home)},
             stdout=output,
             stderr=output,
@@ -169,7 +171,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_master_that_gives_no_executor_is_told_and_waited_for(place: Path, master: str) -> None:
-    with running(*WORDS, "--master", master, cwd=place) as command:
+    with running(*ARGUMENTS, "--master", master, cwd=place) as command:
         wait_for(lambda: f"master {master} has assigned no executor yet" in command.said, "it", lambda: command.said)
         command.process.send_signal(signal.SIGTERM)
         assert command.wait() == Status.UNCLEAN, command.said
@@ -188,12 +190,12 @@ pipeline.source("lines").map(lambda line: str(int(line{what}))).sink("output", t
 def test_a_mistake_that_sets_every_record_aside_stops_the_pipeline_and_loses_none(place: Path) -> None:
     (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
     limit = ("--dead-letter-records-min", str(len(LINES)))
-    done = run(*WORDS, *limit, cwd=place)
+    done = run(*ARGUMENTS, *limit, cwd=place)
     assert done.returncode == Status.ACT, done.stderr
-    assert told(done.stderr).startswith("50 of 50 records were set aside as dead letters"), done.stderr
+    assert error_line(done.stderr).startswith("50 of 50 records were set aside as dead letters"), done.stderr
     assert "ValueError" in done.stderr
     (place / "app.py").write_text(MISTAKE.replace("{what}", ""))
-    done = run(*WORDS, *limit, cwd=place)
+    done = run(*ARGUMENTS, *limit, cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     assert "50 of 50 records committed" in done.stdout
     assert output(place, "mistake-output-0") == LINES
@@ -202,7 +204,7 @@ def test_a_mistake_that_sets_every_record_aside_stops_the_pipeline_and_loses_non
 
 def test_fewer_records_that_are_all_set_aside_are_counted_and_end_with_a_status_that_is_not_0(place: Path) -> None:
     (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
-    done = run(*WORDS, cwd=place)
+    done = run(*ARGUMENTS, cwd=place)
     assert done.returncode == Status.UNCLEAN, done.stderr
     assert "50 set aside as dead letters, more than dead_letter_share_max (0.5) allows" in done.stdout
     assert len(output(place, "mistake-dead-letter-0")) == 50

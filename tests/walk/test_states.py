@@ -75,10 +75,10 @@ def output(cluster: Cluster) -> list[list[str]]:
 def everything_is_there_once_and_remembered(cluster: Cluster) -> None:
     """The output is a history that could have been; and the states that are committed are those at its end."""
     expected = b"".join(path.read_bytes() for path in cluster.inputs).decode().splitlines()
-    told = output(cluster)
-    assert [line for line, *_ in told] == expected
+    outputs = output(cluster)
+    assert [line for line, *_ in outputs] == expected
     remembered: dict[str, tuple[int, str]] = {}
-    for line, count, before, salt, _ in told:
+    for line, count, before, salt, _ in outputs:
         assert remembered.get(line[-1], (0, "-")) == (int(count), before)
         remembered[line[-1]] = int(count) + 1, salt
     assert committed_states(cluster) == {key: {"salt": salt, "count": n} for key, (n, salt) in remembered.items()}
@@ -172,8 +172,8 @@ def restarted(directory: Path, app: str) -> str:
 def test_a_changed_program_is_told_what_to_do(cluster: Cluster) -> None:
     cluster.supervisor.stop()
     current = (cluster.directory / "checkpoint" / "CURRENT").read_text()
-    told = restarted(cluster.directory, APP.replace('name="salted"', 'name="spiced"'))
-    assert "states of stage 'salted', and the program has 'spiced' instead" in told
-    assert "give it name='salted'" in told
+    message = restarted(cluster.directory, APP.replace('name="salted"', 'name="spiced"'))
+    assert "states of stage 'salted', and the program has 'spiced' instead" in message
+    assert "give it name='salted'" in message
     # Nothing was claimed: a driver that was at work would still be.
     assert (cluster.directory / "checkpoint" / "CURRENT").read_text() == current

@@ -47,7 +47,7 @@ def test_any_frames_go_through_json_and_come_back_as_the_same_bytes(sent: list[F
 
 def test_a_capture_may_hold_both_versions_and_each_tag_tells_its_own() -> None:
     found = decoded(EVERYTHING + DRAFT)
-    assert [one.version for one in found] == ["v3"] * len(VECTORS) + ["draft"] * len(DRAFT_VECTORS)
+    assert [frame.version for frame in found] == ["v3"] * len(VECTORS) + ["draft"] * len(DRAFT_VECTORS)
     assert there_and_back(EVERYTHING + DRAFT) == EVERYTHING + DRAFT
     with pytest.raises(RemoteProtocolError, match=r"^at byte 0: unknown frame tag 72"):
         decoded(DRAFT, Capture("v3"))
@@ -100,7 +100,7 @@ def test_positions_are_those_of_the_first_bytes_however_the_capture_comes(piece:
     ]
     capture.finish()
     assert [EVERYTHING[one.position :].startswith(one.data) for one in found] == [True] * len(VECTORS)
-    assert [one.position for one in found] == sorted({one.position for one in found})
+    assert [frame.position for frame in found] == sorted({one.position for one in found})
 
 
 def test_every_cut_of_a_capture_gives_the_frames_before_it_and_names_the_byte() -> None:
@@ -145,7 +145,7 @@ def test_each_direction_is_a_stream_of_its_own() -> None:
         (">", 0, Hello),
         (">", len(hello), Eos),
     ]
-    assert [encoded(one.as_document()) for one in found] == [(one.direction, one.data) for one in found]
+    assert [encoded(frame.as_document()) for frame in found] == [(one.direction, one.data) for one in found]
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(1, 9), min_size=1))

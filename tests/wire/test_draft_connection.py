@@ -166,12 +166,12 @@ def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
 # One door
 
 
-@pytest.mark.parametrize("said", ["draft", "draft+counts", "draft+debug", "draft+counts+debug"])
-def test_the_first_frame_tells_the_version_and_what_is_spoken_beyond_it(said: str) -> None:
+@pytest.mark.parametrize("sentence", ["draft", "draft+counts", "draft+debug", "draft+counts+debug"])
+def test_the_first_frame_tells_the_version_and_what_is_spoken_beyond_it(sentence: str) -> None:
     acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
-    assert acceptor.receive(draft.encode(Hello(said, b"", "p", "i"))) == [Hello(said, b"", "p", "i")]
+    assert acceptor.receive(draft.encode(Hello(sentence, b"", "p", "i"))) == [Hello(sentence, b"", "p", "i")]
     assert acceptor.dialect is DRAFT
-    assert acceptor.extensions == draft.VERSIONS[said]
+    assert acceptor.extensions == draft.VERSIONS[sentence]
     assert draft.decode(acceptor.send(DraftOk(1))[4:]) == DraftOk(1)
 
 

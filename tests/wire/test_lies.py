@@ -29,9 +29,9 @@ def lies(body: bytes) -> Iterator[bytes]:
     """The body with a number of each width at each place set to what a liar would say."""
     for width in (1, 2, 4, 8):
         for start in range(len(body) - width + 1):
-            said, top = int.from_bytes(body[start : start + width]), 256**width - 1
-            for lie in {0, 1, said - 1, said + 1, len(body), top // 2, top // 2 + 1, top - 1, top}:
-                if 0 <= lie <= top and lie != said:
+            length, top = int.from_bytes(body[start : start + width]), 256**width - 1
+            for lie in {0, 1, length - 1, length + 1, len(body), top // 2, top // 2 + 1, top - 1, top}:
+                if 0 <= lie <= top and lie != length:
                     yield body[:start] + lie.to_bytes(width) + body[start + width :]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from procession.api.joins import of_both, sided_key
 from procession.api.stateful_api import Key, StatefulStage, Time
-from procession.operators.broadcast import BroadcastOperator, Updating, one_key
+from procession.operators.broadcast import BroadcastOperator, Updating, single_key
 from procession.operators.versions import VERSIONS_MAX, LateVersionRule, VersionJoin
 from procession.planner.effects import changes_nothing
 from procession.planner.graph import Kind
@@ -75,7 +75,7 @@ class SideStreams(StatefulStage):
             checked_call(update, kind.value, "update", ("state", "record"))
             # Without a name it is found again in a checkpoint by what it does, at another position too.
             state_name = None if name is None else f"{named}-state"
-            states = rules.map_stateful(Updating(update), key=one_key, initial=initial, name=state_name)
+            states = rules.map_stateful(Updating(update), key=single_key, initial=initial, name=state_name)
         both = self._both(states, named)
         node = replace(both._node(kind, None, named, parallelism), is_named=name is not None)
         return self._add(replace(node, operator=BroadcastOperator(apply, first, changes_nothing(apply))))

@@ -56,11 +56,11 @@ def measure(given: CreditsSetup) -> dict[str, dict[str, dict[str, float]]]:
 
 def report_lines(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
     for pipeline, modes in figures.items():
-        for mode, one in modes.items():
+        for mode, result in modes.items():
             yield (
-                f"{pipeline} pipeline, {mode:8} window: {one['records_s']:9,.0f} records/s;"
-                f" wait p50 {one['p50_s']:6.3f} s, p99 {one['p99_s']:6.3f} s;"
-                f" buffered at most {one['buffered_max']:9,.0f} records, {one['mib_max']:5.1f} MiB"
+                f"{pipeline} pipeline, {mode:8} window: {result['records_s']:9,.0f} records/s;"
+                f" wait p50 {result['p50_s']:6.3f} s, p99 {result['p99_s']:6.3f} s;"
+                f" buffered at most {result['buffered_max']:9,.0f} records, {result['mib_max']:5.1f} MiB"
             )
 
 
@@ -72,7 +72,7 @@ def measure_behind(pipeline: str, given: CreditsSetup) -> dict[str, dict[str, fl
         for mode in MODES[:: 1 if number % 2 else -1]:
             rounds[mode].append(run_round(pipeline, mode, given))
     return {
-        mode: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        mode: {name: statistics.median(result[name] for result in found) for name in found[0]}
         for mode, found in rounds.items()
     }
 

@@ -41,13 +41,13 @@ def measure(frames: int, rounds: int) -> dict[str, dict[str, float]]:
             "columns": lambda: sent(column),
         },
     }
-    return {what: measured(way, frames, rounds) for what, way in ways.items()}
+    return {name: measured(way, frames, rounds) for name, way in ways.items()}
 
 
 def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for what, one in figures.items():
-        shown = ", ".join(f"{name} {value:.1f}" for name, value in one.items() if name != "ratio")
-        yield f"{what}: {shown} ns a frame; columns are {one['ratio']:.0f} times as fast as struct"
+    for decoder, times in figures.items():
+        shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items() if name != "ratio")
+        yield f"{decoder}: {shown} ns a frame; columns are {times['ratio']:.0f} times as fast as struct"
 
 
 def measured(ways: Mapping[str, Callable[[], int]], frames: int, rounds: int) -> dict[str, float]:

@@ -92,7 +92,7 @@ def run_variant(variant: str) -> dict[str, float]:
     ends: list[float] = []
     is_enough = threading.Event()
 
-    def each(rows: DataFrame, epoch: int) -> None:
+    def on_epoch(rows: DataFrame, epoch: int) -> None:
         rows.collect()
         ends.append(time.perf_counter())
         if len(ends) > WARM_EPOCHS + EPOCHS:
@@ -100,7 +100,7 @@ def run_variant(variant: str) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as checkpoint:
         is_frozen = str(variant != "default" and FREEZING not in variant).lower()
-        writer = spark.readStream.format("ticks").option("frozen", is_frozen).load().writeStream.foreachBatch(each)
+        writer = spark.readStream.format("ticks").option("frozen", is_frozen).load().writeStream.foreachBatch(on_epoch)
         query = writer.option("checkpointLocation", checkpoint).start()
         is_enough.wait(timeout=300)
         query.stop()
@@ -118,15 +118,16 @@ def measure(rounds: int, *, is_ablating: bool = False) -> dict[str, Any]:
             output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
             figures.append(json.loads(output.splitlines()[-1]))
     medians = {
-        variant: {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+        variant: {name: statistics.median(result[name] for result in figures) for name in figures[0]}
         for variant, figures in found.items()
     }
     return {"variants": medians, "ratio": medians["ours"]["epoch_ms"] / medians["default"]["epoch_ms"]}
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    for variant, one in figures["variants"].items():
-        yield f"{variant:56} small epoch {one['epoch_ms']:6.0f} ms, first epoch after {one['first_epoch_s']:5.1f} s"
+    for variant, result in figures["variants"].items():
+        epoch_ms, first_s = result["epoch_ms"], result["first_epoch_s"]
+        yield f"{variant:56} small epoch {epoch_ms:6.0f} ms, first epoch after {first_s:5.1f} s"
     yield f"ours / default: {figures['ratio']:.2f}"
 
 

@@ -46,26 +46,27 @@ def measure(records: int, rounds: int, directory: Path | None) -> dict[str, dict
 
 
 def report_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for producers, one in figures.items():
+    for producers, result in figures.items():
         yield (
-            f"{producers} producer(s): gateway {one['gateway_mb_s']:5.0f} MB/s, {one['gateway_records_s'] / 1e6:.1f} M"
-            f" records/s; plain loopback {one['loopback_mb_s']:5.0f} MB/s; share {one['share']:.2f}"
+            f"{producers} producer(s): gateway {result['gateway_mb_s']:5.0f} MB/s,"
+            f" {result['gateway_records_s'] / 1e6:.1f} M records/s;"
+            f" plain loopback {result['loopback_mb_s']:5.0f} MB/s; share {result['share']:.2f}"
         )
 
 
 def measure_with(producers: int, records: int, rounds: int, directory: Path | None) -> dict[str, float]:
-    each = records // producers
-    loads = [encoded(stream_id, each) for stream_id in range(1, producers + 1)]
+    records_per_producer = records // producers
+    loads = [encoded(stream_id, records_per_producer) for stream_id in range(1, producers + 1)]
     size_bytes = sum(map(len, loads))
     plain: list[float] = []
     ours: list[float] = []
     for _ in range(rounds):
         plain.append(through_loopback(loads))
-        ours.append(through_gateway(loads, each, directory))
+        ours.append(through_gateway(loads, records_per_producer, directory))
     return {
         "loopback_mb_s": size_bytes / statistics.median(plain) / 1e6,
         "gateway_mb_s": size_bytes / statistics.median(ours) / 1e6,
-        "gateway_records_s": each * producers / statistics.median(ours),
+        "gateway_records_s": records_per_producer * producers / statistics.median(ours),
         "share": statistics.median(bare / whole for bare, whole in zip(plain, ours, strict=True)),
     }
 
@@ -105,8 +106,13 @@ def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | No
         with running(directory, "--lag-bytes-max", str(4 * sum(map(len, loads)) + WARM_BYTES_MAX)) as gateway:
             client = ControlClient(Path(directory), b"", 20.0)
 
-            def producing(some: Sequence[memoryview], each: int, first_stream: int) -> tuple[Any, list[Any]]:
-                return _forked(lambda load, number: _produce(gateway.address, load, each, first_stream + number), some)
+            def producing(
+                some: Sequence[memoryview], records_per_stream: int, first_stream: int
+            ) -> tuple[Any, list[Any]]:
+                return _forked(
+                    lambda load, number: _produce(gateway.address, load, records_per_stream, first_stream + number),
+                    some,
+                )
 
             start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)
             start.set()
@@ -130,8 +136,19 @@ class Running(NamedTuple):
 @contextmanager
 def running(directory: str, *options: str) -> Iterator[Running]:
     """A gateway, with its log in this directory, while it is needed."""
-    words = ["--dir", directory, "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers", *options]
-    with subprocess.Popen([sys.executable, "-m", "procession", "gateway", *words], stderr=subprocess.PIPE) as gateway:
+    arguments = [
+        "--dir",
+        directory,
+        "--listen",
+        "127.0.0.1:0",
+        "--control",
+        "127.0.0.1:0",
+        "--open-producers",
+        *options,
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "procession", "gateway", *arguments], stderr=subprocess.PIPE
+    ) as gateway:
         try:
             yield Running(gateway.pid, _address(Path(directory)))
         finally:

@@ -59,8 +59,10 @@ def measure(records: int, rounds: int, settings: Settings, *, latency_s: float =
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name, KafkaServer() as server:
         bench = _Bench(server, Path(name))
         os.environ["PROCESSION_BENCH_KAFKA"] = f"kafka://{server.address}/ours"
-        bench.make_topics("ours", *LOOPS, "warm", "slow-ours", "slow-loop", *(f"in-{one}" for one in range(rounds)))
-        for topic in ("warm", *(f"in-{one}" for one in range(rounds))):
+        bench.make_topics(
+            "ours", *LOOPS, "warm", "slow-ours", "slow-loop", *(f"in-{result}" for result in range(rounds))
+        )
+        for topic in ("warm", *(f"in-{result}" for result in range(rounds))):
             bench.fill(topic, records)
         with Supervisor(Path(name) / "logs") as supervisor:
             local = LocalPipeline(supervisor, APP, load_app(APP).graph, Path(name), Path(name), settings)
@@ -72,8 +74,10 @@ def measure(records: int, rounds: int, settings: Settings, *, latency_s: float =
             latencies = {"ours": bench.latency("ours", bench.follower(local), latency_s)}
         latencies["loop"] = bench.latency("loop", bench.looper, latency_s)
     found = found[1:]
-    rates = {name: records / statistics.median(one.seconds[name] for one in found) for name in ("ours", *LOOPS)}
-    ratios = {name: statistics.median(one.seconds[name] / one.seconds["ours"] for one in found) for name in LOOPS}
+    rates = {name: records / statistics.median(result.seconds[name] for result in found) for name in ("ours", *LOOPS)}
+    ratios = {
+        name: statistics.median(result.seconds[name] / result.seconds["ours"] for result in found) for name in LOOPS
+    }
     return {
         "records": records,
         "records_per_second": rates["ours"],
@@ -82,10 +86,10 @@ def measure(records: int, rounds: int, settings: Settings, *, latency_s: float =
         "ratio": ratios["loop"],
         "ratio_tuned": ratios["tuned"],
         "transactions": {
-            name: statistics.median(one.transactions[name] for one in found) for name in found[0].transactions
+            name: statistics.median(result.transactions[name] for result in found) for name in found[0].transactions
         },
         "cpu_us_per_record": {
-            part: statistics.median(one.cpu_s.get(part, 0.0) for one in found) / records * 1e6
+            part: statistics.median(result.cpu_s.get(part, 0.0) for result in found) / records * 1e6
             for part in found[0].cpu_s
         },
         "latency_s": latencies,
@@ -103,8 +107,9 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"transactions a round: {taken}"
     used = ", ".join(f"{part} {share:.2f}" for part, share in sorted(figures["cpu_us_per_record"].items()))
     yield f"processor time, µs a record: {used}"
-    for name, one in figures["latency_s"].items():
-        yield f"{name:4} latency at {LATENCY_RECORDS_PER_S:,} records/s: p50 {one['p50']:.3f} s, p99 {one['p99']:.3f} s"
+    for name, latency in figures["latency_s"].items():
+        p50, p99 = latency["p50"], latency["p99"]
+        yield f"{name:4} latency at {LATENCY_RECORDS_PER_S:,} records/s: p50 {p50:.3f} s, p99 {p99:.3f} s"
 
 
 class _Bench:
@@ -146,8 +151,8 @@ class _Bench:
             seconds[name], transactions[name] = self.loop(topic, name)
             cpu_s[name] = time.process_time() - used_before
         epochs = ours.epochs
-        words = ["kafka", f"kafka://{self._server.address}/{topic}", "--stop-at-end"]
-        seconds["ours"], _, spent = ours.send(words)
+        arguments = ["kafka", f"kafka://{self._server.address}/{topic}", "--stop-at-end"]
+        seconds["ours"], _, spent = ours.send(arguments)
         transactions["ours"] = ours.epochs - epochs
         return Round(seconds, transactions, {**spent, **cpu_s})
 
@@ -224,11 +229,11 @@ class _Bench:
         consumer.close()
 
     def follower(self, local: LocalPipeline) -> Callable[[threading.Event], None]:
-        words = [f"kafka://{self._server.address}/slow-ours", "--to", local.address, *local.producer_words]
+        arguments = [f"kafka://{self._server.address}/slow-ours", "--to", local.address, *local.producer_arguments]
 
         def follow(is_over: threading.Event) -> None:
             with subprocess.Popen(
-                [*COMMAND, "source", "kafka", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [*COMMAND, "source", "kafka", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             ) as source:
                 is_over.wait()
                 source.terminate()

@@ -95,8 +95,8 @@ def _figures(found: Mapping[str, list[EpochCosts]], records: int) -> dict[str, A
     ratios = [bare.seconds / ours.seconds for ours, bare in zip(found["ours"], found["dictionary"], strict=True)]
     rates = {
         variant: {
-            "records_per_second": records / statistics.median(one.seconds for one in found[variant]),
-            "cpu_us_per_record": statistics.median(one.used_s for one in found[variant]) / records * 1e6,
+            "records_per_second": records / statistics.median(result.seconds for result in found[variant]),
+            "cpu_us_per_record": statistics.median(result.used_s for result in found[variant]) / records * 1e6,
         }
         for variant in VARIANTS
     }
@@ -108,10 +108,10 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
         rate, used = figures[variant]["records_per_second"], figures[variant]["cpu_us_per_record"]
         yield f"{variant:12} {rate:11,.0f} records/s, {1e6 / rate:6.2f} µs a record, {used:6.2f} µs of processor time"
     yield f"ours / dictionary {figures['ours_to_dictionary']:.2f}, with {figures['keys']:,} keys"
-    for one in figures["touched"]:
+    for result in figures["touched"]:
         yield (
-            f"an epoch that touches {one['keys']:,} keys of {one['of']:,}:"
-            f" {one['epoch_ms']:.0f} ms, {one['written_bytes']:,.0f} bytes of states"
+            f"an epoch that touches {result['keys']:,} keys of {result['of']:,}:"
+            f" {result['epoch_ms']:.0f} ms, {result['written_bytes']:,.0f} bytes of states"
         )
 
 

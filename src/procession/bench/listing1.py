@@ -120,8 +120,8 @@ def measure(given: Listing1Setup) -> dict[str, Any]:
                 if number:
                     found[variant].append(figures)
     medians = {
-        variant: {name: statistics.median(figures[name] for figures in each) for name in each[0]}
-        for variant, each in found.items()
+        variant: {name: statistics.median(figures[name] for figures in results) for name in results[0]}
+        for variant, results in found.items()
     }
     (records_out,) = counts
     return {**medians, "ratios": ratios(found), "records": given.records, "records_out": records_out}

@@ -167,7 +167,7 @@ class RunningPipeline:
         """As `run`, with these arguments of `procession source`."""
         before, used = self._client.status()["next_sequence"], self._used()
         started_ns = time.time_ns()
-        to = ["--to", self._local.address, *self._local.producer_words]
+        to = ["--to", self._local.address, *self._local.producer_arguments]
         with subprocess.Popen([*COMMAND, "source", *arguments, *to]) as sender:
             self.until(lambda: self._client.status()["next_sequence"] > before)
             began_ns = time.time_ns()

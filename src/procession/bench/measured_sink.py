@@ -81,9 +81,19 @@ class MeasuredSink:
         payloads: The records of each epoch.
     """
 
-    def __init__(self, name: str, words: Sequence[str], directory: Path, payloads: Sequence[pa.Array]) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], directory: Path, payloads: Sequence[pa.Array]) -> None:
         directory.mkdir()
-        command = [sys.executable, "-m", "procession", "sink", *words, "--listen", "{listen}", "--records", "blocks"]
+        command = [
+            sys.executable,
+            "-m",
+            "procession",
+            "sink",
+            *arguments,
+            "--listen",
+            "{listen}",
+            "--records",
+            "blocks",
+        ]
         self._process = SinkProcess(command, directory)
         self._name = name
         self._blocks = [list(encode_blocks(block_batch(array))) for array in payloads]

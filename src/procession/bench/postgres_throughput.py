@@ -102,15 +102,15 @@ async def _measure(
 
 def _sink(name: str, server: PostgresServer, directory: Path, payloads: list[pa.Array]) -> MeasuredSink:
     mode, form = SINKS[name]
-    words = ["postgres", server.url(), "{dir}", "--table", name, "--mode", mode, "--format", form]
-    return MeasuredSink(name, words, directory, payloads)
+    arguments = ["postgres", server.url(), "{dir}", "--table", name, "--mode", mode, "--format", form]
+    return MeasuredSink(name, arguments, directory, payloads)
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for name, rate in figures["rows_per_s"].items():
         ratio = f", {figures['ratio'][name]:.2f} of plain COPY" if name in figures["ratio"] else ""
-        what = "plain COPY" if name == "copy" else "sink, mode {}, {} records".format(*SINKS[name])
-        yield f"{what}: {rate:,.0f} rows/s{ratio}, {figures['cpu_us'][name]:.1f} µs of processor time a row"
+        label = "plain COPY" if name == "copy" else "sink, mode {}, {} records".format(*SINKS[name])
+        yield f"{label}: {rate:,.0f} rows/s{ratio}, {figures['cpu_us'][name]:.1f} µs of processor time a row"
 
 
 def table_of(first: int, count: int) -> pa.Table:

@@ -57,7 +57,7 @@ def _loads(producers: int, records: int) -> list[memoryview]:
 
 def _figures(producers: int, records: int, took: Mapping[int, Sequence[float]]) -> dict[str, float]:
     sent = records // producers * producers
-    ratios = [one / many for one, many in zip(took[1], took[producers], strict=True)]
+    ratios = [single / many for single, many in zip(took[1], took[producers], strict=True)]
     return {"records_s": sent / statistics.median(took[producers]), "ratio": statistics.median(ratios)}
 
 
@@ -68,12 +68,12 @@ def idle(connections: int, streams_each: int, directory: Path | None) -> dict[st
         tempfile.TemporaryDirectory(prefix="procession-bench-", dir=directory) as place,
         running(place) as gateway,
         ControlClient(Path(place), b"", 20.0) as client,
-        ExitStack() as open_ones,
+        ExitStack() as open_sessions,
     ):
         client.status()
         before = resident_bytes(gateway.pid)
         for number in range(connections):
-            open_ones.enter_context(waiting(gateway.address, number * streams_each, streams_each))
+            open_sessions.enter_context(waiting(gateway.address, number * streams_each, streams_each))
         status = client.status()
         assert (status["sessions"], status["streams_total"]) == (connections, connections * streams_each)
         grown = resident_bytes(gateway.pid) - before

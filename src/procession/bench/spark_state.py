@@ -106,8 +106,8 @@ def start_query(
     else:
         counted = grouped.transformWithStateInPandas(CountingPandas(), "payload binary", "Append", "None")
 
-    def each(batch: DataFrame, epoch: int) -> None:
+    def run_epoch(batch: DataFrame, epoch: int) -> None:
         written = map_in_arrow(batch, AppendCounts(output, epoch), "records bigint").collect()
         on_epoch(sum(row["records"] for row in written))
 
-    return counted.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()
+    return counted.writeStream.foreachBatch(run_epoch).option("checkpointLocation", str(checkpoint)).start()

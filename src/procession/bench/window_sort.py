@@ -85,9 +85,9 @@ def start_query(
             rows = rows.repartition(segment.tasks, "message_id")
         rows = map_in_arrow(rows, Stages([FUNCTIONS[do](burn_ns) for do in segment.stages]), SCHEMA)
 
-    def each(window: DataFrame, epoch: int) -> None:
+    def run_epoch(window: DataFrame, epoch: int) -> None:
         sorted_window = window.repartition(1).sortWithinPartitions("message_id")
         written = map_in_arrow(sorted_window, AppendSorted(output), "at_ns bigint, records bigint").collect()
         on_epoch(epoch, [(row["at_ns"], row["records"]) for row in written])
 
-    return rows.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()
+    return rows.writeStream.foreachBatch(run_epoch).option("checkpointLocation", str(checkpoint)).start()

@@ -70,12 +70,12 @@ class ChaosCluster(LiveCluster):
             self.stage.wait_ready()
 
     def _driver(self, master: str) -> Part:
-        words = self._driver_words({"left": TO_LEFT, "right": TO_RIGHT})
+        arguments = self._driver_arguments({"left": TO_LEFT, "right": TO_RIGHT})
         ready = self.directory / "driver.json"
         if not master:
-            return self._part(DRIVER, words, ready, spare=SPARE)
+            return self._part(DRIVER, arguments, ready, spare=SPARE)
         # No spare, because it would need as many executors again.
-        return replace(self._part(DRIVER, [*words, "--master", master], ready), ready_timeout_s=EXECUTORS_READY_S)
+        return replace(self._part(DRIVER, [*arguments, "--master", master], ready), ready_timeout_s=EXECUTORS_READY_S)
 
     def start_rogue(self, name: str, path: Path, manners: str) -> None:
         argv = [sys.executable, "-m", "procession.chaos.faulty_producer", str(path), "--manners", manners]

@@ -35,22 +35,24 @@ class ChaosSupervisor(Supervisor):
 
     def _ended(self, child: Child, status: int, now: float) -> None:
         name = child.part.name
-        words = child.log.last_words()
+        last_lines = child.log.last_lines()
         child.clear()
         is_done = status == Status.DONE and name in self.finite and name not in self.ending
         child.state = PartState.ENDED if is_done or name in self.held else PartState.WAITING
         child.due = now + RESTART_DELAY_S
         if not is_done or child.is_killed_by_us:
-            self.deaths.append(Death(name, status, now, is_done or self._is_ours(child, status, words), words))
+            self.deaths.append(
+                Death(name, status, now, is_done or self._is_ours(child, status, last_lines), last_lines)
+            )
         self.ending.discard(name)
 
-    def _is_ours(self, child: Child, status: int, words: str) -> bool:
+    def _is_ours(self, child: Child, status: int, last_lines: str) -> bool:
         if child.is_killed_by_us and status == -signal.SIGKILL:
             return True
         if child.part.name not in self.ending:
             return False
         # With status 0 a traceback is not the part's own: Spark's workers write theirs to the driver's log at its exit.
-        is_undone = child.part.name in self.finite and status in UNDONE and TRACE not in words
+        is_undone = child.part.name in self.finite and status in UNDONE and TRACE not in last_lines
         return status == Status.DONE or is_undone
 
     def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
@@ -60,9 +62,9 @@ class ChaosSupervisor(Supervisor):
 
     def _look_after(self, child: Child) -> None:
         if (status := child.spare_status()) is not None:
-            words = child.log.last_words()
+            last_lines = child.log.last_lines()
             child.dismiss_spare()
-            self.deaths.append(Death(child.part.name, status, time.monotonic(), False, words, is_spare=True))
+            self.deaths.append(Death(child.part.name, status, time.monotonic(), False, last_lines, is_spare=True))
         super()._look_after(child)
 
     def stop(self) -> None:

@@ -61,9 +61,12 @@ def _crash(part: str, on: tuple[str, ...], times: int) -> Scenario:
 
 def _pair(first: str, second: str, times: int) -> Scenario:
     """Kill two parts: the second with the first, or while the first recovers."""
-    one, other = first.removeprefix("sink-").removesuffix("-0"), second.removeprefix("sink-").removesuffix("-0")
+    first_kind, second_kind = (
+        first.removeprefix("sink-").removesuffix("-0"),
+        second.removeprefix("sink-").removesuffix("-0"),
+    )
     return Scenario(
-        f"crash-{one}-then-{other}",
+        f"crash-{first_kind}-then-{second_kind}",
         f"{first} is killed, and {second} at once or while {first} is still coming back.",
         (
             StepPattern(FaultAction.KILL, (first,)),

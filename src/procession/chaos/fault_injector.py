@@ -48,11 +48,11 @@ class Excuse:
     """An expected death: its statuses, and a text that its log must contain."""
 
     statuses: tuple[int, ...]
-    words: str = ""
+    text: str = ""
 
     def covers(self, death: Death) -> bool:
-        is_clear = death.status == -signal.SIGKILL or "Traceback" not in death.words
-        return death.status in self.statuses and self.words.lower() in death.words.lower() and is_clear
+        is_clear = death.status == -signal.SIGKILL or "Traceback" not in death.last_lines
+        return death.status in self.statuses and self.text.lower() in death.last_lines.lower() and is_clear
 
 
 class FaultInjector:
@@ -138,13 +138,13 @@ class FaultInjector:
     def _worker(self, step: FaultStep) -> None:
         for worker in self._chosen(step):
             self.hit(WORKER)
-            self._cluster.signal_one(worker, signal.SIGKILL)
+            self._cluster.signal_process(worker, signal.SIGKILL)
 
     def _executor(self, step: FaultStep) -> None:
         for executor in self._chosen(step):
             self.last_stir = time.monotonic() + EXECUTORS_S
             self.hit(EXECUTOR)
-            self._cluster.signal_one(executor, signal.SIGKILL)
+            self._cluster.signal_process(executor, signal.SIGKILL)
 
     def found(self, step: FaultStep) -> list[int]:
         """Return the processes that the step chooses from."""
@@ -238,5 +238,5 @@ NEEDS_LIFE = frozenset(
 )
 SEEKS = frozenset({FaultAction.WORKER, FaultAction.EXECUTOR})
 WAITS_FOR_DEATH = frozenset({FaultAction.ARM, FaultAction.FULL, FaultAction.BAD_SYNC})
-DRIVER_WORDS = "sink 'right'"
+DRIVER_TEXT = "sink 'right'"
 """The driver's error about a sink with lost data contains this name."""

@@ -59,7 +59,7 @@ def _behave(
     lines = [
         (StepPattern(FaultAction.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times
     ]
-    return Scenario(name, prose, tuple(line for alone in lines for line in (*alone, *alone, MEANWHILE)))
+    return Scenario(name, prose, tuple(step for line in lines for step in (*line, *line, MEANWHILE)))
 
 
 def _rogue(name: str, prose: str, *details: str) -> Scenario:

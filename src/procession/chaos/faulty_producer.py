@@ -181,15 +181,15 @@ class FaultyProducer:
         self._ids = [0, *accumulate(len(line) + 1 for line in self._lines[:-1])]
         self._half = len(self._lines) // 2
         self._went_back = self._unanswered = 0
-        self._is_told = False
+        self._is_rejected = False
 
     def run(self, manners: str) -> None:
         deeds = 0
-        while deeds < DEEDS or (manners == "back" and not self._is_told and self._went_back < WENT_BACK_MAX):
+        while deeds < DEEDS or (manners == "back" and not self._is_rejected and self._went_back < WENT_BACK_MAX):
             with suppress(SessionLost, OSError):
                 deeds += getattr(self, f"_{manners}")()
             time.sleep(PAUSE_S)
-        if not self._is_told and self._unanswered >= UNANSWERED_MAX:
+        if not self._is_rejected and self._unanswered >= UNANSWERED_MAX:
             raise GatewayMisbehaved(
                 f"in {self._unanswered} sessions an id went back, and the gateway never reported it"
             )
@@ -212,13 +212,13 @@ class FaultyProducer:
 
     @contextmanager
     def _session(self) -> Iterator[FaultySession]:
-        session = FaultySession(self._address, self._path.name, self._ids, self._heard, self._cookie)
+        session = FaultySession(self._address, self._path.name, self._ids, self._acknowledged, self._cookie)
         try:
             yield session
         finally:
             session.close()
 
-    def _heard(self, message_id: int) -> None:
+    def _acknowledged(self, message_id: int) -> None:
         if self._acks is not None:
             self._acks.record(self._stream, message_id, time.time())
 
@@ -263,7 +263,7 @@ class FaultyProducer:
             try:
                 session.until_committed(goal - 1)
             except SessionLost as lost:
-                self._is_told |= WENT_BACK in str(lost)
+                self._is_rejected |= WENT_BACK in str(lost)
                 return WENT_BACK in str(lost)
             self._unanswered += 1
             return True

@@ -141,7 +141,7 @@ class Harness:
         limit, epoch = time.monotonic() + STRIKE_S, self._monitor.epoch + STRIKE_EPOCHS
 
         def has_died() -> bool:
-            return any(one.on == step.on and "ended with" in one.what for one in self.history.events[events:])
+            return any(event.on == step.on and "ended with" in event.what for event in self.history.events[events:])
 
         def is_passed() -> bool:
             return time.monotonic() > limit and self._monitor.epoch > epoch

@@ -166,11 +166,11 @@ class History:
         """Return the verdict as a sentence."""
         summary = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
         lines = [f"{summary}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
-        for kind, one in self.recoveries.figures().items():
-            times = f", p50 {one['p50_s']:.1f} s, p99 {one['p99_s']:.1f} s" if one["timed"] else ""
-            lines.append(f"  {kind}: {one['kills']} killed, {one['recovered']} back at work{times}")
+        for kind, result in self.recoveries.figures().items():
+            times = f", p50 {result['p50_s']:.1f} s, p99 {result['p99_s']:.1f} s" if result["timed"] else ""
+            lines.append(f"  {kind}: {result['kills']} killed, {result['recovered']} back at work{times}")
         if self.was_stopped:
             lines.append("  it was stopped: what was under way was not compared")
         lines += [f"  {failure}" for failure in self.failures]
-        lines += [f"  unknown at {name}: {one.why}" for name, one in self.verdicts.items() if one.why]
+        lines += [f"  unknown at {name}: {result.why}" for name, result in self.verdicts.items() if result.why]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

@@ -81,13 +81,13 @@ class KafkaServer(SystemServer):
         controller = f"{HOST}:{free_port()}"
         plain = f"PLAINTEXT://{self.address}"
         behind = [f"{name}://{HOST}:{port}" for name, port in self.ports.items()]
-        told = [f"{name}://{address}" for name, address in self._proxied.items()]
+        advertised = [f"{name}://{address}" for name, address in self._proxied.items()]
         names = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT", "SASL_PLAINTEXT:SASL_PLAINTEXT"]
         self._settings |= {
             "log.dirs": self._settings.get("log.dirs", str(self.directory / "data")),
             "metadata.log.dir": str(self.directory / "metadata"),
             "listeners": ",".join([plain, f"CONTROLLER://{controller}", *self._listeners, *behind]),
-            "advertised.listeners": ",".join([plain, *self._listeners, *told]),
+            "advertised.listeners": ",".join([plain, *self._listeners, *advertised]),
             "listener.security.protocol.map": self._settings.get(
                 "listener.security.protocol.map",
                 ",".join([*names, *(f"{name}:PLAINTEXT" for name in self.ports)]),
@@ -121,7 +121,7 @@ class KafkaServer(SystemServer):
     def _write_properties(self) -> None:
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
 
-    def _java(self, name: str, *words: str) -> list[str]:
+    def _java(self, name: str, *arguments: str) -> list[str]:
         home = os.environ.get("JAVA_HOME")
         java = str(Path(home) / "bin" / "java") if home else "java"
-        return [java, *JAVA_OPTIONS, *LOG_OPTIONS, "-cp", f"{self._jars}/*", name, *words]
+        return [java, *JAVA_OPTIONS, *LOG_OPTIONS, "-cp", f"{self._jars}/*", name, *arguments]

@@ -97,7 +97,7 @@ class LiveCluster(ABC):
     def _cookie(self, secret: Secret) -> list[str]:
         return ["--cookie-file", str(path_of(self.directory, secret))]
 
-    def _driver_words(self, sinks: Mapping[str, str]) -> list[str]:
+    def _driver_arguments(self, sinks: Mapping[str, str]) -> list[str]:
         """The command of the driver. `sinks` has the link to each sink."""
         driver = [*COMMAND, "driver", str(self._app), "--dir", str(self.directory)]
         driver += ["--gateway", str(self.proxies.address(CONTROL))]
@@ -131,9 +131,13 @@ class LiveCluster(ABC):
         env: Mapping[str, str] | None = None,
     ) -> Part:
         """A part that announces in a file that it is ready, and can be armed."""
-        told = {faults.FILE_VARIABLE: str(self.fault_file(name)), **self._clocks.environment(name), **(env or {})}
+        environment = {
+            faults.FILE_VARIABLE: str(self.fault_file(name)),
+            **self._clocks.environment(name),
+            **(env or {}),
+        }
         stop_rank = 1 if name == DRIVER else 2
-        return Part(name, tuple(argv), told, Announced(announcement), stop_rank=stop_rank, spare=spare)
+        return Part(name, tuple(argv), environment, Announced(announcement), stop_rank=stop_rank, spare=spare)
 
     def start_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
         """Start a producer that sends the file to the first of these gateways that accepts it. It exits when the whole
@@ -203,9 +207,9 @@ class LiveCluster(ABC):
     def signal_all(self, name: str, number: int) -> None:
         """Send a signal to a part's process and all of its descendants."""
         for pid in self._session_of(name):
-            self.signal_one(pid, number)
+            self.signal_process(pid, number)
 
-    def signal_one(self, pid: int, number: int) -> None:
+    def signal_process(self, pid: int, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 

@@ -132,7 +132,7 @@ class Monitor:
         for death in deaths:
             if not self.injector.is_excused(death):
                 why = "and no injected fault explains this"
-                raise Failed("death", f"{death}, {why}. Its last lines: {death.words or 'none'}")
+                raise Failed("death", f"{death}, {why}. Its last lines: {death.last_lines or 'none'}")
             self._note(death)
 
     def _note(self, death: Death) -> None:
@@ -140,7 +140,7 @@ class Monitor:
         if death.is_spare or death.part == RIVAL:
             return  # the part itself runs, or goes on without it
         if death.is_late:
-            self.history.notes.append(f"{death.part} {death.words}, and was started again")
+            self.history.notes.append(f"{death.part} {death.last_lines}, and was started again")
         recoveries = self.history.recoveries
         if not death.is_ours:
             recoveries.hit(death.part, death.at)
@@ -203,23 +203,23 @@ class Monitor:
         """Check I4: what was acknowledged to producers is committed, by their logs and by their gateways.
 
         Decisions are read last, so they can only be further."""
-        heard = self.outputs.acknowledged = self.cluster.acknowledged()
+        acknowledged = self.outputs.acknowledged = self.cluster.acknowledged()
         positions = self.cluster.decided_positions()
         if positions is None:
             return
-        for stream_id, told in heard.items():
+        for stream_id, position in acknowledged.items():
             decided = positions.get(stream_id)
-            if decided is None or told > decided:
+            if decided is None or position > decided:
                 raise Failed(
                     "violation",
-                    f"the producer of {self.outputs.name_of(stream_id)} was told that it is committed up to {told},"
+                    f"the producer of {self.outputs.name_of(stream_id)} was told that it is committed up to {position},"
                     f" but it is up to {decided}",
                 )
         for stream in self._streams():
-            told, decided = stream["committed"], positions.get(int(stream["id"]))
-            if told is not None and (decided is None or int(told) > decided):
+            position, decided = stream["committed"], positions.get(int(stream["id"]))
+            if position is not None and (decided is None or int(position) > decided):
                 raise Failed(
-                    "violation", f"{stream['name']} is acknowledged up to {told}, but committed up to {decided}"
+                    "violation", f"{stream['name']} is acknowledged up to {position}, but committed up to {decided}"
                 )
 
     def _streams(self) -> Iterator[dict[str, Any]]:
@@ -282,11 +282,15 @@ class Monitor:
         path = self.streams.get(part)
         if not path:
             return -1
-        return max((int(one["seen"] or 0) for one in self._streams() if one["name"].endswith(path)), default=-1)
+        return max(
+            (int(stream["seen"] or 0) for stream in self._streams() if stream["name"].endswith(path)), default=-1
+        )
 
     def _check_progress(self, now: float) -> None:
-        for one in self._streams():
-            self._acknowledged[one["id"]] = max(self._acknowledged.get(one["id"], 0), int(one["committed"] or 0))
+        for stream in self._streams():
+            self._acknowledged[stream["id"]] = max(
+                self._acknowledged.get(stream["id"], 0), int(stream["committed"] or 0)
+            )
         progress = (sum(self.outputs.ends.values()), sum(self._acknowledged.values()))
         is_disturbed = self.injector.is_active or not self.is_awaiting
         if progress[0] != self._progress[0]:

@@ -209,10 +209,14 @@ class MonitoredOutputs:
         inputs = [partial(_pieces, stream.path) for stream in self.streams.values()]
         for output in self.outputs.values():
             output.refresh()
-        heard = [self._heard(stream) for stream in self.streams.values()]
+        acknowledged = [self._acknowledged_end(stream) for stream in self.streams.values()]
         verdicts = {
             name: compare(
-                inputs, partial(_unsalted_pieces, output), order=output.order, key_of=output.key_of, acknowledged=heard
+                inputs,
+                partial(_unsalted_pieces, output),
+                order=output.order,
+                key_of=output.key_of,
+                acknowledged=acknowledged,
             )
             for name, output in self.outputs.items()
         }
@@ -224,7 +228,7 @@ class MonitoredOutputs:
         unknown = {name: replace(verdict, outcome=Outcome.UNKNOWN, why=why) for name, verdict in verdicts.items()}
         return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
 
-    def _heard(self, stream: MonitoredStream) -> int | None:
+    def _acknowledged_end(self, stream: MonitoredStream) -> int | None:
         """The position in the input of the last acknowledged record."""
         last = self.acknowledged.get(stream.id)
         return None if last is None else last * stream.id_bytes

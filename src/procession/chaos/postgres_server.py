@@ -68,8 +68,10 @@ class PostgresServer(SystemServer):
         self._data = self.directory / "data"
         if self._user:
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
-        words = ["-D", str(self._data), "-U", "procession", "-A", "trust", "-E", "UTF8", "--no-sync"]
-        self._run([str(self._programs / "initdb"), *words], "initdb failed", "Start it by hand with the same words.")
+        arguments = ["-D", str(self._data), "-U", "procession", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        self._run(
+            [str(self._programs / "initdb"), *arguments], "initdb failed", "Start it by hand with the same words."
+        )
 
     def url(self, database: str = "postgres", user: str = "procession", address: str = "") -> str:
         """The URL of a database; through a proxy, if its address is given."""

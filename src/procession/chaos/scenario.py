@@ -63,7 +63,7 @@ STANDARD = ClusterParts(
     "two gateways, a driver, two sinks, four producers",
     PARTS,
     LINKS,
-    {name: (home, *(one for one in GATEWAYS if one != home)) for name, home in HOMES.items()},
+    {name: (home, *(gateway for gateway in GATEWAYS if gateway != home)) for name, home in HOMES.items()},
     {LEFT: ("left",), RIGHT: ("right",)},
 )
 

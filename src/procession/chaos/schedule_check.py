@@ -67,7 +67,7 @@ def _why_not(step: FaultStep, cluster: ClusterParts) -> str:
         case FaultAction.ROGUE:
             return _one_of(step.detail, MANNERS)
         case FaultAction.BEHAVE:
-            names = [one.partition("=")[0] for one in step.detail.split(",")]
+            names = [setting.partition("=")[0] for setting in step.detail.split(",")]
             return _one_of(step.on, (RIGHT,)) or next(filter(None, (_one_of(name, BEHAVIOURS) for name in names)), "")
         case FaultAction.WORKER | FaultAction.EXECUTOR if not (step.detail in ("", ALL) or step.detail.isdecimal()):
             return f"{step.detail!r} is not a number of a process"

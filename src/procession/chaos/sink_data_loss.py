@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from procession.chaos.cluster_view import EXIT_CLEAR, Cluster
-from procession.chaos.fault_injector import DRIVER_WORDS, Excuse, FaultInjector
+from procession.chaos.fault_injector import DRIVER_TEXT, Excuse, FaultInjector
 from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.scenario import DRIVER, RIGHT
 from procession.storage.journal import encode, read_journal
@@ -40,7 +40,7 @@ class SinkDataLoss:
         self._cluster.save_copy()
         end = self._monitor.outputs.ends["right"]
         forget(self._cluster.instances()["right"], is_committed=what == "committed")
-        injector.excuses[DRIVER] = Excuse((EXIT_CLEAR,), DRIVER_WORDS)
+        injector.excuses[DRIVER] = Excuse((EXIT_CLEAR,), DRIVER_TEXT)
         stage.release(RIGHT)
         if what == "prepared":
             stage.release(DRIVER)

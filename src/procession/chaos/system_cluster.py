@@ -45,7 +45,7 @@ class SinkProgram:
 
     part: str
     url: str
-    words: Callable[[Path], Sequence[str]]
+    arguments: Callable[[Path], Sequence[str]]
     records: VisibleRecords
     env: Mapping[str, str] = field(default_factory=dict)
     order: PromisedOrder = PromisedOrder.TOTAL
@@ -137,18 +137,18 @@ class SystemCluster(LiveCluster):
         """Start a source that never ends, and writes down its acknowledgements."""
         log = self._ack_log(name)
         self._acks.follow(log)
-        words = [*argv, "--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(log)]
-        self.stage.start(Part(name, (*words, *self._cookie(Secret.PRODUCERS)), self._clocks.environment(name)))
+        arguments = [*argv, "--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(log)]
+        self.stage.start(Part(name, (*arguments, *self._cookie(Secret.PRODUCERS)), self._clocks.environment(name)))
 
     def _sink(self, part: str, sink: str, directory: Path) -> Part:
-        (program,) = (one for one in self._sinks if one.part == sink)
-        argv = [*COMMAND, "sink", *program.words(directory), "--listen", ANYWHERE, "--records", "blocks"]
+        (program,) = (sink_program for sink_program in self._sinks if sink_program.part == sink)
+        argv = [*COMMAND, "sink", *program.arguments(directory), "--listen", ANYWHERE, "--records", "blocks"]
         argv += self._cookie(Secret.SINKS)
         return self._part(part, argv, directory / "sink.json", env=program.env)
 
     def _driver(self, master: str) -> Part:
-        words = self._driver_words({sink.output: link_to(sink.part) for sink in self._sinks})
-        return self._part(DRIVER, words, self.directory / "driver.json")
+        arguments = self._driver_arguments({sink.output: link_to(sink.part) for sink in self._sinks})
+        return self._part(DRIVER, arguments, self.directory / "driver.json")
 
     # Doing
 
@@ -190,8 +190,8 @@ class SystemCluster(LiveCluster):
         return max(ends, default=None)
 
     def story(self) -> str:
-        told = [f"reader of {name}: {reader.why_not}" for name, reader in self._readers.items() if reader.why_not]
-        return "\n".join([super().story(), *told])
+        failures = [f"reader of {name}: {reader.why_not}" for name, reader in self._readers.items() if reader.why_not]
+        return "\n".join([super().story(), *failures])
 
 
 def _at(port: Callable[[], int]) -> Callable[[], Address]:

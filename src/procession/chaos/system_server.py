@@ -26,7 +26,7 @@ from procession.errors import ConfigError
 STOP_TIMEOUT_S = 30.0
 LOOK_S = 0.02
 CONNECT_TIMEOUT_S = 1.0
-LAST_WORDS_BYTES = 2000
+LAST_LINES_BYTES = 2000
 HOST = "127.0.0.1"
 
 
@@ -105,9 +105,9 @@ class SystemServer(ABC):
         deadline = time.monotonic() + self.start_timeout_s
         while not self.is_ready():
             if not self.is_running or time.monotonic() > deadline:
-                said = self.log_path.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+                last_lines = self.log_path.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
                 self.kill()
-                raise ConfigError(f"{self.title} did not start: {said}", next_step="Read what it says above.")
+                raise ConfigError(f"{self.title} did not start: {last_lines}", next_step="Read what it says above.")
             time.sleep(LOOK_S)
 
     def stop(self) -> None:
@@ -127,9 +127,9 @@ class SystemServer(ABC):
         pid = self._process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children")
         pids = [int(word) for word in children.read_text().split()] if children.exists() else []
-        for one in (pid, *pids):
+        for process_id in (pid, *pids):
             try:
-                os.kill(one, signal.SIGKILL)
+                os.kill(process_id, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         self._process.wait()
@@ -145,8 +145,8 @@ class SystemServer(ABC):
 
     def _run(self, command: list[str], what: str, next_step: str) -> None:
         """Run a program that prepares the server."""
-        words = ["setpriv", *self._identity(), *command] if self._identity() else command
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=self.directory)
+        argv = ["setpriv", *self._identity(), *command] if self._identity() else command
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=self.directory)
         if done.returncode:
             raise ConfigError(f"{what}: {(done.stderr or done.stdout).strip()}", next_step=next_step)
 

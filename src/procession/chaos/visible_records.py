@@ -222,10 +222,10 @@ def parquet_rows(filesystem: fs.FileSystem, path: str) -> LakeRows:
 
     def files() -> list[str]:
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
-        return [one.path for one in found if one.is_file and not one.base_name.startswith((".", "_"))]
+        return [file.path for file in found if file.is_file and not file.base_name.startswith((".", "_"))]
 
     def whole() -> pa.Table:
-        return pa.concat_tables([pq.read_table(one, filesystem=filesystem) for one in files()])
+        return pa.concat_tables([pq.read_table(file, filesystem=filesystem) for file in files()])
 
     return LakeRows(files, filesystem, whole)
 

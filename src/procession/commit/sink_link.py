@@ -164,12 +164,12 @@ class SinkLink:
 
     def _refused_greeting(self, error: Exception) -> None:
         self._greetings_refused += 1
-        has_said_why = isinstance(error, RemoteProtocolError) or bool(complaint(error))
+        has_reason = isinstance(error, RemoteProtocolError) or bool(complaint(error))
         if self._greetings_refused >= self.options.refusals_max:
-            raise not_greeted(self._sink, self._greetings_refused, _why(error), has_said_why=has_said_why) from error
+            raise not_greeted(self._sink, self._greetings_refused, _why(error), has_reason=has_reason) from error
         tries = f"{self._greetings_refused} of {self.options.refusals_max}"
         self._failed("sink.refused", f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
-        if not has_said_why:
+        if not has_reason:
             waited = self.options.backoff_max_s * 2 ** max(0, self._greetings_refused - 4)
             self._delay_s = max(self._delay_s, min(SILENT_BACKOFF_MAX_S, waited))
 

@@ -67,9 +67,9 @@ def refused(name: str, why: str, epoch: int, times: int) -> RoundError:
     )
 
 
-def not_greeted(sink: str, times: int, why: str, *, has_said_why: bool = False) -> ConfigError:
+def not_greeted(sink: str, times: int, why: str, *, has_reason: bool = False) -> ConfigError:
     likely = "both sides need the same cookie and fitting certificates"
-    if not has_said_why:
+    if not has_reason:
         likely = (
             "likely it expects another cookie or certificate, holds the output of another pipeline, or a proxy accepts"
             " connections for a sink that is not running; correct it and start again, nothing is lost"

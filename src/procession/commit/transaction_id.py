@@ -34,10 +34,10 @@ class TransactionId:
     has_old_form: bool = False
 
     def __str__(self) -> str:
-        whose = f"{self.pipeline}-w-{self.sink}-id-{self.checkpoint}"
+        prefix = f"{self.pipeline}-w-{self.sink}-id-{self.checkpoint}"
         if self.has_old_form:
-            return f"{whose}.{self.fence}.{self.attempt}:c_id={self.epoch}"
-        return f"{whose}.e{self.epoch}.f{self.fence}:c_id={self.attempt}"
+            return f"{prefix}.{self.fence}.{self.attempt}:c_id={self.epoch}"
+        return f"{prefix}.e{self.epoch}.f{self.fence}:c_id={self.attempt}"
 
     @classmethod
     def parse(cls, text: str) -> TransactionId | None:

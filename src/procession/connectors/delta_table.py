@@ -72,7 +72,7 @@ class DeltaLakeTable(LakeTable):
 
     def schema(self) -> pa.Schema | None:
         self._tokens.clear()
-        with self._told("read"):
+        with self._translated_errors("read"):
             try:
                 self._table = DeltaTable(self.url, storage_options=self._options)
             except TableNotFoundError:
@@ -82,7 +82,7 @@ class DeltaLakeTable(LakeTable):
             return pa.schema(self._table.schema().to_arrow())
 
     def create(self, schema: pa.Schema) -> pa.Schema:
-        with self._told("make"):
+        with self._translated_errors("make"):
             try:
                 columns = Schema.from_arrow(schema)
             except (DeltaError, ValueError, TypeError) as error:
@@ -109,7 +109,7 @@ class DeltaLakeTable(LakeTable):
         if table is None:
             return LakeToken()
         if instance not in self._tokens:
-            with self._told("read"):
+            with self._translated_errors("read"):
                 end = table.transaction_version(_application(instance)) or 0
                 number = table.transaction_version(_last_transaction(instance))
             self._tokens[instance] = LakeToken(end, txn_number=number)
@@ -129,7 +129,7 @@ class DeltaLakeTable(LakeTable):
                 Transaction(_last_transaction(instance), transaction_number(upload.txn_id), now_ms),
             ],
         )
-        with self._told("commit to"):
+        with self._translated_errors("commit to"):
             self._table.create_write_transaction(
                 [add], mode="append", schema=self._table.schema(), commit_properties=properties
             )
@@ -140,7 +140,7 @@ class DeltaLakeTable(LakeTable):
             self._commits += 1
             return
         assert self._table is not None
-        with self._told("read"):
+        with self._translated_errors("read"):
             commits = self._table.history(HISTORY_COMMITS_MAX)
         ours = [commit for commit in commits if commit.get(TRANSACTION) == upload.txn_id]
         if commits and not ours and len(commits) < HISTORY_COMMITS_MAX and commits[-1]["version"] == 0:
@@ -180,7 +180,7 @@ class DeltaLakeTable(LakeTable):
             # Commits are cleaned up from the oldest on: as long as ours is there, the one behind it would be, too.
             is_current = self._has_version(version) and not self._has_version(version + 1)
             if not is_current:
-                with self._told("read"):
+                with self._translated_errors("read"):
                     self._update()
         return self._table
 
@@ -217,7 +217,7 @@ class DeltaLakeTable(LakeTable):
         fsync_dir(self._log)
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except CommitFailedError as error:

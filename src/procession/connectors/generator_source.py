@@ -101,18 +101,18 @@ class GeneratorSource:
         counters = np.arange(2 * count, dtype=np.uint64).reshape(count, 2) + 2 * ids[:1]
         counters *= STEP
         counters ^= salt
-        words = _mixed(counters)
+        numbers = _mixed(counters)
         text = np.empty((count, size), np.uint8)
-        text[:, :HEAD_BYTES] = _letters(words).reshape(count, HEAD_BYTES)[:, :size]
+        text[:, :HEAD_BYTES] = _letters(numbers).reshape(count, HEAD_BYTES)[:, :size]
         if size > HEAD_BYTES:
-            text[:, HEAD_BYTES:] = self._pieces[words[:, 0] % np.uint64(len(self._pieces))]
+            text[:, HEAD_BYTES:] = self._pieces[numbers[:, 0] % np.uint64(len(self._pieces))]
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size)
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
-def _letters(words: Numbers) -> npt.NDArray[np.uint8]:
+def _letters(numbers: Numbers) -> npt.NDArray[np.uint8]:
     """Return eight characters per word; little-endian, so that they are the same on every machine."""
-    return np.frombuffer(words.astype("<u8", copy=False).tobytes().translate(LETTERS), np.uint8)
+    return np.frombuffer(numbers.astype("<u8", copy=False).tobytes().translate(LETTERS), np.uint8)
 
 
 def _mixed(values: Numbers) -> Numbers:

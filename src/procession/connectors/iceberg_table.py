@@ -89,7 +89,7 @@ class IcebergLakeTable(LakeTable):
         return self._store
 
     def schema(self) -> pa.Schema | None:
-        with self._told("read"):
+        with self._translated_errors("read"):
             try:
                 self._table = self._catalog.load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
@@ -104,7 +104,7 @@ class IcebergLakeTable(LakeTable):
             return _plain_schema(self._table.schema().as_arrow())
 
     def create(self, schema: pa.Schema) -> pa.Schema:
-        with self._told("make"):
+        with self._translated_errors("make"):
             with suppress(NamespaceAlreadyExistsError):
                 self._catalog.create_namespace(self._name.rpartition(".")[0])
             try:
@@ -138,7 +138,7 @@ class IcebergLakeTable(LakeTable):
             if table is None or _token(table, instance).end != upload.start:
                 break
             location = f"{table.location()}/{upload.name}"
-            with self._told("commit to"):
+            with self._translated_errors("commit to"):
                 try:
                     with table.transaction() as transaction:
                         transaction.add_files([location], check_duplicate_files=False)
@@ -166,7 +166,7 @@ class IcebergLakeTable(LakeTable):
             return
         merged: list[str] = []
         try:
-            with self._told("compact"):
+            with self._translated_errors("compact"):
                 for group in groups:
                     merged.append(f"data/part-compacted-{secrets.token_hex(8)}.parquet")
                     self._merge(table, group, merged[-1])
@@ -196,14 +196,14 @@ class IcebergLakeTable(LakeTable):
         if self._table is None:
             self.schema()
         else:
-            with self._told("read"):
+            with self._translated_errors("read"):
                 self._table.refresh()
         if self._table is not None:
             self._table.metadata.properties.update(NO_RETRY)  # of this copy, not of the table
         return self._table
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except (StorageError, ConfigError, CommitFailedException):

@@ -224,9 +224,9 @@ class KafkaClients:
 
     def new_topic(self, topic: NewTopic) -> TopicFacts:
         """Create a topic, unless it is there, and wait until the brokers know it."""
-        asked = self.admin.create_topics([topic], request_timeout=self.patience_s)
+        futures = self.admin.create_topics([topic], request_timeout=self.patience_s)
         try:
-            asked[topic.topic].result(self.patience_s + ANSWER_TIMEOUT_S)
+            futures[topic.topic].result(self.patience_s + ANSWER_TIMEOUT_S)
             log.info("kafka.topic_created", topic=topic.topic)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -242,10 +242,10 @@ class KafkaClients:
 
     def topic(self, name: str) -> TopicFacts:
         """Raises ConfigError if there is no such topic, DiskError if no broker answers in time."""
-        asked = self.admin.describe_topics(
+        futures = self.admin.describe_topics(
             TopicCollection([name]), include_authorized_operations=True, request_timeout=self.patience_s
         )
-        found = self.wait(asked[name], f"describe the topic {name}")
+        found = self.wait(futures[name], f"describe the topic {name}")
         allowed = set(found.authorized_operations or AclOperation)
         return TopicFacts(
             name,
@@ -264,9 +264,9 @@ class KafkaClients:
 
     def settings(self, kind: ResourceType, name: str) -> Mapping[str, str]:
         resource = ConfigResource(kind, name)
-        asked = self.admin.describe_configs([resource], request_timeout=self.patience_s)
+        futures = self.admin.describe_configs([resource], request_timeout=self.patience_s)
         try:
-            found = asked[resource].result(self.patience_s)
+            found = futures[resource].result(self.patience_s)
         except KafkaException as error:
             if error.args[0].code() in FORBIDDEN:
                 log.warning(
@@ -301,9 +301,9 @@ class KafkaClients:
         deadline = time.monotonic() + self.patience_s
         place = TopicPartition(topic, partition)
         while True:
-            asked = self.admin.list_offsets({place: spec}, isolation_level=isolation, request_timeout=self.patience_s)
+            futures = self.admin.list_offsets({place: spec}, isolation_level=isolation, request_timeout=self.patience_s)
             try:
-                return int(asked[place].result(self.patience_s + ANSWER_TIMEOUT_S).offset)
+                return int(futures[place].result(self.patience_s + ANSWER_TIMEOUT_S).offset)
             except KafkaException as error:
                 if error.args[0].code() not in ELECTING or time.monotonic() > deadline:
                     self.refused(error, f"find offsets of {topic}[{partition}]")

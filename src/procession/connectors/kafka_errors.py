@@ -68,22 +68,22 @@ def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what
     """The sentence. `reason` is why the brokers were last not reachable, `what` what was to be done."""
     if is_gone(error) and reason is not None and is_untrusted(reason):
         error = reason
-    code, said = error.code(), error.str().rstrip(". ")
+    code, text = error.code(), error.str().rstrip(". ")
     if is_untrusted(error):
         return ConfigError(
-            f"The Kafka brokers at {brokers} do not accept us, or we not them: {said}.",
+            f"The Kafka brokers at {brokers} do not accept us, or we not them: {text}.",
             next_step="Correct user, password and certificates in the file of --client-config.",
         )
     if is_gone(error):
         why = f": {reason.str()}" if reason is not None else ""
         return DiskError(
-            f"No Kafka broker at {brokers} answers, to {what}: {said}{why}.",
+            f"No Kafka broker at {brokers} answers, to {what}: {text}{why}.",
             next_step="Start the brokers; or correct the URL, or security.protocol in the file of --client-config. The"
             " connector goes on where it was.",
         )
     if code in FORBIDDEN:
         return ConfigError(
-            f"No permission to {what}: {said}.",
+            f"No permission to {what}: {text}.",
             next_step="Let the Kafka administrator add an ACL for this user; docs/how-to/kafka.md lists them.",
         )
     if code in _UNKNOWN_TOPIC:
@@ -98,10 +98,10 @@ def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what
         )
     if code in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE):
         return StorageError(
-            f"The Kafka cluster at {brokers} refuses a record as too large, to {what}: {said}.",
+            f"The Kafka cluster at {brokers} refuses a record as too large, to {what}: {text}.",
             next_step="Raise max.message.bytes of the topic; the epoch is then published.",
         )
     return StorageError(
-        f"The Kafka cluster at {brokers} refused to {what}: {said} ({error.name()}).",
+        f"The Kafka cluster at {brokers} refused to {what}: {text} ({error.name()}).",
         next_step="Correct that at the cluster; the connector goes on where it was.",
     )

@@ -38,7 +38,7 @@ class OutputIdentity:
         path = base.with_name(f"{base.name}.kafka")
         partitions = control.prepare()
         try:
-            told = json.loads(path.read_bytes())
+            stored = json.loads(path.read_bytes())
         except FileNotFoundError:
             key = f"{base.name}-{secrets.token_hex(8)}"
             identity = cls(key, topic.id, control.partition_of(key, partitions))
@@ -48,8 +48,8 @@ class OutputIdentity:
         except OSError as error:
             raise storage_error(path, "read", error) from error
         except ValueError:
-            told = None
-        match told:
+            stored = None
+        match stored:
             case {
                 "format": 1,
                 "key": str(key),

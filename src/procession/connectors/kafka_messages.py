@@ -76,8 +76,8 @@ class MessageEncoder:
             own = pa.array([message[0] for message in opened], pa.binary())
             keys = pc.coalesce(own, keys)
             payloads = pa.array([message[1] for message in opened], pa.large_binary())
-            told = pa.array([message[2] for message in opened], pa.int64())
-            timestamps = pc.coalesce(told, timestamps)
+            times_ms = pa.array([message[2] for message in opened], pa.int64())
+            timestamps = pc.coalesce(times_ms, timestamps)
             headers = pa.array([message[3] for message in opened], MESSAGE_SCHEMA.field("headers").type)
         else:
             payloads = payloads.cast(pa.large_binary())
@@ -182,9 +182,9 @@ def envelope_of(
 ) -> bytes:
     """The envelope of a message that was read. A value of bytes is text, or base64 if it is not UTF-8."""
     envelope = place | {"timestamp_ms": timestamp_ms}
-    envelope |= _told("key", key)
-    envelope |= _told("value", value) if value is None or isinstance(value, bytes) else {"value": value}
-    envelope["headers"] = [_told_header(name, data) for name, data in headers]
+    envelope |= _field_json("key", key)
+    envelope |= _field_json("value", value) if value is None or isinstance(value, bytes) else {"value": value}
+    envelope["headers"] = [_header_json(name, data) for name, data in headers]
     return json_of(envelope)
 
 
@@ -193,7 +193,7 @@ def json_of(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _told_header(name: str, data: bytes | None) -> list[str | None]:
+def _header_json(name: str, data: bytes | None) -> list[str | None]:
     if data is None or _is_text(data):
         return [name, None if data is None else data.decode()]
     return [name, None, base64.b64encode(data).decode()]
@@ -207,7 +207,7 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _told(name: str, data: bytes | None) -> dict[str, str | None]:
+def _field_json(name: str, data: bytes | None) -> dict[str, str | None]:
     if data is None:
         return {name: None}
     return {name: data.decode()} if _is_text(data) else {f"{name}_base64": base64.b64encode(data).decode()}

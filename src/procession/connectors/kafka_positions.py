@@ -132,14 +132,14 @@ class TopicMemory:
 
     def _load(self, path: Path) -> None:
         try:
-            told = json.loads(path.read_bytes())
+            stored = json.loads(path.read_bytes())
         except FileNotFoundError:
             return
         except OSError as error:
             raise storage_error(path, "read", error) from error
         except ValueError:
-            told = None
-        match told:
+            stored = None
+        match stored:
             case {"format": 1, "topic_id": str(topic_id), "starts": dict(starts), "epochs": dict(epochs)}:
                 if topic_id != self._topic.id:
                     raise recreated(
@@ -158,8 +158,8 @@ class TopicMemory:
     def _write(self) -> None:
         if self._path is None:
             return
-        told = {"format": FORMAT, "topic_id": self._topic.id, "starts": self._starts, "epochs": self._epochs}
-        write_durably(self._path, json.dumps(told).encode())
+        document = {"format": FORMAT, "topic_id": self._topic.id, "starts": self._starts, "epochs": self._epochs}
+        write_durably(self._path, json.dumps(document).encode())
 
 
 def recreated(topic: str, next_step: str) -> StorageError:
@@ -173,18 +173,18 @@ class GroupPositions:
         self._topic = clients.url.topic
         self._consumer = clients.consumer({"group.id": group})
         self._changed: dict[int, int] = {}
-        self._told_s = time.monotonic()
+        self._committed_at_s = time.monotonic()
 
     def committed(self, partition: int, offset: int) -> None:
         self._changed[partition] = offset + 1
-        if time.monotonic() - self._told_s >= GROUP_COMMIT_S:
+        if time.monotonic() - self._committed_at_s >= GROUP_COMMIT_S:
             self.flush(is_waiting=False)
 
     def flush(self, *, is_waiting: bool) -> None:
         if not self._changed:
             return
         places = [TopicPartition(self._topic, partition, offset) for partition, offset in self._changed.items()]
-        self._changed, self._told_s = {}, time.monotonic()
+        self._changed, self._committed_at_s = {}, time.monotonic()
         try:
             if is_waiting:
                 self._consumer.commit(offsets=places, asynchronous=False)

@@ -63,15 +63,15 @@ def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
 
 def program_arguments(url: ConnectorUrl, directory: Path) -> list[str]:
     """The words for the program: the URL without its options, the directory, and the options."""
-    words = [url.text.partition("?")[0], str(directory)]
+    arguments = [url.text.partition("?")[0], str(directory)]
     for name, value in url.options.items():
         option = f"--{name.replace('_', '-')}"
         kind = (SINK_OPTIONS | SOURCE_OPTIONS)[name]  # type: ignore[operator]
         if kind != FLAG:
-            words += [option, value]
+            arguments += [option, value]
         elif value == "true":
-            words.append(option)
-    return words
+            arguments.append(option)
+    return arguments
 
 
 def epoch_limits(url: ConnectorUrl) -> EpochLimits:

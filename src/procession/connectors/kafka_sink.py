@@ -93,8 +93,8 @@ class TopicGuard:
 
     def check_start(self) -> None:
         """Raises ConfigError if the cluster could not carry out the largest epoch's transaction."""
-        told = self._clients.broker_settings().get("transaction.max.timeout.ms")
-        max_s = int(told) / 1000 if told else TRANSACTION_TIMEOUT_MAX_S
+        broker_max = self._clients.broker_settings().get("transaction.max.timeout.ms")
+        max_s = int(broker_max) / 1000 if broker_max else TRANSACTION_TIMEOUT_MAX_S
         wanted_s = self._options.transaction_timeout_s
         if wanted_s > max_s:
             raise ConfigError(
@@ -266,8 +266,10 @@ class KafkaOutput(Output):
         produce, topic = producer.produce, self._topic
         partition = -1 if self._options.partition is None else self._options.partition
         keys, values, timestamps, headers = (column.to_pylist() for column in batch.columns)
-        told = [None] * len(batch) if batch.column("headers").null_count == len(batch) else map(_header_pairs, headers)
-        for value, key, timestamp_ms, pairs in zip(values, keys, timestamps, told, strict=True):
+        header_lists = (
+            [None] * len(batch) if batch.column("headers").null_count == len(batch) else map(_header_pairs, headers)
+        )
+        for value, key, timestamp_ms, pairs in zip(values, keys, timestamps, header_lists, strict=True):
             while True:
                 try:
                     produce(topic, value, key, partition, None, None, timestamp_ms, pairs)

@@ -306,7 +306,9 @@ class KafkaSource:
     def _times(self, messages: Sequence[Message], partition: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if not self._options.has_event_times:
             return np.zeros(len(messages), np.int64)
-        times_ms = np.fromiter((told[1] for told in map(Message.timestamp, messages)), np.int64, len(messages))
+        times_ms = np.fromiter(
+            (timestamp[1] for timestamp in map(Message.timestamp, messages)), np.int64, len(messages)
+        )
         if int(times_ms.max()) > TIME_MAX // UNITS["ms"]:
             row = int(times_ms.argmax())
             raise RecordError(

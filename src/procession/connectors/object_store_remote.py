@@ -73,7 +73,7 @@ class RemoteStore(ObjectStore):
         self.url = url.rstrip("/")
         options = storage_options(os.environ)
         is_http = "allow_http" in options
-        with self._told("open"):
+        with self._translated_errors("open"):
             self._store = S3Store.from_url(
                 self.url,
                 copy_if_not_exists="multipart",  # S3 has a conditional copy for uploads in parts only
@@ -85,12 +85,12 @@ class RemoteStore(ObjectStore):
         return spare
 
     def upload(self, spool: Path, name: str) -> None:
-        with self._told(f"write {name} in"), spool.open("rb") as file:
+        with self._translated_errors(f"write {name} in"), spool.open("rb") as file:
             self._obstore.put(self._store, name, file)
         spool.unlink(missing_ok=True)
 
     def create(self, name: str, data: bytes) -> bool:
-        with self._told(f"write {name} in"):
+        with self._translated_errors(f"write {name} in"):
             try:
                 self._obstore.put(self._store, name, data, mode="create")
             except self._obstore.exceptions.AlreadyExistsError:
@@ -99,7 +99,7 @@ class RemoteStore(ObjectStore):
         return True
 
     def publish(self, name: str, visible: str) -> bool:
-        with self._told(f"write {visible} in"):
+        with self._translated_errors(f"write {visible} in"):
             try:
                 self._obstore.copy(self._store, name, visible, overwrite=False)
             except self._obstore.exceptions.AlreadyExistsError:
@@ -110,7 +110,7 @@ class RemoteStore(ObjectStore):
         """Nothing: what a store has answered for is durable."""
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
-        with self._told(f"read {name} of"):
+        with self._translated_errors(f"read {name} of"):
             try:
                 size = self._obstore.head(self._store, name)["size"]
                 if not size:
@@ -121,11 +121,11 @@ class RemoteStore(ObjectStore):
                 return None
 
     def open_input(self, name: str) -> pa.NativeFile:
-        with self._told(f"read {name} of"):
+        with self._translated_errors(f"read {name} of"):
             return pa.BufferReader(bytes(self._obstore.get(self._store, name).bytes()))
 
     def has(self, name: str) -> bool:
-        with self._told(f"read {name} of"):
+        with self._translated_errors(f"read {name} of"):
             try:
                 self._obstore.head(self._store, name)
             except FileNotFoundError as error:
@@ -134,7 +134,7 @@ class RemoteStore(ObjectStore):
         return True
 
     def names(self, folder: str, after: str = "") -> Iterator[str]:
-        with self._told("list"):
+        with self._translated_errors("list"):
             offset = f"{folder}/{after}" if after else None
             for chunk in self._obstore.list(self._store, folder, offset=offset):
                 for found in chunk:
@@ -143,7 +143,7 @@ class RemoteStore(ObjectStore):
                         yield name
 
     def delete(self, name: str) -> None:
-        with self._told(f"remove {name} from"):
+        with self._translated_errors(f"remove {name} from"):
             try:
                 self._obstore.delete(self._store, name)
             except FileNotFoundError as error:
@@ -155,7 +155,7 @@ class RemoteStore(ObjectStore):
             raise error
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _translated_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except (self._obstore.exceptions.BaseError, FileNotFoundError, PermissionError) as error:
@@ -170,16 +170,18 @@ def store_error(url: str, doing: str, error: Exception) -> StorageError:
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
     kind: type[StorageError] = StorageError
-    words = re.sub(r"[^a-z0-9]", "", text.lower())  # AccessDenied of one library is ACCESS_DENIED of another
-    if "nosuchbucket" in words:
+    letters = re.sub(r"[^a-z0-9]", "", text.lower())  # AccessDenied of one library is ACCESS_DENIED of another
+    if "nosuchbucket" in letters:
         reason, step = "there is no such bucket", "Make the bucket, or correct the URL"
-    elif status == 401 or "signaturedoesnotmatch" in words or "invalidaccesskeyid" in words:
+    elif status == 401 or "signaturedoesnotmatch" in letters or "invalidaccesskeyid" in letters:
         reason, step = "it refuses the credentials", _CREDENTIALS
-    elif status == 403 or "accessdenied" in words:
+    elif status == 403 or "accessdenied" in letters:
         reason, step = "it denies the access", f"{_CREDENTIALS}, and allow reads and writes"
     elif METADATA_SERVICE in text:
         reason, step = "there are no credentials", _CREDENTIALS
-    elif status >= 500 or any(word in words for word in ("errorsendingrequest", "timedout", "curlcode", "networkconn")):
+    elif status >= 500 or any(
+        word in letters for word in ("errorsendingrequest", "timedout", "curlcode", "networkconn")
+    ):
         kind, reason = DiskError, "it does not answer"
         step = "Check the endpoint and the network; the sink goes on by itself when the store is back"
     else:

@@ -198,7 +198,7 @@ class ChangeDecoder:
         )
         before = self._tables.get(oid)
         if before is not None and before != relation:
-            old, new = ([column.name for column in one.columns] for one in (before, relation))
+            old, new = ([column.name for column in version.columns] for version in (before, relation))
             log.warning("source.schema_changed", table=relation.table, columns_before=old, columns=new)
         self._tables[oid] = relation
 

@@ -71,9 +71,9 @@ def checked_url(url: str) -> str:
     try:
         found = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
-        said = str(error).strip()
+        message = str(error).strip()
         raise UsageError(
-            f"{_without_secret(url)!r} cannot be read as a URL of a PostgreSQL database: {said}.",
+            f"{_without_secret(url)!r} cannot be read as a URL of a PostgreSQL database: {message}.",
             next_step="Write postgres://USER@HOST:PORT/DATABASE; parameters after ? are those of libpq.",
         ) from None
     if found.get("password"):
@@ -99,7 +99,7 @@ def connect(
     """
     deadline = time.monotonic() + patience_s
     given = conninfo.conninfo_to_dict(checked_url(url))
-    words: dict[str, Any] = {
+    options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "application_name": f"procession {purpose}",
         "keepalives_idle": SILENCE_S // 3,
@@ -107,10 +107,10 @@ def connect(
         "keepalives_count": 4,
         "tcp_user_timeout": SILENCE_S * 1000,
     }
-    told = ""
+    last_error = ""
     while True:
         try:
-            session = psycopg.connect(url, autocommit=True, **{k: v for k, v in words.items() if k not in given})
+            session = psycopg.connect(url, autocommit=True, **{k: v for k, v in options.items() if k not in given})
             break
         except psycopg.OperationalError as error:
             if _is_hopeless(error):
@@ -120,9 +120,9 @@ def connect(
                     f"{place(url)} cannot be reached: {_line(error)}.",
                     next_step="Start the server or repair the network, then start this again: nothing is lost.",
                 ) from error
-            if _line(error) != told:
-                told = _line(error)
-                log.warning("postgres.unreachable", server=place(url), reason=told, patience_s=patience_s)
+            if _line(error) != last_error:
+                last_error = _line(error)
+                log.warning("postgres.unreachable", server=place(url), reason=last_error, patience_s=patience_s)
             time.sleep(RETRY_S)  # the server sends no signal when it is back
     try:
         with named(url):
@@ -241,31 +241,31 @@ def _is_hopeless(error: psycopg.OperationalError) -> bool:
     """A refusal by the server, or by libpq, that waiting does not change. A server that starts says 57P03."""
     if error.sqlstate is not None:
         return not error.sqlstate.startswith(("57P", "53", "08"))
-    said = str(error)
-    if _TLS_REFUSALS.search(said):
+    message = str(error)
+    if _TLS_REFUSALS.search(message):
         return True
-    return "FATAL:" in said and not re.search(
-        r"starting up|shutting down|in recovery|accepting connections|too many|remaining connection", said
+    return "FATAL:" in message and not re.search(
+        r"starting up|shutting down|in recovery|accepting connections|too many|remaining connection", message
     )
 
 
 def _refused(url: str, error: psycopg.OperationalError) -> ConfigError:
-    said = _line(error)
+    message = _line(error)
     next_step = "Correct the URL or the server's configuration, then start this again."
-    if _TLS_REFUSALS.search(said):
+    if _TLS_REFUSALS.search(message):
         next_step = (
             "Correct sslmode, sslrootcert, sslcert and sslkey in the URL, or the server's certificate; then start"
             " this again."
         )
-    elif "password" in said or "authentication" in said:
+    elif "password" in message or "authentication" in message:
         next_step = "Set PGPASSWORD, or PGPASSFILE, or the passfile of the service, then start this again."
-    return ConfigError(f"{place(url)} refuses the connection: {said}.", next_step=next_step)
+    return ConfigError(f"{place(url)} refuses the connection: {message}.", next_step=next_step)
 
 
 def _line(error: psycopg.Error) -> str:
     """What the database says, as one line without a full stop."""
-    said = error.diag.message_primary or str(error)
-    return " ".join(said.split()).rstrip(".")
+    message = error.diag.message_primary or str(error)
+    return " ".join(message.split()).rstrip(".")
 
 
 def _detail(error: psycopg.Error) -> str:

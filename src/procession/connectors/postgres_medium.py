@@ -75,6 +75,6 @@ class PostgresMedium(ABC):
             self._thread.submit(self.close)
             self._thread.shutdown(wait=False)
 
-    async def call(self, function: Callable[..., Result], *words: object) -> Result:
+    async def call(self, function: Callable[..., Result], *arguments: object) -> Result:
         """Call a function in the thread of the database."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*words))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*arguments))

@@ -251,17 +251,20 @@ class RecordEncoder:
         if self._loose:
             # No column operation keeps a part of a JSON document as it is.
             documents = [json.loads(text) for text in texts.to_pylist()]
-            fields |= {field: pa.array([_part(one, field) for one in documents], pa.string()) for field in self._loose}
+            fields |= {
+                field: pa.array([_part(document, field) for document in documents], pa.string())
+                for field in self._loose
+            }
         return fields
 
 
 def mapped(
-    columns: Mapping[str, Column], asked: Sequence[str], table: str, key: Sequence[str] = ()
+    columns: Mapping[str, Column], names: Sequence[str], table: str, key: Sequence[str] = ()
 ) -> list[FieldMapping]:
     """Maps fields to columns. By default, each column that the database does not fill itself gets the field of the same
     name. `asked` has COLUMN, or COLUMN=FIELD. Raises UsageError."""
     fields = {name: name for name, column in columns.items() if not column.is_own or name in key}
-    for text in asked:
+    for text in names:
         name, _, field = text.partition("=")
         if name not in columns:
             raise UsageError(
@@ -354,9 +357,9 @@ def _part(document: Any, field: str) -> str | None:
     return None if document is None else json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     """What Arrow says of a record, as the author of the record would say it."""
-    if found := _CHANGED.search(said):
+    if found := _CHANGED.search(message):
         field = found["path"].strip("/").replace("/", ".")
         return f"field {field!r} is of type {found['found']}, not {found['wanted']}"
-    return _WHERE.sub("", said.partition("\n")[0]).rstrip(".") or "it cannot be read"
+    return _WHERE.sub("", message.partition("\n")[0]).rstrip(".") or "it cannot be read"

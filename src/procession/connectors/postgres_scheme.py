@@ -84,16 +84,16 @@ def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
 def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, str | Sequence[str]]) -> list[str]:
     """The words for the program: the URL with the parameters of libpq, the directory, and the options."""
     parameters = {name: value for name, value in url.options.items() if name not in known}
-    words = [url.text.partition("?")[0] + (f"?{urlencode(parameters)}" if parameters else ""), str(directory)]
+    arguments = [url.text.partition("?")[0] + (f"?{urlencode(parameters)}" if parameters else ""), str(directory)]
     for name, value in url.options.items():
         option, kind = f"--{name.replace('_', '-')}", known.get(name)
         if kind == LIST:
-            words += [word for part in value.split(",") for word in (option, part)]
+            arguments += [word for part in value.split(",") for word in (option, part)]
         elif kind == FLAG:
-            words += [option] if value == "true" else []
+            arguments += [option] if value == "true" else []
         elif kind is not None:
-            words += [option, value]
-    return words
+            arguments += [option, value]
+    return arguments
 
 
 def stream_name(stream: str, slot: str, table: str, poll_column: str) -> str:

@@ -344,6 +344,6 @@ def _is_refusal(error: psycopg.DatabaseError) -> bool:
 def _reason(error: RecordRefused | psycopg.Error) -> str:
     if not isinstance(error, psycopg.Error):
         return str(error)
-    said = error.diag.message_primary or str(error)
+    message = error.diag.message_primary or str(error)
     detail = f" ({error.diag.message_detail.rstrip('.')})" if error.diag.message_detail else ""
-    return f"{said}{detail}"
+    return f"{message}{detail}"

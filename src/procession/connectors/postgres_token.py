@@ -39,9 +39,9 @@ class OutputToken:
             " datname = current_database()) AND l.classid = %s AND l.objid = %s",
             ((number % 2**64) >> 32, number % 2**32),
         ).fetchone()
-        who = f" (server process {holder[0]}, from {holder[1] or 'this machine'})" if holder else ""
+        holder_text = f" (server process {holder[0]}, from {holder[1] or 'this machine'})" if holder else ""
         raise StorageError(
-            f"Another sink writes the output {self._instance} to this database{who}.",
+            f"Another sink writes the output {self._instance} to this database{holder_text}.",
             next_step="Stop that one, or give the pipeline another name; then start this again: nothing is lost.",
         )
 

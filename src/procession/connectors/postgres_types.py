@@ -228,7 +228,7 @@ def _uuid(values: pa.Array, column: Column) -> EncodedValues:
 
 
 def _hex(values: pa.Array) -> pa.Array:
-    return pa.array([None if one is None else one.hex() for one in values.to_pylist()], pa.string())
+    return pa.array([None if value is None else value.hex() for value in values.to_pylist()], pa.string())
 
 
 _BINARY: dict[str, Callable[[pa.Array, Column], EncodedValues]] = {

@@ -110,22 +110,22 @@ class SchemaRegistry:
                     f"The topic uses more than {SCHEMAS_MAX} schemas.",
                     next_step="Look at its producers: each seems to register schemas of its own.",
                 )
-            told = self._get(f"/schemas/ids/{schema_id}", f"the schema {schema_id}")
-            found = self._schemas[schema_id] = self._schema(schema_id, told, f"/schemas/ids/{schema_id}")
+            document = self._get(f"/schemas/ids/{schema_id}", f"the schema {schema_id}")
+            found = self._schemas[schema_id] = self._schema(schema_id, document, f"/schemas/ids/{schema_id}")
         return found
 
     def latest(self, subject: str) -> RegisteredSchema:
         path = f"/subjects/{quote(subject, safe='')}/versions/latest"
-        told = self._get(path, f"the schema of the subject {subject}")
-        return self._schema(int(told["id"]), told, path)
+        document = self._get(path, f"the schema of the subject {subject}")
+        return self._schema(int(document["id"]), document, path)
 
-    def _schema(self, schema_id: int, told: Json, path: str) -> RegisteredSchema:
-        kind = told.get("schemaType") or "AVRO"
+    def _schema(self, schema_id: int, document: Json, path: str) -> RegisteredSchema:
+        kind = document.get("schemaType") or "AVRO"
         try:
             if kind == "AVRO":
-                return _avro(schema_id, told, self._referenced(told))
+                return _avro(schema_id, document, self._referenced(document))
             if kind == "PROTOBUF":
-                return self._protobuf(schema_id, told, path)
+                return self._protobuf(schema_id, document, path)
             if kind == "JSON":
                 return RegisteredSchema(schema_id, json.loads, lambda value: json.dumps(value).encode())
         except (ValueError, TypeError, KeyError) as error:
@@ -138,13 +138,13 @@ class SchemaRegistry:
             next_step="Use AVRO, PROTOBUF or JSON; or decode in the app.",
         )
 
-    def _referenced(self, told: Json, form: str = "") -> list[Json]:
+    def _referenced(self, document: Json, form: str = "") -> list[Json]:
         """The schemas that a schema refers to, each after those that it refers to itself."""
         found: dict[tuple[str, int], Json] = {}
 
         def visit(schema: Json) -> None:
-            for one in schema.get("references") or ():
-                key = str(one["subject"]), int(one["version"])
+            for reference in schema.get("references") or ():
+                key = str(reference["subject"]), int(reference["version"])
                 if key in found:
                     continue
                 if len(found) >= REFERENCES_MAX:
@@ -153,16 +153,16 @@ class SchemaRegistry:
                 path = f"/subjects/{quote(key[0], safe='')}/versions/{key[1]}{form}"
                 referred = self._get(path, f"version {key[1]} of the subject {key[0]}")
                 visit(referred)
-                found[key] = found.pop(key) | referred | {"name": one["name"]}
+                found[key] = found.pop(key) | referred | {"name": reference["name"]}
 
-        visit(told)
+        visit(document)
         return list(found.values())
 
-    def _protobuf(self, schema_id: int, told: Json, path: str) -> RegisteredSchema:
+    def _protobuf(self, schema_id: int, document: Json, path: str) -> RegisteredSchema:
         form = "?format=serialized"
         own = self._get(f"{path}{form}", f"the serialized schema {schema_id}")
         pool = DescriptorPool()
-        files = [(one["name"], one["schema"]) for one in self._referenced(told, form)]
+        files = [(reference["name"], reference["schema"]) for reference in self._referenced(document, form)]
         for name, text in [*files, (f"schema-{schema_id}.proto", own["schema"])]:
             file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text))
             file.name = name
@@ -195,15 +195,15 @@ class SchemaRegistry:
                 next_step="Look at its log; the connector goes on where it was.",
             )
         try:
-            told = answer.json() if answer.is_success and len(answer.content) <= SCHEMA_BYTES_MAX else None
+            document = answer.json() if answer.is_success and len(answer.content) <= SCHEMA_BYTES_MAX else None
         except ValueError:
-            told = None
-        if not isinstance(told, dict) or not isinstance(told.get("schema"), str):
+            document = None
+        if not isinstance(document, dict) or not isinstance(document.get("schema"), str):
             raise ConfigError(
                 f"{self._url} answered {what} with {answer.status_code} and no schema.",
                 next_step="Give the URL of a schema registry as --schema-registry.",
             )
-        return told
+        return document
 
 
 class RegistryCodec:
@@ -222,7 +222,7 @@ class RegistryCodec:
         try:
             return schema.decode(value[HEAD.size :])
         except (ValueError, TypeError, KeyError, IndexError, EOFError, DecodeError, json_format.Error) as error:
-            raise ValueError(f"it is not of the schema {schema_id}: {_said(error)}") from error
+            raise ValueError(f"it is not of the schema {schema_id}: {_error_text(error)}") from error
 
     def encode(self, value: Any) -> bytes:
         assert self._own is not None
@@ -234,23 +234,23 @@ class RegistryCodec:
     def _unfit(self, value: Any, error: Exception) -> NoReturn:
         assert self._own is not None
         raise RecordError(
-            f"The record {json.dumps(value)[:80]} does not fit the schema {self._own.id}: {_said(error)}.",
+            f"The record {json.dumps(value)[:80]} does not fit the schema {self._own.id}: {_error_text(error)}.",
             next_step="Correct the stage before the sink, or register a schema that fits and start the sink again.",
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
 # Avro
 
 
-def _avro(schema_id: int, told: Json, references: list[Json]) -> RegisteredSchema:
+def _avro(schema_id: int, document: Json, references: list[Json]) -> RegisteredSchema:
     named: dict[str, Any] = {}
-    for one in references:
-        fastavro.parse_schema(_underlying(json.loads(one["schema"])), named_schemas=named)
-    plain = _underlying(json.loads(told["schema"]))
+    for reference in references:
+        fastavro.parse_schema(_underlying(json.loads(reference["schema"])), named_schemas=named)
+    plain = _underlying(json.loads(document["schema"]))
     parsed = fastavro.parse_schema(plain, named_schemas=named)
 
     def decode(body: bytes) -> Any:
@@ -293,7 +293,7 @@ def _as_bytes(value: Any, schema: Any) -> Any:
         if isinstance(value, str):
             fits = "string" not in kinds and "enum" not in kinds and {"bytes", "fixed"} & set(map(str, kinds))
             return value.encode("iso-8859-1") if fits else value
-        branch = next((one for one, kind in zip(schema, kinds, strict=True) if _is_of(value, kind)), None)
+        branch = next((member for member, kind in zip(schema, kinds, strict=True) if _is_of(value, kind)), None)
         return value if branch is None else _as_bytes(value, branch)
     if kind in ("bytes", "fixed") and isinstance(value, str):
         return value.encode("iso-8859-1")

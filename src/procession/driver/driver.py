@@ -40,7 +40,7 @@ from procession.driver.spark_process import Query, SparkProcess, ends
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
-from procession.errors import ProcessionError, RoundError, told_in
+from procession.errors import ProcessionError, RoundError, error_in_text
 from procession.planner.graph import Exchange, Graph
 from procession.spark.java import check_java
 from procession.spark.master import check_master
@@ -209,7 +209,9 @@ class Driver:
             dead_letters = DeadLetterLimit(graph.dead_letter.id, *share)
         coordinator = Coordinator(
             policy=graph.policy,
-            strategy=strategy_for(graph.policy, [each.name for each in graph.participants if each.sink.is_idempotent]),
+            strategy=strategy_for(
+                graph.policy, [participant.name for participant in graph.participants if participant.sink.is_idempotent]
+            ),
             pipeline=graph.name,
             checkpoint=checkpoint.id,
             fence=checkpoint.fence,
@@ -334,14 +336,14 @@ class Driver:
             query.awaitTermination()
         except Exception as error:  # a failure inside Spark is passed on as it is
             if not self._is_stopping.is_set():
-                self._failed(told_in(str(error)) or error)
+                self._failed(error_in_text(str(error)) or error)
         self._events.put("ended")
 
     def _handle_signals(self, end: Callable[[], object] | None = None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: (end or self._asked_to_stop)())
+            signal.signal(number, lambda *_: (end or self._stop_requested)())
 
-    def _asked_to_stop(self) -> None:
+    def _stop_requested(self) -> None:
         self._is_stopping.set()
         self._events.put("stop")
 

@@ -138,7 +138,7 @@ class SparkProcess:
         def ask() -> None:
             while True:
                 clock.nanoTime()
-                beat.heard()
+                beat.received()
                 if self._has_executors:
                     count = java.getExecutorMemoryStatus().size() - 1  # the driver counts itself
                     if sentence := notice.look(count, time.monotonic()):
@@ -160,7 +160,7 @@ class SparkProcess:
 
 
 class Heartbeat:
-    """Calls `silent` once when `heard` has not been called for `timeout_s`."""
+    """Calls `silent` once when `received` has not been called for `timeout_s`."""
 
     def __init__(self, timeout_s: float, silent: Callable[[], None]) -> None:
         self._timeout_s = timeout_s
@@ -168,7 +168,7 @@ class Heartbeat:
         self._last = time.monotonic()
         self._is_over = threading.Event()
 
-    def heard(self) -> None:
+    def received(self) -> None:
         self._last = time.monotonic()
 
     def stop(self) -> None:
@@ -213,7 +213,7 @@ class StartWatch:
         while not self._is_over.wait(min(BEAT_S, self._timeout_s / 4)):
             before, used = used, {pid: processor_ns(pid) for pid in descendants(os.getpid())}
             if used != before or not any(used.values()):  # or the system does not report CPU time
-                self._beat.heard()
+                self._beat.received()
 
     def _kill(self) -> None:
         if not self._is_over.is_set():

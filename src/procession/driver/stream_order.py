@@ -34,12 +34,12 @@ def check_gateways(graph: Graph, gateways: int) -> None:
         )
 
 
-def order_words(graph: Graph) -> list[str]:
+def order_arguments(graph: Graph) -> list[str]:
     """Return the gateway's command-line options for the app's order."""
-    return order_words_of(declared_by(graph))
+    return order_arguments_of(declared_by(graph))
 
 
-def order_words_of(declared: DeclaredOrder | None) -> list[str]:
+def order_arguments_of(declared: DeclaredOrder | None) -> list[str]:
     """Return the gateway's command-line options for a declared order."""
     if declared is None:
         return []

@@ -229,14 +229,14 @@ class ControlServer:
             case "status":
                 return gateway.status()
             case "order":
-                return {"order": _told_order(self._config.declared)}
+                return {"order": _order_json(self._config.declared)}
             case "streams":
                 return stream_rows(gateway, *integers(request, "first_id", "streams_max"))
             case other:
                 raise RemoteProtocolError(f"unknown op {str(other)[:OP_CHARS_MAX]!r}")
 
 
-def _told_order(declared: DeclaredOrder | None) -> dict[str, Any] | None:
+def _order_json(declared: DeclaredOrder | None) -> dict[str, Any] | None:
     if declared is None:
         return None
     streams = sorted(declared.streams)

@@ -84,7 +84,7 @@ class Ordering:
         self.order.clocks.add_remote(found.clocks)
         self._hear_again()
         self.recovered = self._recover(config, found, rows)
-        self._heard_at: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
         self._taken_at: float | None = None
         self._stalled: int | None = None
 
@@ -102,7 +102,7 @@ class Ordering:
     def _hear_again(self) -> None:
         end = self._arrivals.next_sequence
         for batch in self._arrivals.read(min(self.order.heard_end, end), end):
-            self.order.hear(heard_rows(batch), is_again=True)
+            self.order.hear(arrived_rows(batch), is_again=True)
 
     def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
         tail, shares = LogTail(), StreamQuotas(config.limits, len(self.declared.streams))
@@ -149,7 +149,7 @@ class Ordering:
         idle = frozenset(
             stream_id
             for stream_id in running
-            if now - self._heard_at.setdefault(stream_id, now) >= self.declared.idle_timeout_s
+            if now - self._received_at.setdefault(stream_id, now) >= self.declared.idle_timeout_s
         )
         if not idle or not len(self.order.waiting) or (time := clocks.tick(idle)) is None:
             return {}
@@ -160,10 +160,10 @@ class Ordering:
         start = self.order.heard_end
         end = min(self._arrivals.durable_end, start + HEAR_RECORDS_MAX)
         for batch in self._arrivals.read(start, end) if start < end else ():
-            rows = heard_rows(batch)
+            rows = arrived_rows(batch)
             self.order.hear(rows)
             for stream_id in np.unique(rows.stream_ids[~rows.are_ticks]).tolist():
-                self._heard_at[stream_id] = now
+                self._received_at[stream_id] = now
 
     def take(self, now: float) -> dict[int, int]:
         """Append the rows whose places are settled; gives the sequences of the ends of streams among them."""
@@ -264,7 +264,7 @@ def ordered_rows(batch: pa.RecordBatch, part: Stack, references: Ids) -> pa.Reco
     return pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
 
 
-def heard_rows(batch: pa.RecordBatch) -> ArrivedRows:
+def arrived_rows(batch: pa.RecordBatch) -> ArrivedRows:
     """Converts rows of the arrival log into the input of the event-time order."""
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))

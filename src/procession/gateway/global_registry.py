@@ -55,12 +55,12 @@ class GlobalRegistry:
         self.clocks: dict[int, StreamClock] = dict(clocks or {})
         """Progress of each stream, as reported by gateways. The last gateway to release it has the latest value."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
-        self._unheard = set(self._links)
+        self._unreported = set(self._links)
 
     @property
-    def unheard(self) -> list[str]:
+    def unreported(self) -> list[str]:
         """Gateways that have not reported what they hold. While there are any, no stream is granted."""
-        return sorted(self._unheard)
+        return sorted(self._unreported)
 
     @property
     def gateways(self) -> dict[str, bool]:
@@ -99,7 +99,7 @@ class GlobalRegistry:
         for stream_id, clock in (clocks or {}).items():
             self._hear(stream_id, clock)
         self._links[name] = link
-        self._unheard.discard(name)
+        self._unreported.discard(name)
 
     def meet(self, name: str, link: int) -> None:
         """A gateway connects whose log no driver has confirmed. Which streams it holds does not change; if it has not
@@ -119,14 +119,14 @@ class GlobalRegistry:
     def notify(self, link: int, stream_id: int) -> Grant | Refusal:
         """A gateway asks for a stream on behalf of a session."""
         name = self._speaker(link)
-        if name is None or self._unheard or self.active.get(stream_id, name) != name:
+        if name is None or self._unreported or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
         self.active[stream_id] = name
         return Grant(stream_id, self.committed(stream_id), self.clocks.get(stream_id))
 
     def may_be_held(self, stream_id: int) -> bool:
         """Whether a gateway holds the stream, or may hold it because not all gateways have reported their streams."""
-        return bool(self._unheard) or stream_id in self.active
+        return bool(self._unreported) or stream_id in self.active
 
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> bool:
         """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
@@ -147,7 +147,7 @@ class GlobalRegistry:
                 next_step="Wait until what it took of them is committed.",
             )
         self._links.pop(name, None)
-        self._unheard.discard(name)
+        self._unreported.discard(name)
 
     def _speaker(self, link: int) -> str | None:
         """The gateway of a link, unless a later link has replaced it."""

@@ -25,7 +25,7 @@ from procession.merge.stream_clocks import StreamClock
 class EventTimeReport(NamedTuple):
     """What a gateway reports about event time: a description of its order, and the watermarks of streams."""
 
-    words: str = ""
+    order_text: str = ""
     clocks: Mapping[int, StreamClock] = {}
 
 
@@ -120,7 +120,7 @@ class Leadership:
             raise RemoteProtocolError("no driver has confirmed the leader's log yet")
         if not self._members.knows(gateway.identity):
             self._check_unknown(gateway, held, committed, committed_end)
-        self._check_order(gateway, order.words)
+        self._check_order(gateway, order.order_text)
         member = self._members.join(gateway)
         assert self._state.claims is not None
         self._state.claims.is_alone = False
@@ -222,7 +222,7 @@ class Leadership:
         )
         if self._state.snapshot.epoch + 1 < epochs or self.registry.holders().get(name) or not are_kept:
             return False
-        if name in self.registry.unheard:
+        if name in self.registry.unreported:
             return False  # its log is not confirmed, so its streams are unknown
         self.registry.leave(name)
         self._members.stand(name, MemberStatus.LEFT)

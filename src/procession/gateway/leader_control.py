@@ -105,6 +105,6 @@ class LeaderControl:
             order,
             is_confirmed=request.get("is_confirmed") is not False,
         )
-        waits_for = leadership.registry.unheard
+        waits_for = leadership.registry.unreported
         log.info("gateway.member_joined", gateway=name, control=member.control, holds=len(held), waits_for=waits_for)
         return {"name": name}

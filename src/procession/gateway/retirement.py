@@ -57,7 +57,7 @@ class Retirement:
         room = self._retired.forget(now, len(chosen), 0.0 if is_alone else 2 * after_s)
         return dict(itertools.islice(chosen.items(), room))
 
-    def told(self, commit: EpochCommitted, snapshot: Snapshot) -> None:
+    def on_commit(self, commit: EpochCommitted, snapshot: Snapshot) -> None:
         """Raise StorageError if a commit does not name all that this gateway lacks. From here on, no commit names again
         what changed before the epochs that the driver knows to be on disk."""
         check_epochs(snapshot.epoch + 1, commit.epochs_kept or 0)

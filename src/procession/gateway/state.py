@@ -104,7 +104,7 @@ class GatewayState:
             case ev.StreamRefused(stream_id):
                 return self._refused(stream_id)
             case ev.StreamRelinquished() | ev.LeaderFound() | ev.LeaderKeeps() | ev.LeaderLost():
-                return self._told_by_leader(event)
+                return self._from_leader(event)
             case ev.StreamsIdled() | ev.RowsOrdered():
                 return self.order.handle(self, event)
 
@@ -276,7 +276,7 @@ class GatewayState:
         request = self.claims.answered(stream_id, is_granted=False)
         return [*(self.refuse(*request) if request is not None else []), *self.relinquish()]
 
-    def _told_by_leader(self, event: ev.OfLeader) -> list[ev.Action]:
+    def _from_leader(self, event: ev.OfLeader) -> list[ev.Action]:
         assert self.claims is not None, "a gateway without a leader has no link"
         match event:
             case ev.StreamRelinquished(stream_id):
@@ -362,7 +362,7 @@ class GatewayState:
 
     def _committed(self, commit: ev.EpochCommitted) -> list[ev.Action]:
         self.snapshot.check_fence(commit.fence)
-        self.retirement.told(commit, self.snapshot)
+        self.retirement.on_commit(commit, self.snapshot)
         check_end(commit.epoch, commit.end_sequence, self.next_sequence)
         # A repeated or late commit changes nothing: every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)

@@ -38,7 +38,7 @@ class Updating:
         return state, state
 
 
-def one_key(record: Any) -> str:
+def single_key(record: Any) -> str:
     return ONE_KEY
 
 

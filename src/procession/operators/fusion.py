@@ -96,8 +96,8 @@ def _bodies(
     if lines_of is None or sys.gettrace() is not None or sys.getprofile() is not None:
         return (None,) * len(functions), {}
     found = [body_of(function, VALUE, lines_of) for function in functions]
-    open_ones = (function for function, body in zip(functions, found, strict=True) if body and not body.is_closed)
-    names: dict[str, Any] = getattr(next(open_ones, None), "__globals__", {})
+    open_sessions = (function for function, body in zip(functions, found, strict=True) if body and not body.is_closed)
+    names: dict[str, Any] = getattr(next(open_sessions, None), "__globals__", {})
     return tuple(
         body.text if body and (body.is_closed or getattr(function, "__globals__", None) is names) else None
         for function, body in zip(functions, found, strict=True)

@@ -146,5 +146,9 @@ def _takes_two(predicate: Any) -> bool:
     except (TypeError, ValueError):  # some of Python's own have none
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in kinds and parameter.default is inspect.Parameter.empty
+    ]
     return len(needed) == 2

@@ -153,13 +153,13 @@ class TimedOperator(ABC, Generic[Held]):
             if type(held) is list:
                 held = known[name] = self.load(held)
             progress.key = key
-            due += [(place, key, what) for place, what in self.take_due(progress, held)]
+            due += [(place, key, due_item) for place, due_item in self.take_due(progress, held)]
             if held.is_empty:
                 del known[name]
         states.touch(names)
         progress.timers.keep()
-        for place, key, what in sorted(due, key=_by_place):
-            if (value := self.result_of(key, what)) is not NOTHING:
+        for place, key, due_item in sorted(due, key=_by_place):
+            if (value := self.result_of(key, due_item)) is not NOTHING:
                 progress.results.append((row, place, key, value))
 
     def fire(self, states: StateAccess, step: int) -> Iterator[list[Result]]:

@@ -151,7 +151,7 @@ def calendar(period: Literal["day", "week", "month", "quarter", "year"], *, tz: 
     try:
         found = Period(period)
     except ValueError:
-        known = ", ".join(repr(one.value) for one in Period)
+        known = ", ".join(repr(member.value) for member in Period)
         raise PlanError(f"calendar({period!r}) is not known", next_step=f"choose one of {known}") from None
     try:
         ZoneInfo(tz)

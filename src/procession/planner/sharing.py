@@ -53,7 +53,7 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
         if nodes[index].kind not in TAKING_BYTES:
             is_exposing[index] = _is_changed_before(index, nodes[index], changing, exchanges, exposed)
         elif nodes[index].kind is Kind.SINK:
-            is_exposing[index] = not all(map(changes_nothing, _asked_at_exchange(nodes[index])))
+            is_exposing[index] = not all(map(changes_nothing, _called_at_exchange(nodes[index])))
     borrowing = frozenset(
         index
         for index in exposed
@@ -76,7 +76,7 @@ def _is_changed_before(
 ) -> bool:
     if index not in exchanges:
         return index in changing or index in exposed
-    return not all(map(changes_nothing, _asked_at_exchange(node)))
+    return not all(map(changes_nothing, _called_at_exchange(node)))
 
 
 def _called(node: Node) -> Iterator[Callable[..., Any]]:
@@ -90,7 +90,7 @@ def _called(node: Node) -> Iterator[Callable[..., Any]]:
         yield node.function
 
 
-def _asked_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
+def _called_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
     """The functions that are called before records are encoded for an exchange: the key and the time."""
     by_key = node.function if node.kind is Kind.REBALANCE else node.key
     for function in (by_key, node.time):

@@ -23,7 +23,7 @@ from procession.storage.secret import Secret, find_secret
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 60.0
 LOOK_S = 0.02
-LAST_WORDS_BYTES = 2000
+LAST_LINES_BYTES = 2000
 
 Visible = Callable[[Path, str], bytes]
 """What a reader of the output sees: of the sink's directory, and an instance."""
@@ -122,7 +122,7 @@ class SinkProcess:
                     return worker
                 except ConnectionError:
                     await asyncio.sleep(LOOK_S)
-        output = self.stderr.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        output = self.stderr.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
         raise ConfigError(
             f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {output}",
             next_step="Start it by hand with the same words; --listen must be {listen}, its directory {dir}.",

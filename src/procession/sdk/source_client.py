@@ -72,7 +72,7 @@ class SourceClient:
         self._readings: dict[int, StreamReader] = {}
         self._feed: StreamFeed | None = None
         self._sessions = 0
-        self._alone_since_s = time.monotonic()
+        self._disconnected_since_s = time.monotonic()
         self._reported = (time.monotonic(), 0)
         self._pace = RateLimit(options.rate, time.monotonic()) if options.rate else None
 
@@ -219,7 +219,7 @@ class SourceClient:
 
     def _check_patience(self) -> None:
         patience_s = self._options.patience_s
-        if patience_s is not None and time.monotonic() - self._alone_since_s > patience_s:
+        if patience_s is not None and time.monotonic() - self._disconnected_since_s > patience_s:
             raise ConfigError(
                 f"No gateway at {', '.join(map(str, self._homes))} took us for {patience_s:g} seconds.",
                 next_step="Start it, or check the address; what is committed is not sent again.",
@@ -262,7 +262,7 @@ class SourceClient:
             return await self._feed.run(hello)
         finally:
             if self._feed and self._feed.is_welcome:
-                self._alone_since_s = time.monotonic()
+                self._disconnected_since_s = time.monotonic()
             self._feed = None
             writer.close()
 

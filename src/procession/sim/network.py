@@ -153,7 +153,7 @@ class Endpoint:
 
 
 def _hear(end: Endpoint, data: bytes) -> Any:
-    return end.owner.heard(end, data) if not end._is_closed else None
+    return end.owner.received(end, data) if not end._is_closed else None
 
 
 def _lose(end: Endpoint, is_clean: bool) -> Any:

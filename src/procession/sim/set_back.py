@@ -118,8 +118,8 @@ def _aside(part: str) -> str:
     return f"{part}.newest"
 
 
-def blamed(error: StorageError, *, is_done_to_us: bool) -> StorageError:
-    """The same error; `is_done_to_us` says that the simulation did it, and that an operator mends it."""
-    if not is_done_to_us:
+def blamed(error: StorageError, *, is_injected_damage: bool) -> StorageError:
+    """The same error; `is_injected_damage` says that the simulation did it, and that an operator mends it."""
+    if not is_injected_damage:
         return error
-    return StorageError(error.sentence, next_step=error.next_step, is_done_to_us=True)
+    return StorageError(error.sentence, next_step=error.next_step, is_injected_damage=True)

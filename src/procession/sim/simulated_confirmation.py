@@ -48,16 +48,16 @@ class Confirmation:
 
     def excused(self, error: StorageError) -> StorageError:
         """The same error, not ours if the directory was set back."""
-        return blamed(error, is_done_to_us=self._part in self._site.set_back)
+        return blamed(error, is_injected_damage=self._part in self._site.set_back)
 
     def is_behind(self, known: KnownGateway, snapshot: Snapshot) -> bool:
         """Whether producers wait until the driver has sent the last commit to this gateway."""
         return not self.is_confirmed and snapshot.epoch + 1 < known.epochs
 
-    def confirm(self, asked: ConfirmRequest | OfferRequest, snapshot: Snapshot) -> bool:
+    def confirm(self, request: ConfirmRequest | OfferRequest, snapshot: Snapshot) -> bool:
         """A driver has named this log. Whether that admits producers."""
-        if self.is_confirmed or self.is_behind(asked.known, snapshot):
+        if self.is_confirmed or self.is_behind(request.known, snapshot):
             return False
         self.is_confirmed = True
-        self._site.confirmed(self._part, asked.offered.sequence)
+        self._site.confirmed(self._part, request.offered.sequence)
         return True

@@ -35,7 +35,7 @@ from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
 from procession.sim.network import Endpoint
 from procession.sim.oracle import CHECKPOINT, STATES, InvariantViolation
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
-from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
+from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_sink_link import SimulatedSinkLink
 from procession.sim.simulated_states import names_in
@@ -119,7 +119,7 @@ class SimulatedDriver(SimulatedProcess):
         self.error = error
         self.site.tell(self.part, "! %s", error.sentence)
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
-        if not is_done_to_us(error) and not is_ours_to_bear:
+        if not is_injected_damage(error) and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
         self.later(0.0, self.kill)
 
@@ -197,10 +197,10 @@ class SimulatedDriver(SimulatedProcess):
 
     # Links
 
-    def heard(self, end: Endpoint, data: bytes) -> Steps:
+    def received(self, end: Endpoint, data: bytes) -> Steps:
         link: SimulatedSinkLink = end.tag
         try:
-            for event in link.heard(data):
+            for event in link.received(data):
                 yield from self.handle(event)
         except RemoteProtocolError as error:
             if self._is_in_charge() and "the sink failed" not in error.sentence:
@@ -371,9 +371,9 @@ class SimulatedDriver(SimulatedProcess):
             for name in self._commits.names
             if self._notified.get(name) != record.epoch
         }
-        self._commits.ask(requests, self._heard_commit)
+        self._commits.ask(requests, self._received_commit)
 
-    def _heard_commit(self, answers: Answers) -> None:
+    def _received_commit(self, answers: Answers) -> None:
         self._notified |= {name: word.epoch for name, (word, _) in answers.items()}
         record = self._unacknowledged
         missing = [name for name in self._commits.names if record and self._notified.get(name) != record.epoch]

@@ -42,9 +42,9 @@ def is_injected(error: BaseException | None) -> bool:
     return False
 
 
-def is_done_to_us(error: ProcessionError) -> bool:
+def is_injected_damage(error: ProcessionError) -> bool:
     """The same, also for a directory that was set back."""
-    return bool(error.fields.get("is_done_to_us")) or is_injected(error)
+    return bool(error.fields.get("is_injected_damage")) or is_injected(error)
 
 
 class SimulatedFileSystem:

@@ -34,7 +34,7 @@ from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_confirmation import Confirmation
-from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
+from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
 from procession.sim.simulated_leader_link import (
     LEADERS_DOOR,
     LeaderEnd,
@@ -44,7 +44,7 @@ from procession.sim.simulated_leader_link import (
     next_start,
 )
 from procession.sim.simulated_process import SimulatedProcess
-from procession.sim.simulated_session import SimulatedSession, check_told
+from procession.sim.simulated_session import SimulatedSession, check_acknowledgement
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import LogOffset
 from procession.wire.draft_messages import AnyFrame
@@ -132,7 +132,7 @@ class SimulatedGateway(SimulatedProcess):
         self._link.connect()
 
     def failed(self, error: ProcessionError) -> None:
-        if not is_done_to_us(error):
+        if not is_injected_damage(error):
             raise InvariantViolation("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
         self.site.tell(self.part, "! %s", error.sentence)
         self.kill()
@@ -198,7 +198,7 @@ class SimulatedGateway(SimulatedProcess):
             self.handle(ev.SessionClosed(session.number))
             self._close(session.number, "no HELLO in time")
 
-    def heard(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         if isinstance(end.tag, LeaderEnd):
             end.tag.take(data)
             return
@@ -267,7 +267,7 @@ class SimulatedGateway(SimulatedProcess):
         session = self._sessions.get(number)
         if session is None or session.connection.is_over or not session.end.is_open:
             return
-        check_told(self.site, self._durable_snapshot, frame)
+        check_acknowledgement(self.site, self._durable_snapshot, frame)
         session.end.write(session.connection.send(frame))
 
     def _close(self, number: int, reason: str | None) -> None:

@@ -28,7 +28,7 @@ from procession.gateway.members import Member
 from procession.gateway.request_parsing import positions
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
-from procession.sim.simulated_files import SimulatedFileSystem, is_done_to_us
+from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
 from procession.storage.durable import read_if_there, write_durably
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class LineChannel:
     def say(self, message: JsonMessage) -> None:
         self.end.write(json.dumps(message).encode() + b"\n")
 
-    def heard(self, data: bytes) -> list[JsonMessage]:
+    def received(self, data: bytes) -> list[JsonMessage]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -88,12 +88,12 @@ class LeaderEnd(LineChannel):
         self._leader = leader
         self._leadership = leadership
         self._link: int | None = None
-        self._heard_s = leader.site.clock.now
+        self._received_s = leader.site.clock.now
         leader.later(LINK_TIMEOUT_S, self._watch)
 
     def _watch(self) -> None:
         """A gateway that is linked speaks steadily, or is sent away."""
-        left_s = self._heard_s + LINK_TIMEOUT_S - self._leader.site.clock.now
+        left_s = self._received_s + LINK_TIMEOUT_S - self._leader.site.clock.now
         if not self.end.is_open:
             return
         if left_s > 0:
@@ -108,12 +108,12 @@ class LeaderEnd(LineChannel):
             self._link = None
 
     def take(self, data: bytes) -> None:
-        self._heard_s = self._leader.site.clock.now
-        for request in self.heard(data):
+        self._received_s = self._leader.site.clock.now
+        for request in self.received(data):
             try:
                 reply = {"ok": True, **self._answer(request)}
             except ProcessionError as error:
-                if is_done_to_us(error):
+                if is_injected_damage(error):
                     raise
                 reply = {"ok": False, "error": error.sentence, "is_config": isinstance(error, ConfigError)}
             self._leader.site.tell(self._leader.part, "< %s > %s", request, reply)
@@ -152,7 +152,7 @@ class SimulatedLeaderLink:
         self._unanswered: deque[JsonMessage] = deque()
         self._is_linked = False
         self._is_leaving = False
-        self._heard_s = 0.0
+        self._received_s = 0.0
 
     def connect(self) -> None:
         self._gateway.site.network.connect(self._gateway, LEADERS_DOOR, self._connected)
@@ -165,7 +165,7 @@ class SimulatedLeaderLink:
         end.tag = self
         self._lines, self._is_linked = LineChannel(end), False
         self._unanswered.clear()
-        self._heard_s = gateway.site.clock.now
+        self._received_s = gateway.site.clock.now
         self._send(self._greeting())
         gateway.later(LINK_TIMEOUT_S, self._watch, end)
 
@@ -199,7 +199,7 @@ class SimulatedLeaderLink:
     def _watch(self, end: Endpoint) -> None:
         if not self._is_this(end):
             return
-        left_s = self._heard_s + LINK_TIMEOUT_S - self._gateway.site.clock.now
+        left_s = self._received_s + LINK_TIMEOUT_S - self._gateway.site.clock.now
         if left_s > 0:
             self._gateway.later(left_s, self._watch, end)
         else:
@@ -217,8 +217,8 @@ class SimulatedLeaderLink:
     def take(self, end: Endpoint, data: bytes) -> None:
         if not self._is_this(end) or self._lines is None:
             return
-        self._heard_s = self._gateway.site.clock.now
-        for reply in self._lines.heard(data):
+        self._received_s = self._gateway.site.clock.now
+        for reply in self._lines.received(data):
             if not reply["ok"]:
                 part, site = self._gateway.part, self._gateway.site
                 if reply["is_config"] and not site.set_back:

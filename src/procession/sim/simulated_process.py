@@ -72,7 +72,7 @@ class SimulatedProcess:
     def accepted(self, end: Endpoint) -> None:
         """A peer has connected to this process."""
 
-    def heard(self, end: Endpoint, data: bytes) -> Steps | None: ...
+    def received(self, end: Endpoint, data: bytes) -> Steps | None: ...
 
     def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
         """The connection is gone; `is_clean` if the peer closed it in order."""

@@ -101,7 +101,7 @@ class Producer(SimulatedProcess):
         else:
             self._elsewhere()
 
-    def heard(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         if end is self._end:
             for event in self._connection.receive(data):
                 self._take(end, event)

@@ -27,7 +27,7 @@ class SimulatedSession:
         self.connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
 
 
-def check_told(site: Environment, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
+def check_acknowledgement(site: Environment, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
     """A gateway sends this frame, and has this snapshot on disk."""
     if isinstance(frame, NotifyAck) and frame.success:
         site.oracle.opened(frame.stream_id, frame.point_of_reference)

@@ -123,7 +123,7 @@ class SimulatedSink(SimulatedProcess):
     def lost(self, end: Endpoint, is_clean: bool) -> None:
         """What was read before is still taken: the real server ends its loop only at the end of the stream."""
 
-    def heard(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: Endpoint, data: bytes) -> None:
         session: SimulatedSinkSession = end.tag
         is_waiting = bool(session.events)
         session.events.extend(session.connection.receive(data))

@@ -89,7 +89,7 @@ class SimulatedSinkLink:
 
     # What comes
 
-    def heard(self, data: bytes) -> Iterable[object]:
+    def received(self, data: bytes) -> Iterable[object]:
         """The coordinator's events that these bytes mean."""
         for received in self._connection.receive(data):
             for word in map(read, received.bodies()) if isinstance(received, Messages) else (received,):

@@ -217,7 +217,7 @@ class Spark(SimulatedProcess):
         try:
             return [row for batch in self._logs[name].read(start, end.sequence, end) for row in _rows(batch)]
         except StorageError as error:
-            raise blamed(error, is_done_to_us=part in self.site.set_back) from error
+            raise blamed(error, is_injected_damage=part in self.site.set_back) from error
 
     def orphaned(self) -> None:
         """Our Python half is dead: whatever waits for it fails."""

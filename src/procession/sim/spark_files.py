@@ -32,8 +32,8 @@ class SparkFiles:
             raise StorageError(f"offsets/{epoch} is damaged: {error!r}", next_step="restore the checkpoint") from error
 
     def write_offset(self, epoch: int, ends: Mapping[str, LogOffset]) -> Steps:
-        told = {name: end.as_json() for name, end in ends.items()}
-        yield from self._write("offsets", epoch, b"v1\n{}\n" + json.dumps(told).encode())
+        offsets = {name: end.as_json() for name, end in ends.items()}
+        yield from self._write("offsets", epoch, b"v1\n{}\n" + json.dumps(offsets).encode())
 
     def write_commit(self, epoch: int) -> Steps:
         yield from self._write("commits", epoch, b'v1\n{"nextBatchWatermarkMs":0}')

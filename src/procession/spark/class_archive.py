@@ -87,7 +87,7 @@ def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
     spark.dataSource.register(RehearsalSource)
     is_over = threading.Event()
 
-    def each(rows: DataFrame, epoch: int) -> None:
+    def on_epoch(rows: DataFrame, epoch: int) -> None:
         rows.collect()
         if epoch == EPOCHS - 1:
             is_over.set()
@@ -95,7 +95,7 @@ def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
                 raise StopIteration
 
     with tempfile.TemporaryDirectory() as checkpoint:
-        writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(each)
+        writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(on_epoch)
         query = writer.option("checkpointLocation", checkpoint).start()
         is_over.wait(REHEARSAL_TIMEOUT_S)
         with suppress(Exception):  # the last batch fails on purpose

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain as flatten
 
-from procession.spark.manifest_routing import RoutedManifest, changes_in, heard, loaded, opened, sent, slots, unloaded
+from procession.spark.manifest_routing import (
+    RoutedManifest,
+    attempts_digest,
+    changes_in,
+    loaded,
+    opened,
+    sent,
+    slots,
+    unloaded,
+)
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, cut, laid, numbered_from
 from procession.storage.run_store import Manifest
@@ -81,7 +90,7 @@ def run_slot(
     own_envelopes = opened(plan, level, slot, unloaded(arrived, store))
     del arrived  # free the memory: the store has the contents
     chain, bucket = slots(plan, level)[slot]
-    attempt, tries = replace(attempt, partition=bucket), heard(own_envelopes)
+    attempt, tries = replace(attempt, partition=bucket), attempts_digest(own_envelopes)
     if any(envelope.is_failed for envelope in own_envelopes):
         made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
     else:

@@ -185,7 +185,7 @@ def from_rows(batch: pa.RecordBatch) -> Iterator[RoutedManifest]:
         yield RoutedManifest.from_json(text, cell)
 
 
-def heard(envelopes: Iterable[RoutedManifest]) -> int:
+def attempts_digest(envelopes: Iterable[RoutedManifest]) -> int:
     """Return a digest of the task attempts that sent these envelopes."""
     return _digest((envelope.chain, envelope.partition, envelope.attempt) for envelope in envelopes)
 

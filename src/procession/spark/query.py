@@ -45,7 +45,7 @@ def start_query(
     edges = [*sql_levels(task.plan), task.plan.levels]
     is_checked = False
 
-    def each(rows: DataFrame, epoch: int) -> None:
+    def run_epoch(rows: DataFrame, epoch: int) -> None:
         nonlocal is_checked
         faults.point("driver:after-offsets")
         try:
@@ -69,7 +69,7 @@ def start_query(
     spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, interval_s))
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
-        .writeStream.foreachBatch(each)
+        .writeStream.foreachBatch(run_epoch)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/log_source`)
         .start()

@@ -18,7 +18,7 @@ from procession.address import Address, check_free, parse_address
 from procession.cache import find_place
 from procession.driver.driver import CACHE, READY
 from procession.driver.spark_process import COMMAND_STARTED
-from procession.driver.stream_order import check_gateways, order_words
+from procession.driver.stream_order import check_gateways, order_arguments
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node
@@ -148,7 +148,7 @@ class LocalPipeline:
     def _sending(self, turn: int) -> list[str]:
         found = self._addresses
         to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
-        return ["--to", to, *self.producer_words, *self._client_tls()]
+        return ["--to", to, *self.producer_arguments, *self._client_tls()]
 
     def _start_sending(self, name: str, argv: Sequence[str]) -> None:
         env = self.env.get(name, self.env.get(SOURCE, {}))
@@ -179,7 +179,7 @@ class LocalPipeline:
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # Only the first gateway uses the given address; the others take any port of the same host.
         listen = self.listen if part == GATEWAY else str(beside(self.listen))
-        argv = gateway_words(self.settings, self.directory, part, listen) + order_words(self.graph)
+        argv = gateway_arguments(self.settings, self.directory, part, listen) + order_arguments(self.graph)
         return argv + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
@@ -234,20 +234,20 @@ class LocalPipeline:
         for sink, directory in self.sink_directories.items():
             address = json.loads((directory / "sink.json").read_text())["listen"]
             argv += ["--sink", f"{sink}={address}"]
-        return argv + _words(settings, "control_cookie_file", "sink_cookie_file") + self._client_tls()
+        return argv + _option_arguments(settings, "control_cookie_file", "sink_cookie_file") + self._client_tls()
 
     @property
-    def producer_words(self) -> list[str]:
+    def producer_arguments(self) -> list[str]:
         """The arguments that give a source its secret."""
         if self.settings.open_producers:
             return []
         return ["--cookie-file", str(self.settings.cookie_file or self._made(Secret.PRODUCERS))]
 
     def _server_tls(self) -> list[str]:
-        return server_tls_words(self.settings)
+        return server_tls_arguments(self.settings)
 
     def _client_tls(self) -> list[str]:
-        return _words(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
+        return _option_arguments(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
 
 
 def check_start(settings: Settings, listen: str = HERE) -> None:
@@ -259,7 +259,7 @@ def check_start(settings: Settings, listen: str = HERE) -> None:
         check_free(parse_address(address))
 
 
-def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
+def gateway_arguments(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
     """The command line of a gateway of this pipeline. All but the first join the first."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
     argv += ["--checkpoint", str(directory / "checkpoint")]
@@ -267,7 +267,7 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
         control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
         argv += ["--control", str(control)]
     if part != GATEWAY:
-        argv += ["--join", str(directory / GATEWAY), "--name", part, *_words(settings, "tls_ca", "tls_name")]
+        argv += ["--join", str(directory / GATEWAY), "--name", part, *_option_arguments(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]
     argv += ["--overrun-bytes-max", str(settings.overrun_bytes_max)]
     argv += ["--credits", settings.credits, "--credits-min", str(settings.credits_min)]
@@ -283,7 +283,7 @@ def gateway_words(settings: Settings, directory: Path, part: str, listen: str) -
     argv += ["--metrics-streams-max", str(settings.metrics_streams_max)]
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
     argv += ["--open-producers"] * settings.open_producers
-    return argv + _words(settings, "cookie_file", "control_cookie_file") + server_tls_words(settings)
+    return argv + _option_arguments(settings, "cookie_file", "control_cookie_file") + server_tls_arguments(settings)
 
 
 def beside(address: str) -> Address:
@@ -291,11 +291,11 @@ def beside(address: str) -> Address:
     return Address(parse_address(address).host, 0)
 
 
-def server_tls_words(settings: Settings) -> list[str]:
-    return _words(settings, "tls_cert", "tls_key", "tls_client_ca")
+def server_tls_arguments(settings: Settings) -> list[str]:
+    return _option_arguments(settings, "tls_cert", "tls_key", "tls_client_ca")
 
 
-def _words(settings: Settings, *names: str) -> list[str]:
+def _option_arguments(settings: Settings, *names: str) -> list[str]:
     """The settings that are set, as command-line options."""
     values = {name: getattr(settings, name) for name in names}
     given = {name: value for name, value in values.items() if value is not None}

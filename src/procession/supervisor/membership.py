@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from procession.address import SOCKET_FILE, parse_address
-from procession.driver.stream_order import order_words_of
+from procession.driver.stream_order import order_arguments_of
 from procession.errors import ConfigError, UsageError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
-from procession.supervisor.local_pipeline import COMMAND, GATEWAY, announced_in, gateway_words
+from procession.supervisor.local_pipeline import COMMAND, GATEWAY, announced_in, gateway_arguments
 from procession.supervisor.part import Part
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
@@ -90,10 +90,10 @@ def run_one_more(
         raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
     with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
         used = {*(gateway["name"] for gateway in client.gateways()), *client.departed()}
-        order = order_words_of(client.order())
+        order = order_arguments_of(client.order())
     part = name or next_name(used)
     with Supervisor(directory / "logs", say=say) as supervisor:
-        argv = (*COMMAND, *gateway_words(settings, directory, part, listen), *order)
+        argv = (*COMMAND, *gateway_arguments(settings, directory, part, listen), *order)
         argv += ("--metrics", metrics) if metrics else ()
         supervisor.start(Part(part, argv, is_ready=announced_in(directory / part / ADDRESS_FILE)))
         if supervisor.wait_ready():

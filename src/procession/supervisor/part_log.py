@@ -53,19 +53,19 @@ class PartLog:
         shutil.copyfile(self.path, self.path.with_suffix(".old.log"))
         os.truncate(self.path, 0)
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The last message of the newest start."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 start = self._start if self._start <= size else 0
                 file.seek(max(start, size - TAIL_BYTES_MAX))
-                return last_words(file.read().decode(errors="replace"))
+                return last_lines(file.read().decode(errors="replace"))
         except FileNotFoundError:
             return ""
 
 
-def last_words(text: str) -> str:
+def last_lines(text: str) -> str:
     """Return the last error line with the indented lines below it, or else the last lines."""
     lines = text.rstrip().splitlines()
     errors = [(number, message) for number, line in enumerate(lines) if (message := failure_in(line)) is not None]

@@ -207,7 +207,7 @@ class Supervisor:
         child.clear()
         child.state = PartState.ENDED
         if status in HOPELESS:
-            raise self._failure(child, child.log.last_words() or "It ended with a fatal error and without a message.")
+            raise self._failure(child, child.log.last_lines() or "It ended with a fatal error and without a message.")
         if status != 0:
             self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)
 
@@ -218,7 +218,7 @@ class Supervisor:
         if delay_s is None:
             child.state = PartState.ENDED
             often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
-            lines = child.log.last_words() or "(none)"
+            lines = child.log.last_lines() or "(none)"
             raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last lines:\n{lines}")
         self._say(f"{child.part.name} {how}; restarting it")
         child.state = PartState.WAITING

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from procession.api.sources import number_of_stream
 from procession.errors import UsageError
-from procession.gateway.event_time_log import heard_rows, ordered_rows
+from procession.gateway.event_time_log import arrived_rows, ordered_rows
 from procession.gateway.log_rows import LogRow, batch_of, eos_row
 from procession.merge.event_time import DeclaredOrder, EventOrder
 from procession.operators.codecs import ENCODE, decoder_of
@@ -219,7 +219,7 @@ def _is_same(decoded: Any, value: Any) -> bool:
 def in_event_order(declared: DeclaredOrder, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of the ordered log: those whose place is final."""
     order = EventOrder(declared)
-    order.hear(heard_rows(rows))
+    order.hear(arrived_rows(rows))
     taken = order.take()
     return ordered_rows(rows.take(pa.array(taken.rows.sequences)), taken.rows, taken.references)
 

@@ -77,7 +77,7 @@ class SemanticsCase:
 
     semantics: Semantics
     committed: tuple[str, ...]
-    words: str
+    note: str
 
 
 DOUBLER_INPUT = ("1", "2", "3")
@@ -99,8 +99,8 @@ def case_lines(judge: Callable[[Sequence[str], Sequence[str]], Semantics | None]
     """Return the five cases as a table. `judge` classifies a committed output, given the expected one."""
     expected = CASES[-1].committed
     rows = [("committed", "shows", "")] + [
-        (" ".join(case.committed), str(judge(expected, case.committed)), case.words) for case in CASES
+        (" ".join(case.committed), str(judge(expected, case.committed)), case.note) for case in CASES
     ]
     return [f"inputs {' '.join(DOUBLER_INPUT)}, expected {' '.join(expected)}", ""] + [
-        f"{committed:17} {shows:21} {words}".rstrip() for committed, shows, words in rows
+        f"{committed:17} {shows:21} {note}".rstrip() for committed, shows, note in rows
     ]

@@ -94,7 +94,7 @@ class LifecycleWalker:
             case Ack():
                 self._acknowledge(frame.credits, frame.positions, blame)
             case Hello(version=version):
-                self.extensions = self._asked_for(version, blame)
+                self.extensions = self._requested_extensions(version, blame)
             case Ok(credits=credits):
                 if isinstance(frame, DraftOk) and self.side is ConnectionSide.INITIATOR:
                     self.interpreter.committed((stream_id, point) for stream_id, _, point in frame.streams)
@@ -118,7 +118,7 @@ class LifecycleWalker:
                 self._streams = dict.fromkeys(self._streams, StreamState.TERMINATED)
         self.state = following
 
-    def _asked_for(self, version: str, blame: Blame) -> frozenset[Extension]:
+    def _requested_extensions(self, version: str, blame: Blame) -> frozenset[Extension]:
         """Return the extensions that HELLO's version requests. The caller decides which versions it accepts."""
         try:
             return self.dialect.extensions(version)
