@@ -31,9 +31,9 @@ def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
         yield living
 
 
-def example(text: str) -> str:
+def example(fragment: str) -> str:
     """The one that says this."""
-    (text,) = [text for text in EXAMPLES if text in text]
+    (text,) = [text for text in EXAMPLES if fragment in text]
     return text
 
 

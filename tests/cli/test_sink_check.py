@@ -51,9 +51,9 @@ def test_the_list_shows_what_may_be_chosen(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("kind", ["file", "epochs"])
 def test_a_sink_of_ours_is_checked_with_the_line_of_the_page(kind: str) -> None:
     visible = f"{PROCESSION} cat {{dir}} --instance {{instance}}"
-    command = f"{PROCESSION} sink check --only gap --json --visible"
+    check = f"{PROCESSION} sink check --only gap --json --visible"
     sink = f"{PROCESSION} sink {kind} {{dir}} --listen {{listen}}"
-    command = [*shlex.split(command), visible, "--", *shlex.split(sink)]
+    command = [*shlex.split(check), visible, "--", *shlex.split(sink)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {case["outcome"] for case in json.loads(done.stdout)["cases"]} == {"kept"}

@@ -117,7 +117,7 @@ def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_th
     ]
     of_two = [row | {"id": 2, "seen": 7, "late": None}]
     rows = together([*of_one, *of_two])
-    assert [(one["owner"], one["seen"], one["late"]) for one in rows] == [("h", 4, 5), ("g", 7, None)]
+    assert [(merged["owner"], merged["seen"], merged["late"]) for merged in rows] == [("h", 4, 5), ("g", 7, None)]
     assert "late" not in next(table(rows[1:]))
     assert next(table(rows)).endswith("late")
 
@@ -126,11 +126,11 @@ def test_a_stream_that_nobody_holds_is_told_by_a_gateway_that_had_it_and_under_i
     row = {"id": 1, "state": "closed", "committed": 5, "seen": 5, "lag": 0, "rate": 0.0, "late": None}
     heard = row | {"name": "", "owner": "gateway-0", "is_held": False, "frames": 0, "bytes": 0}
     had = heard | {"name": "s", "owner": "gateway-1", "frames": 6, "bytes": 60}
-    (row,) = together([heard, had])
-    assert (row["name"], row["owner"], row["frames"], row["bytes"]) == ("s", "gateway-1", 6, 60)
+    (merged,) = together([heard, had])
+    assert (merged["name"], merged["owner"], merged["frames"], merged["bytes"]) == ("s", "gateway-1", 6, 60)
     came_back = heard | {"seen": 7, "is_held": True, "frames": 2, "bytes": 20}
-    (row,) = together([came_back, had])
-    assert (row["name"], row["owner"], row["frames"], row["bytes"]) == ("s", "gateway-0", 8, 80)
+    (merged,) = together([came_back, had])
+    assert (merged["name"], merged["owner"], merged["frames"], merged["bytes"]) == ("s", "gateway-0", 8, 80)
 
 
 def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) -> None:

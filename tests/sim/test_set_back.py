@@ -48,16 +48,16 @@ def test_a_log_is_known_again_when_it_is_rolled_opened_and_trimmed(
     files: SimulatedFileSystem, segment_bytes_max: int
 ) -> None:
     log = opened(files, FIRST, segment_bytes_max)
-    rows = []
+    offsets = []
     for number in range(5):
         log.append(rows(2 * number, 2 * number + 1))
         log.sync()
-        rows += [log.offset(2 * number + 1), log.offset(2 * number + 2)]
+        offsets += [log.offset(2 * number + 1), log.offset(2 * number + 2)]
     log = opened(files, OTHER, segment_bytes_max)
-    assert [log.offset(sequence) for sequence in range(1, 11)] == rows
-    assert {offset.incarnation for offset in rows} == {f"{FIRST:016x}"}
+    assert [log.offset(sequence) for sequence in range(1, 11)] == offsets
+    assert {offset.incarnation for offset in offsets} == {f"{FIRST:016x}"}
     log.trim(6)
-    for offset in rows[6:]:
+    for offset in offsets[6:]:
         check_offered(log, offset, "g")
 
 

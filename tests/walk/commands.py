@@ -38,16 +38,16 @@ def run(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.CompletedPr
 
 
 class Running:
-    """A command that goes on; its words are kept in a file."""
+    """A command that goes on; its output is kept in a file."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path, mark: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output_path: Path, mark: str) -> None:
         self.process = process
         self.mark = mark
-        self._said = output
+        self._output_path = output_path
 
     @property
     def said(self) -> str:
-        return self._said.read_text(errors="replace")
+        return self._output_path.read_text(errors="replace")
 
     def wait(self) -> int:
         return self.process.wait(TIMEOUT_S)
@@ -56,13 +56,13 @@ class Running:
 @contextmanager
 def running(*arguments: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
     mark = uuid.uuid4().hex
-    output = cwd / f"said-{mark}.txt"
-    with output.open("wb") as output:
+    path = cwd / f"output-{mark}.txt"
+    with path.open("wb") as output:
         process = subprocess.Popen(
             command(*arguments), cwd=cwd, env={**os.environ, **env, MARK: mark}, stdout=output, stderr=output
         )
     try:
-        yield Running(process, output, mark)
+        yield Running(process, path, mark)
     finally:
         process.kill()
         process.wait()

@@ -233,8 +233,8 @@ def test_nobody_writes_to_a_sink_or_sends_to_a_gateway_without_its_secret(attack
 
 
 def test_the_control_socket_is_out_of_reach(attacked: Attacked) -> None:
-    control = read_json(attacked.directory / "gateway" / "gateway.json")["control"]
-    assert control.startswith("unix:")
+    address = read_json(attacked.directory / "gateway" / "gateway.json")["control"]
+    assert address.startswith("unix:")
     socket_file = SocketFile(attacked.directory / "gateway" / "control.sock")
 
     def connect() -> str:
