@@ -71,9 +71,9 @@ log.warning("part.disk_low", reason="two\\nlines")
 """
 
 
-def run(text: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if name not in (FORMAT_VARIABLE, LEVEL_VARIABLE)}
-    argv = [sys.executable, "-c", text, *words]
+    argv = [sys.executable, "-c", text, *arguments]
     return subprocess.run(argv, env={**env, **environment}, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -88,20 +88,20 @@ def test_a_part_writes_one_line_for_each_event_with_its_name_and_level() -> None
 def test_events_are_json_on_request_one_object_a_line() -> None:
     done = run(EVENTS.format(setup='configure("info")'), **{FORMAT_VARIABLE: "json", LEVEL_VARIABLE: "debug"})
     events = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [(one["level"], one["event"]) for one in told] == [
+    assert [(event["level"], event["event"]) for event in events] == [
         ("debug", "part.frame"),
         ("info", "part.started"),
         ("warning", "part.disk_low"),
     ]
-    assert told[2]["reason"] == "two\nlines"
-    assert all("timestamp" in one for one in told)
+    assert events[2]["reason"] == "two\nlines"
+    assert all("timestamp" in event for event in events)
 
 
 def test_a_program_that_uses_the_sdk_gets_warnings_only_unless_it_asks_for_more() -> None:
     quiet = run(EVENTS.format(setup="keep_quiet()"))
     assert (len(quiet.stderr.splitlines()), quiet.stdout) == (1, "")
-    asked = run(EVENTS.format(setup="keep_quiet()"), **{LEVEL_VARIABLE: "info"})
-    assert len(asked.stderr.splitlines()) == 2
+    result = run(EVENTS.format(setup="keep_quiet()"), **{LEVEL_VARIABLE: "info"})
+    assert len(result.stderr.splitlines()) == 2
     own = run(
         EVENTS.format(setup="structlog.configure(processors=[structlog.processors.JSONRenderer()]); keep_quiet()")
     )
@@ -119,9 +119,9 @@ def test_whatever_of_the_sdk_a_program_makes_it_gets_warnings_only_and_sentences
     assert done.stdout == ""
 
 
-def start(text: str, *words: str | Path) -> subprocess.Popen[str]:
+def start(text: str, *arguments: str | Path) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if name not in (FORMAT_VARIABLE, LEVEL_VARIABLE)}
-    argv = [sys.executable, "-c", text, *map(str, words)]
+    argv = [sys.executable, "-c", text, *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -164,5 +164,5 @@ def test_a_wrong_cookie_in_a_connector_is_a_sentence_and_not_a_trace(gateway_pro
     last = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert last == ["error: The gateway refused us: bad cookie."]
     assert "  Next: Send the secret of the pipeline: " in done.stderr
-    asked = run(SENDS, gateway.listen, "wrong", **{LEVEL_VARIABLE: "debug"})
-    assert "Traceback" in asked.stderr
+    result = run(SENDS, gateway.listen, "wrong", **{LEVEL_VARIABLE: "debug"})
+    assert "Traceback" in result.stderr
