@@ -446,6 +446,24 @@ READINGS = [
 ]
 
 
+SENSOR_VALUES = [
+    json.dumps({"sensor": f"s{number % 3}", "value": (number * number * 7) % 150}) for number in range(500)
+]
+
+
+def value_alerts(lines: Iterable[str]) -> list[str]:
+    told, rows = [], {}
+    for reading in map(json.loads, lines):
+        rows[reading["sensor"]] = rows.get(reading["sensor"], 0) + 1 if reading["value"] > 80 else 0
+        far = ("far", reading["sensor"])
+        rows[far] = rows.get(far, 0) + 1 if reading["value"] > 120 else 0
+        if rows[reading["sensor"]] >= 2:
+            told.append({**reading, "limit": 80, "rows": rows[reading["sensor"]]})
+        if rows[far]:
+            told.append({**reading, "limit": 120.0, "rows": rows[far]})
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 def hot_readings(lines: Iterable[str]) -> list[str]:
     results = [json.loads(line) for line in lines if line.startswith("{")]
     return [json.dumps(result, separators=(",", ":")) for result in results if result["celsius"] > 80]
@@ -470,6 +488,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "spoofing": ("spoofing-alerts-0", QUOTES, spoofed),
     "abandoned_carts": ("abandoned-carts-reminders-0", SHOP_CLICKS, reminders),
     "monthly_turnover": ("monthly-turnover-months-0", SALES_OF_MONTHS, turnover),
+    "value_alerts": ("value-alerts-alerts-0", SENSOR_VALUES, value_alerts),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

@@ -13,10 +13,12 @@ planner reads the resulting `planner/graph`, and the driver runs the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
+from procession.api.app_settings import NO_DEFAULT, Setting, read_setting
 from procession.api.sources import Sources
 from procession.api.stage import Stage
 from procession.errors import PlanError
@@ -123,9 +125,42 @@ class Pipeline(Sources):
         self.event_time = event_time(order_by, lateness_s, late, idle_timeout_s, owner)
         self.types = NamedTypes.of(types)
         self._nodes: list[Node] = []
+        self._settings: dict[str, Setting] = {}
+        self._groups: list[str] = []
         self._dead_letter = dead_letter
         if dead_letter is not None:
             checked_target(dead_letter, DEAD_LETTER)
+
+    def setting(self, name: str, kind: Any = str, default: Any = NO_DEFAULT, *, secret: bool = False) -> Any:
+        """The value of a setting of the app, from outside the program.
+
+        The value is that of `--set NAME=VALUE` or of the environment variable PROCESSION_APP_NAME, else that of NAME in
+        the table `[app]` of procession.toml, else the default. It is read here, once, and does not change while the
+        pipeline runs. `explain` shows it.
+
+        Args:
+            name: Name of the setting.
+            kind: What it is: float, int, bool, str, Decimal, `Literal["a", "b"]`, or another type that pydantic reads.
+            default: Its value if none is given. Without a default, a value must be given.
+            secret: Show the value neither in `explain` nor in errors. Give it in the environment or the file, since other
+                users of a machine can see its command lines.
+
+        Raises:
+            PlanError: There is no value, or it is not of this kind.
+
+        Example:
+            >>> from procession import Pipeline
+            >>> pipeline = Pipeline("alerts")
+            >>> threshold = pipeline.setting("threshold", float, default=99.5)
+        """
+        checked_flag(secret, "secret", f"setting {name!r}")
+        found = read_setting(self.name, name, kind, default, is_secret=secret)
+        if self._settings.setdefault(name, found) != found:
+            raise PlanError(
+                f"pipeline {self.name!r} asks for the setting {name!r} twice, in two ways",
+                next_step="ask for it once, and use its value in several places",
+            )
+        return found.value
 
     @property
     def size(self) -> int:
@@ -172,6 +207,7 @@ class Pipeline(Sources):
             exchange=self.exchange,
             event_time=self.event_time,
             types=self.types,
+            settings=tuple(self._settings.values()),
         )
 
     def stage_name(self, index: int) -> str:
@@ -251,11 +287,24 @@ class Pipeline(Sources):
                 next_step='remove idempotent=True, or use "effectively-once" or "at-least-once"',
             )
 
+    @contextmanager
+    def group(self, name: str) -> Iterator[None]:
+        """Stages that are added meanwhile belong to the piece with this name."""
+        self._groups.append(name)
+        try:
+            yield
+        finally:
+            self._groups.pop()
+
     def _add(self, node: Node) -> Stage:
         """Appends a stage. A stage without a name is named after its kind and index."""
         if not node.name:
             node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}", is_named=False)
         is_sink = node.kind is Kind.SINK
+        if self._groups:
+            # A piece may be used twice, so the names of its stages begin with its own. Those of sinks do not.
+            named = node.name if is_sink else checked_name(f"{self._groups[-1]}-{node.name}", "a stage of a piece")
+            node = replace(node, group="/".join(self._groups), name=named)
         if any(other.id == node.id for other in self._nodes) or (is_sink and node.name == DEAD_LETTER):
             raise PlanError(
                 f"pipeline {self.name!r} has two {'sinks' if is_sink else 'stages'} named {node.name!r}",

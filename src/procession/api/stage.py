@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from procession.api.matches import Matches
+from procession.api.pieces import Pieces
 from procession.api.side_streams import SideStreams
 from procession.api.splits import Splits
 from procession.api.stateful_api import Key, Time
@@ -42,7 +43,7 @@ CONNECTIONS_MAX = 64
 BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
 
 
-class Stage(Timers, SideStreams, Matches, Splits):
+class Stage(Timers, SideStreams, Matches, Splits, Pieces):
     """A point in a pipeline. Its methods add a stage and return it, so calls can be chained.
 
     `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a

@@ -16,6 +16,9 @@ def explain(
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", help="A file that the app will be run with (repeatable).")
     ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
     as_svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
@@ -23,11 +26,13 @@ def explain(
     """Show an app's plan: its chains and edges, and for each how order is kept and why."""
     from procession.connectors.file_source import FileSource
     from procession.driver.app_file import load_app
+    from procession.driver.app_values import export
     from procession.planner import drawing
     from procession.planner import explain as text
 
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")
     write = text.as_json if as_json else text.as_dot if as_dot else drawing.as_svg if as_svg else text.explain
+    export(sets or [])
     streams = FileSource(inputs or []).stream_ids
     print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")

@@ -68,6 +68,7 @@ app.command()(streams)
 app.command()(verify)
 app.command()(cat)
 
+AppSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -130,16 +131,19 @@ def run(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
+    sets: AppSettings = None,
     as_json: Json = False,
     *,
     given: PipelineSettings,
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.connectors.timefield import checked_unit
+    from procession.driver.app_values import export
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
 
     settings = load_settings(**given.given())
+    export(sets or [])
     checked_unit(event_time_unit)
     field = ["--event-time", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
@@ -175,17 +179,20 @@ def driver(
     spare: Annotated[
         bool, typer.Option("--spare", help="Start Spark, and take over when a line arrives on standard input.")
     ] = False,
+    sets: AppSettings = None,
     *,
     given: DriverSettings,
     tls: ClientTlsOptions,
 ) -> None:
     """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
+    from procession.driver.app_values import export
     from procession.driver.driver import DriverConfig, run_driver
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
     from procession.supervisor.cookies import read_cookie
     from procession.supervisor.settings import load_settings
 
     settings = load_settings(**given.given(), **vars(tls))
+    export(sets or [])
     directory = directory.resolve()
     sink_cookie = read_cookie(settings.sink_cookie_file)
     make_pipeline_private(directory)

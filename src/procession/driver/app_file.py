@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 
+from procession.api.app_settings import PROVIDED
 from procession.api.pipeline import Pipeline
+from procession.driver.app_values import check_known, provided
 from procession.errors import ConfigError, PlanError, ProcessionError
 from procession.planner.graph import Graph
 from procession.planner.plan import Plan
@@ -50,6 +52,8 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
     sys.modules[MODULE] = module
     # The file may import modules from its directory, here and in Spark's workers.
     sys.path.insert(0, str(path.parent.resolve()))
+    values = provided()
+    token = PROVIDED.set(values)
     try:
         spec.loader.exec_module(module)
     except ProcessionError:
@@ -60,13 +64,17 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
         raise PlanError(
             f"the app {path} cannot be loaded: {type(error).__name__}: {error}", next_step="fix the file", trace=trace
         ) from error
+    finally:
+        PROVIDED.reset(token)
     pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
     if len(pipelines) != 1:
         found = "no Pipeline" if not pipelines else f"{len(pipelines)} Pipelines"
         raise PlanError(
             f"the app {path} has {found} at module level", next_step="define exactly one, as `pipeline = Pipeline(…)`"
         )
-    plan = make_plan(next(iter(pipelines.values())).graph().with_inputs(input_streams))
+    graph = next(iter(pipelines.values())).graph()
+    check_known(values, graph.settings, path)
+    plan = make_plan(graph.with_inputs(input_streams))
     if is_to_run:
         check_runnable(plan)
     return App(module, plan)

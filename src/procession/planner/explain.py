@@ -25,12 +25,17 @@ def explain(plan: Plan) -> str:
     if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
         shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]
+    if graph.settings:
+        lines += ["", "settings", *(f"  {one.name} = {one.shown} ({one.origin})" for one in graph.settings)]
     if typed := [f"  {node.name}: {node.typed.record.__name__}" for node in graph.sources if node.typed is not None]:
         lines += ["", "records are validated when they enter, and are objects of these classes", *typed]
     if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:
         lines += ["", "order at the sinks", *kept]
     lines += ["", "chains (each is one function)"]
     lines += [f"  {_chain(plan, chain)}" for chain in plan.chains]
+    if groups := _groups(plan):
+        lines += ["", "pieces (each is a group of stages)"]
+        lines += [f"  {group}: {', '.join(names)}" for group, names in groups.items()]
     lines += ["", "edges"]
     names = [(_name(plan, edge.before), _name(plan, edge.after), edge) for edge in plan.edges]
     before = max(len(name) for name, _, _ in names)
@@ -53,6 +58,15 @@ def explain(plan: Plan) -> str:
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
+
+
+def _groups(plan: Plan) -> dict[str, list[str]]:
+    """The reusable pieces of the pipeline, and the stages of each."""
+    found: dict[str, list[str]] = {}
+    for index, node in enumerate(plan.graph.nodes):
+        if node.group:
+            found.setdefault(node.group, []).append(_name(plan, index))
+    return found
 
 
 def order_note(plan: Plan, sink: Node) -> str:
@@ -153,6 +167,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {
                 "id": node.name,
                 "kind": node.kind.value,
+                **({"piece": node.group} if node.group else {}),
                 "chains": sorted(plan.chains_of[index]),
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),

@@ -160,6 +160,8 @@ class Node:
     """The number of an output among those of its split."""
     is_named: bool = True
     """Whether the user gave the name. Otherwise it is made of the kind and position of the stage."""
+    group: str = ""
+    """The reusable piece that the stage belongs to, and those around it: "outer/inner"."""
     is_asking: bool = False
     """Whether the function has a second parameter, a `Context`."""
 
@@ -236,6 +238,8 @@ class Graph:
     """How streams are merged. None: in the order of arrival."""
     types: NamedTypes = NO_TYPES
     """The classes whose values may be exchanged and stored."""
+    settings: tuple[Any, ...] = ()
+    """The settings that the app asked for: see `api/app_settings`."""
 
     @property
     def streams(self) -> frozenset[int]:

@@ -13,12 +13,20 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from procession.api.app_settings import FILE_TABLE
 from procession.errors import ConfigError
 from procession.supervisor.cookies import read_cookie
 from procession.tls import ClientTls, client_tls, server_tls
 
 FILE = "procession.toml"
 MIB = 1024 * 1024
+
+
+class _File(TomlConfigSettingsSource):
+    """The file without the settings of the app, which `driver/app_values` reads."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if name != FILE_TABLE}
 
 
 class Settings(BaseSettings):
@@ -197,7 +205,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, _File(settings_cls)
 
     @property
     def control_cookie(self) -> bytes:

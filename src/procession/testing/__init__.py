@@ -13,6 +13,7 @@ The guide is docs/how-to/testing.md.
 """
 
 from procession.testing.arrivals import Record
+from procession.testing.given_settings import with_settings
 from procession.testing.in_process import Outputs, run
 
-__all__ = ["Outputs", "Record", "run"]
+__all__ = ["Outputs", "Record", "run", "with_settings"]
