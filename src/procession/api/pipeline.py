@@ -142,8 +142,8 @@ class Pipeline(Sources):
             name: Name of the setting.
             kind: What it is: float, int, bool, str, Decimal, `Literal["a", "b"]`, or another type that pydantic reads.
             default: Its value if none is given. Without a default, a value must be given.
-            secret: Show the value neither in `explain` nor in errors. Give it in the environment or the file, since other
-                users of a machine can see its command lines.
+            secret: Show the value neither in `explain` nor in errors. Give it in the environment or the file, since
+                other users of a machine can see its command lines.
 
         Raises:
             PlanError: There is no value, or it is not of this kind.
