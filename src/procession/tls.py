@@ -17,7 +17,6 @@ from pathlib import Path
 
 import structlog
 
-from procession.address import peer_of
 from procession.errors import ConfigError, UsageError
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -164,7 +163,7 @@ class TlsListener:
                 next(iter(self._handshakes)).cancel()
 
     async def _handshake(self, accepted: socket.socket) -> None:
-        peer = peer_of(accepted)
+        peer = _peer(accepted)
         try:
             # The loop owns the socket now, and closes it if this fails or is cancelled.
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -176,6 +175,13 @@ class TlsListener:
         except OSError as error:
             reason = complaint(error) or f"no handshake: {error or type(error).__name__}"
             log.warning("tls.handshake_failed", peer=peer, reason=reason)
+
+
+def _peer(accepted: socket.socket) -> str:
+    try:
+        return str(accepted.getpeername())
+    except OSError:  # already disconnected
+        return ""
 
 
 class _Certificates:

@@ -254,7 +254,6 @@ class SinkSession:
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
-        self._peer = peer_of(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Runs until either side ends. An exception that escapes is a failure of the output, not of the peer."""
@@ -296,7 +295,7 @@ class SinkSession:
 
     def say_error(self, reason: str) -> None:
         """Sends an ERROR frame and closes our half of the connection."""
-        log.warning("session.refused", peer=self._peer, reason=reason)
+        log.warning("session.refused", peer=peer_of(self._writer.get_extra_info("socket")), reason=reason)
         if not self._writer.is_closing():
             self._writer.write(self._connection.error_frame(reason))
             if self._writer.can_write_eof():  # not with TLS
