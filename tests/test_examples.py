@@ -446,6 +446,49 @@ READINGS = [
 ]
 
 
+LATE_SALES = [
+    json.dumps(
+        {
+            "shop": f"s{number % 3}",
+            "cents": number * 13 % 977,
+            "at": number * 400 - (7_300 if number % 5 == 2 else 200_000 if number % 31 == 30 else 0),
+        }
+    )
+    for number in range(500)
+]
+
+
+def corrected(lines: Iterable[str]) -> list[str]:
+    """By hand: all sales of each shop and hour in one dictionary, and which hours were told."""
+    cents: dict[tuple[int, str], int] = {}
+    was_told: set[tuple[int, str]] = set()
+    totals: dict[str, int] = {}
+    told: list[dict[str, object]] = []
+
+    def tell(hour: int, shop: str, why: str, before: int | None) -> None:
+        was_told.add((hour, shop))
+        told.append({"shop": shop, "hour": 3600 * hour, "cents": cents[hour, shop], "why": why})
+        for change in (None if before is None else -before, cents[hour, shop]):
+            if change is not None:
+                totals[shop] = totals.get(shop, 0) + change
+                told.append({"shop": shop, "total": totals[shop]})
+
+    now = 0
+    for sale in [*map(json.loads, lines), {"at": 2**40}]:
+        now = max(now, sale["at"] // 3600)
+        for hour, shop in sorted(place for place in cents if place[0] < now and place not in was_told):
+            tell(hour, shop, "end", None)
+        if "shop" not in sale:
+            break
+        place = sale["at"] // 3600, sale["shop"]
+        if place[0] + 1 > now or place[0] + 25 > now:
+            before = cents.get(place) if place in was_told else None
+            cents[place] = cents.get(place, 0) + sale["cents"]
+            if place[0] + 1 <= now:
+                tell(*place, "update", before)
+    return [json.dumps(one, separators=(",", ":")) for one in told]
+
+
 SENSOR_VALUES = [
     json.dumps({"sensor": f"s{number % 3}", "value": (number * number * 7) % 150}) for number in range(500)
 ]
@@ -488,6 +531,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "spoofing": ("spoofing-alerts-0", QUOTES, spoofed),
     "abandoned_carts": ("abandoned-carts-reminders-0", SHOP_CLICKS, reminders),
     "monthly_turnover": ("monthly-turnover-months-0", SALES_OF_MONTHS, turnover),
+    "corrected_turnover": ("corrected-turnover-turnover-0", LATE_SALES, corrected),
     "value_alerts": ("value-alerts-alerts-0", SENSOR_VALUES, value_alerts),
     "readings": ("readings-hot-0", READINGS, hot_readings),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),

@@ -96,6 +96,8 @@ class Sequential:
     watermarks: dict[int, int] = field(default_factory=dict)
     held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     """The records that wait for a partner in each join."""
+    corrected: dict[int, dict[tuple[bytes, int], list[Any]]] = field(default_factory=dict)
+    """The records of the windows of each stage that have fired, by key and end."""
     timers: dict[int, set[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(set))
     """The timers of each stage: their times and keys."""
     serial: int = 0
@@ -222,6 +224,7 @@ class Sequential:
             opened = self.windows.setdefault(index, {})
             for end, whose in sorted((end, whose) for whose, end in opened if end <= watermark):
                 start, values = opened.pop((whose, end))
+                self.corrected.setdefault(index, {})[whose, end] = values
                 yield self._told(node, start, end, values, whose, "end")
 
     def _end(self, record: Record, letters: list[tuple[int, bytes]]) -> None:
@@ -273,6 +276,7 @@ class Sequential:
             self.timers[index].clear()  # what was set meanwhile
         elif node.kind in (Kind.WINDOW, Kind.WINDOW_BY_KEY):
             opened = self.windows.pop(index, {})
+            self.corrected.pop(index, None)
             for end, whose in sorted((end, whose) for whose, end in opened):
                 held = opened[whose, end]
                 start, values = (0, held) if stage.windows.count else held
@@ -298,7 +302,8 @@ class Sequential:
         result = stage.aggregate.of(own(values))
         unit = node.unit
         times = {"start": in_unit(start, unit), "end": in_unit(end, unit)}
-        return named | times | {"count": len(values), "value": result, "fired": why}
+        replaces = {"replaces": None} if stage.updates else {}
+        return named | times | {"count": len(values), "value": result, "fired": why} | replaces
 
     def _source_of(self, record: Record) -> int:
         sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
@@ -463,6 +468,12 @@ class Sequential:
         watermark = self._moved(index, (time - stage.lateness) // by.step * by.step)
         yield from self._due(index)
         near = [end for whose, end in opened if whose == key and time < end and time + by.size > opened[whose, end][0]]
+        for end in by.ends(time) if stage.updates else ():
+            if end <= watermark < end + stage.updates:
+                values = self.corrected.setdefault(index, {}).setdefault((key, end), [])
+                before = {"count": len(values), "value": stage.aggregate.of(own(values))} if values else None
+                values.append(value)
+                yield told(by.start(end), end, 0, values, key, "update") | {"replaces": before}
         if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
             if stage.late is LateWindowRule.FIRE:
                 for end in by.ends(time):

@@ -31,7 +31,8 @@ RECORDS = timed_records(12, [0, 0, 0, 1, 3, 12], 60)
     kind=st.sampled_from(KINDS),
     payloads=RECORDS,
     cuts=st.sets(st.integers(1, 50), max_size=3),
-    late=st.sampled_from(["drop", "fire", "oldest"]),
+    late=st.sampled_from(["drop", "fire", "oldest", "update", "update"]),
+    updates=st.sampled_from([1, 7, 30]),
     lateness=st.sampled_from([0, 2]),
     early=st.sampled_from([0, 2]),
     is_keyed=st.booleans(),
@@ -46,6 +47,7 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     payloads: list[bytes],
     cuts: set[int],
     late: Any,
+    updates: int,
     lateness: int,
     early: int,
     is_keyed: bool,
@@ -54,6 +56,8 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     ends: list[tuple[int, int]],
     has_ends: bool,
 ) -> None:
+    if late == "update" and (kind.is_session or kind.count):
+        late = "drop"
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     stage = pipeline.source(ends=has_ends).window(
         kind,
@@ -61,6 +65,7 @@ def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
         key=key if is_keyed else None,
         time=time,
         late=late,
+        updates_s=updates if late == "update" else None,
         lateness_s=lateness,
         early_records=early,
         parallelism=3 if is_keyed else None,
@@ -110,6 +115,56 @@ def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_op
         "fire": [(5, 1, "end"), (5, 1, "late"), (15, 1, "end")],
         "oldest": [(5, 1, "end"), (15, 2, "end")],
     }
+
+
+def test_a_late_record_corrects_its_window_and_the_result_says_what_it_replaces() -> None:
+    records = [b"a 1", b"a 12", b"a 2", b"b 3", b"a 22", b"a 12", b"a 30", b"a 4"]
+    found = fired(records, windows.tumbling(5), aggregates.count(), late="update", updates_s=20)
+    assert [(one["key"], one["end"], one["value"], one["fired"], one["replaces"]) for one in found] == [
+        ("a", 5, 1, "end", None),
+        ("a", 5, 2, "update", {"count": 1, "value": 1}),
+        ("b", 5, 1, "update", None),  # no record had come for this window
+        ("a", 15, 1, "end", None),
+        ("a", 15, 2, "update", {"count": 1, "value": 1}),
+        ("a", 25, 1, "end", None),
+        # "a 4" comes more than 20 s behind the end of its window: it is dropped.
+    ]
+
+
+def test_a_record_that_cannot_be_added_corrects_nothing() -> None:
+    def add(total: int, value: bytes) -> int:
+        return total + {b"a 1": 1, b"a 12": 1, b"a 3": 1}[value]
+
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    stage = pipeline.source().window(
+        windows.tumbling(5),
+        Aggregate(lambda: 0, add, lambda total: total),
+        key=key,
+        time=time,
+        late="update",
+        updates_s=9,
+    )
+    stage.sink("out", to="file:out", codec="json")
+    lines = ran(pipeline.graph(), [b"a 1", b"a 12", b"a 2", b"a 3"], {2}, 1)["out"].splitlines()
+    assert [(one["value"], one["replaces"]) for one in map(json.loads, lines)] == [
+        (1, None),
+        (2, {"count": 1, "value": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        (windows.tumbling(5), {"late": "update"}, "late='update' and updates_s=None, which belong together"),
+        (windows.tumbling(5), {"updates_s": 5}, "late='drop' and updates_s=5, which belong together"),
+        (windows.session(5), {"late": "update", "updates_s": 5}, "windows of sessions .* cannot be corrected"),
+        (windows.counting(5), {"late": "update", "updates_s": 5}, "windows of 5 records cannot be corrected"),
+        (windows.tumbling(5), {"late": "update", "updates_s": 0}, "updates_s=0 is not a duration"),
+    ],
+)
+def test_corrections_that_cannot_be_are_refused(kind: Windows, options: Any, sentence: str) -> None:
+    with pytest.raises(PlanError, match=sentence):
+        Pipeline("p").source().window(kind, aggregates.count(), time=time, **options)
 
 
 @given(st.lists(st.binary(max_size=KEY_BYTES + 9), min_size=2, max_size=20, unique=True))

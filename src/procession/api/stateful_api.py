@@ -23,7 +23,7 @@ from procession.operators.sort import SortOperator
 from procession.operators.total import TotalOperator
 from procession.operators.value_codec import ValueCodec
 from procession.operators.window_operator import window_operator
-from procession.operators.windows import LateWindowRule, Length, Windows, span
+from procession.operators.windows import LateWindowRule, Length, Windows, check_updates, span
 from procession.planner.graph import Kind, Node
 from procession.planner.keys import KeyCodec, RecordKey
 from procession.planner.validation import (
@@ -224,16 +224,17 @@ class StatefulStage(Joins):
         time: Time | None = None,
         unit: Unit = "s",
         lateness_s: Length = 0,
-        late: Literal["drop", "fire", "oldest", "dead-letter"] = "drop",
+        late: Literal["drop", "fire", "oldest", "dead-letter", "update"] = "drop",
+        updates_s: Length | None = None,
         early_records: int = 0,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
         """Aggregate the records of each window: per key, or over all records if there is neither `key` nor a `key_by`.
 
-        Each result is a dict with key, start, end, count, value (of the aggregate) and why it fired: "end", "early" or
-        "late". A window fires when a record arrives, of any key, that is `lateness_s` past the end of the window. If
-        the stage has several inputs, such a record must arrive from each of them (docs/how-to/windows.md).
+        Each result is a dict with key, start, end, count, value (of the aggregate) and why it fired: "end", "early",
+        "late" or "update". A window fires when a record arrives, of any key, that is `lateness_s` past the end of the
+        window. If the stage has several inputs, it must arrive from each of them (docs/how-to/windows.md).
 
         Args:
             windows: One of `procession.windows`.
@@ -244,7 +245,9 @@ class StatefulStage(Joins):
             unit: Unit of `time`, start and end: "s", "ms", "us" or "ns".
             lateness_s: How long a window waits for late records.
             late: What happens to a record that is later than that. It is counted, and then dropped ("drop"), fires a
-                window of its own ("fire"), goes into the oldest open window ("oldest"), or becomes a dead letter.
+                window of its own ("fire"), goes into the oldest open window ("oldest"), becomes a dead letter, or
+                corrects its window ("update"): the result is emitted again, with the one that it replaces.
+            updates_s: With `late="update"`: how long after its end a window can be corrected, in seconds of event time.
             early_records: Also emit the result so far after every this many records.
 
         Raises:
@@ -270,6 +273,7 @@ class StatefulStage(Joins):
                 "session windows may merge, and this aggregate cannot merge their states",
                 next_step="give the Aggregate a `combine`",
             )
+        check_updates(windows, late, updates_s)
         for function, what in ((key, "key"), (time, "time")):
             if function is not None:
                 checked_function(function, "window", what)
@@ -284,6 +288,7 @@ class StatefulStage(Joins):
             late=checked_choice(LateWindowRule, late, "late"),
             early_records=checked_count(early_records, "early_records", "window", EARLY_MAX) if early_records else 0,
             keys=KeyCodec(self._pipeline.types),
+            updates=0 if updates_s is None else span(updates_s, "updates_s"),
         )
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=by, time=time, unit=unit, operator=operator))

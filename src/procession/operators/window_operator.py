@@ -6,7 +6,8 @@ the record that advances it is added. Every task learns of every step (`operator
 keys fire too. A result has the position of the record that advanced the watermark, then the end of its window, then its
 key. `TimeWindowOperator` is a timed operator (`operators/timed`); both implement `operators/operator`. Pure.
 
-State: under `k` and the key, its open windows, each as [start, end, count, accumulator]. Of count windows there is one.
+State: under `k` and the key, its windows, each as [start, end, count, accumulator], and True behind these if it has
+fired and is kept for corrections. Of count windows there is one.
 """
 
 from __future__ import annotations
@@ -43,21 +44,22 @@ from procession.times import Unit, in_unit
 
 @dataclass(slots=True, eq=False)
 class OpenWindow:
-    """A window that has not fired. Times are in nanoseconds."""
+    """A window that has not fired, or that can still be corrected. Times are in nanoseconds."""
 
     start: int
     end: int
     count: int
     accumulator: Any
+    has_fired: bool = False
 
     def as_list(self) -> list[Any]:
         """The form in which it is stored."""
-        return [self.start, self.end, self.count, self.accumulator]
+        return [self.start, self.end, self.count, self.accumulator, *([True] if self.has_fired else [])]
 
 
 @dataclass(slots=True)
 class KeyWindows(KeyState):
-    """The open windows of one key, the earliest end first."""
+    """The windows of one key, the earliest end first."""
 
     windows: list[OpenWindow]
 
@@ -82,6 +84,8 @@ class WindowAggregate:
     keys: KeyCodec = PLAIN_KEYS
     unit: Unit = "s"
     """The unit of the starts and ends in results."""
+    updates: int = 0
+    """How long after its end a window can be corrected, in nanoseconds."""
 
     def spec(self, steps: Steps) -> StateSpec:
         return StateSpec(
@@ -118,13 +122,18 @@ class WindowAggregate:
                 next_step="correct it and start again: nothing of this epoch is committed, and it runs again",
             ) from error
         named = {"key": self.keys.decode(key)} if self.is_keyed else {}
-        return named | {
-            "start": in_unit(window.start, self.unit),
-            "end": in_unit(window.end, self.unit),
-            "count": window.count,
-            "value": value,
-            "fired": why,
-        }
+        corrected: dict[str, Any] = {"replaces": None} if self.updates else {}
+        return (
+            named
+            | {
+                "start": in_unit(window.start, self.unit),
+                "end": in_unit(window.end, self.unit),
+                "count": window.count,
+                "value": value,
+                "fired": why,
+            }
+            | corrected
+        )
 
 
 class CountWindowOperator(UntimedOperator, WindowAggregate):
@@ -190,8 +199,11 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
         watermark = progress.watermark
         ends = windows.ends(time)
         is_late = ends[-1] <= watermark and not (windows.is_session and self._near(time, opened))
+        corrected = [end for end in ends if end <= watermark < end + self.updates]
+        for number, end in enumerate(corrected):
+            self._correct(progress, value, end, opened, number)
         if not is_late:
-            self._add_at(progress, value, time, ends, watermark, opened)
+            self._add_at(progress, value, time, ends, watermark, opened, len(corrected))
             return
         if self.late is LateWindowRule.OLDEST:
             self._add_at(progress, value, watermark, windows.ends(watermark), watermark, opened)
@@ -203,14 +215,22 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
         raise late_record(time, watermark)
 
     def _add_at(
-        self, progress: Progress, value: Any, time: int, ends: Iterable[int], watermark: int, opened: list[OpenWindow]
+        self,
+        progress: Progress,
+        value: Any,
+        time: int,
+        ends: Iterable[int],
+        watermark: int,
+        opened: list[OpenWindow],
+        first: int = 0,
     ) -> None:
-        """Add a record to its windows that have not fired, as if it had this time."""
+        """Add a record to its windows that have not fired, as if it had this time. `first` of its windows were
+        corrected before."""
         if self.windows.is_session:
             self._add_to_session(progress, value, time, opened)
             return
         by_end = {window.end: window for window in opened}
-        for number, end in enumerate([end for end in ends if end > watermark]):
+        for number, end in enumerate([end for end in ends if end > watermark], first):
             window = by_end.get(end) or self.new_window(self.windows.start(end), end)
             self.fill(window, value, number)
             if end not in by_end:
@@ -219,6 +239,22 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
             self.emit_early(progress, window, number)
         if len(opened) > 1:
             opened.sort(key=_end)
+
+    def _correct(self, progress: Progress, value: Any, end: int, opened: list[OpenWindow], number: int) -> None:
+        """Add a record to a window that has fired and can be corrected, and emit its result again."""
+        window = next((window for window in opened if window.end == end), None)
+        if window is None:  # no record has come for it, so it has not fired
+            window = OpenWindow(self.windows.start(end), end, 0, self.aggregate.create(), has_fired=True)
+            self.fill(window, value, number)
+            opened.append(window)
+            opened.sort(key=_end)
+            progress.timers.set(self._due(end + self.updates), progress.key)
+            before = None
+        else:
+            earlier = self.result(progress.key, window, "")
+            before = {"count": earlier["count"], "value": earlier["value"]}
+            self.fill(window, value, number)
+        progress.emit(self.result(progress.key, window, "update") | {"replaces": before}, number)
 
     def _near(self, time: int, opened: list[OpenWindow]) -> list[OpenWindow]:
         """The sessions that a record of this time belongs to."""
@@ -253,8 +289,14 @@ class TimeWindowOperator(WindowAggregate, TimedOperator[KeyWindows]):
 
     def take_due(self, progress: Progress, held: KeyWindows) -> Iterable[tuple[Place, Any]]:
         watermark = progress.watermark
-        due = [window for window in held.windows if window.end <= watermark]
-        held.windows = [window for window in held.windows if window.end > watermark]
+        due = [window for window in held.windows if window.end <= watermark and not window.has_fired]
+        # A window that can be corrected is kept after it has fired, except when the input has ended.
+        kept = 0 if progress.is_ending else self.updates
+        held.windows = [window for window in held.windows if window.end + kept > watermark]
+        for window in held.windows if kept else ():
+            if window.end <= watermark and not window.has_fired:
+                window.has_fired = True
+                progress.timers.set(self._due(window.end + kept), progress.key)
         if self.windows.is_session:
             for window in held.windows:  # it has grown since its timer was set
                 progress.timers.set(self._due(window.end), progress.key)

@@ -47,6 +47,8 @@ class LateWindowRule(Enum):
     FIRE = "fire"
     OLDEST = "oldest"
     DEAD_LETTER = "dead-letter"
+    UPDATE = "update"
+    """The result of its window is emitted again, corrected, with the one that it replaces."""
 
 
 @dataclass(frozen=True)
@@ -187,3 +189,17 @@ def span(time: Length, what: str, least: int = 1) -> int:
 def late_record(time: int, watermark: int) -> LateRecord:
     """The reason for a dead letter: the record is behind the watermark of a stage."""
     return LateRecord(f"its time {in_unit(time)} s is too far behind the watermark {in_unit(watermark)} s of the stage")
+
+
+def check_updates(windows: Windows, late: str, updates_s: Length | None) -> None:
+    """Windows can be corrected if it is said for how long, and if a record cannot change what a window is."""
+    if (late == "update") is not (updates_s is not None):
+        raise PlanError(
+            f".window() has late={late!r} and updates_s={updates_s!r}, which belong together",
+            next_step='write late="update", updates_s=…: the seconds for which a window can be corrected after its end',
+        )
+    if updates_s is not None and (windows.is_session or windows.count):
+        raise PlanError(
+            f"windows of {windows.shape} cannot be corrected: a late record would change which records are in them",
+            next_step="choose another late=, or tumbling, sliding or calendar windows",
+        )
