@@ -1,4 +1,4 @@
-"""A state in which one object stands in two places is refused, whatever the epoch size; all others come back."""
+"""A state that contains one object twice is refused, whatever the epoch size; all others come back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_state_that_would_come_back_as_another_is_refused_with_any_epoch_size(
     numbers.map_stateful(counting, key=lambda number: number % 2, name="counting", **timed).sink(
         "out", to="file:output"
     )
-    with pytest.raises(PlanError, match="'counting' has a state that cannot be stored: one list stands in two places"):
+    with pytest.raises(PlanError, match="'counting' has a state that cannot be stored: it contains one list twice"):
         run(pipeline, {"numbers": [1, 2, 3, 4, 5]}, epochs=epochs)
 
 

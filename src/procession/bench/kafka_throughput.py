@@ -41,7 +41,7 @@ LATENCY_S = 10.0
 TIMEOUT_S = 120.0
 CONSUME = 10_000
 TUNED = {"fetch.queue.backoff.ms": 10}
-"""What a user adds who has measured the plain loop."""
+"""What a user adds to the plain loop after measuring it."""
 LOOPS: dict[str, dict[str, Any]] = {"loop": {}, "tuned": TUNED}
 """The topics that the loops write to, and their settings of the consumer."""
 

@@ -43,7 +43,7 @@ OF_SPARK = frozenset({"spark_rows", "spark_pandas"})
 TOUCHED = (1_000, 10_000, 100_000)
 FEW_EPOCHS = 8
 WARM_RECORDS = 5_000
-"""So many are in each of the epochs that go before what is timed: Java is slow until it has done a thing often."""
+"""Number of records in each warm-up epoch before the timed ones, while the JVM compiles."""
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -141,7 +141,7 @@ _spark: SparkSession
 
 @contextmanager
 def _process(opens: Callable[[int], None], cores: int) -> Iterator[Callable[..., Any]]:
-    """A process with a Spark of its own: give it a function and arguments, and it gives back the result."""
+    """A process with its own Spark session. It runs functions and returns their results."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), opens, (cores,))
     try:
         yield lambda function, *given: pool.submit(function, *given).result()
@@ -172,13 +172,13 @@ def _close() -> None:
 
 
 def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path | None) -> EpochCosts:
-    """What one run of one variant takes, behind its first epoch. StorageError if it is not right."""
+    """The times of one run of one variant, without its first epoch. Raises StorageError if its output is wrong."""
     clock = EpochClock(len(ends.ends))
     if variant == "ours":
         with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
             ours.run(ends, clock)
         if expected is not None and (folder / "output").read_bytes() != expected.read_bytes():
-            raise StorageError("what came out is not what the loop wrote")
+            raise StorageError("the output differs from that of the loop")
     else:
         query = spark_state.start_query(
             _spark,

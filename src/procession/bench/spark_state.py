@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = "payloads"
 KEY_BYTES = 7
-"""So many bytes of a payload are its key."""
+"""Number of bytes of a payload that are its key."""
 
 
 def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -67,7 +67,7 @@ class CountingPandas(_CountingProcessor):
 
 
 class AppendCounts:
-    """In Spark's tasks: write what came out, a file for each task, and tell how much."""
+    """In Spark's tasks: write the output, one file per task, and return the number of records."""
 
     def __init__(self, directory: Path, epoch: int) -> None:
         self._directory = directory

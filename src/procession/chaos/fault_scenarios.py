@@ -180,7 +180,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
         "clock-jumps",
         "The time of day jumps: an hour ahead, an hour behind, and right again, at one part after the other.",
         (
-            # Each time a while after what was under way at the jump is over.
+            # Each jump comes some time after the work in progress at the last jump has ended.
             StepPattern(
                 FaultAction.CLOCK,
                 (DRIVER, GATEWAY, RIGHT, "source-0"),

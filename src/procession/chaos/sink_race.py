@@ -74,7 +74,7 @@ class SinkRace:
         limit = time.monotonic() + REFUSAL_S
         self._until(lambda: not self._is_running(RIVAL) or time.monotonic() > limit, "the second sink to be refused")
         if self._is_running(RIVAL):
-            raise Failed("violation", "two sinks run on the same directory, and nobody refuses the second")
+            raise Failed("violation", "two sinks run on the same directory, and the second is not refused")
         self._injector.note(RIVAL, "was refused")
 
     def _go_on(self, sink: str, *, has_lost: bool) -> None:

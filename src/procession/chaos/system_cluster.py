@@ -41,7 +41,7 @@ class StoppedEarly(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SinkProgram:
-    """A sink: its URL in the app, the words of its program for a directory, and who reads what it writes."""
+    """A sink: its URL in the app, the arguments of its program for a directory, and the reader of its output."""
 
     part: str
     url: str

@@ -33,7 +33,7 @@ from procession.chaos.system_parts import (
 AT_ONCE = (0.0, 0.05)
 SHORTLY = (0.05, 0.5)
 AROUND = ("sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-output-commit")
-"""Before and after the external commit, in every sink; its own points within the commit come to these."""
+"""Fault points before and after the external commit, in every sink. A sink may have more within its commit."""
 KAFKA_POINTS = (*AROUND, "sink:kafka-begun", "sink:kafka-sent", "sink:kafka-committed")
 PREPARED_POINTS = (*AROUND, "sink:postgres-before-prepare")
 TOKEN_POINTS = (*AROUND, "sink:postgres-before-commit")

@@ -1,4 +1,4 @@
-"""`procession sink parquet|delta|iceberg`: the lake sinks as commands. Words in, one call out.
+"""`procession sink parquet|delta|iceberg`: the lake sinks as commands.
 
 Invariant: as in `cli`. Upstream: `cli/connector_group`, which loads them. Downstream: `connectors/parquet_sink`.
 """
@@ -27,10 +27,10 @@ Directory = Annotated[
 ]
 
 
-CompactEvery = Annotated[int, typer.Option(min=0, help="Put small files together after so many commits; 0: never.")]
-FileBytes = Annotated[
-    int, typer.Option(min=1024 * 1024, help="Size up to which small files are put together, in bytes.")
+CompactEvery = Annotated[
+    int, typer.Option(min=0, help="Number of commits after which small files are compacted. 0: never.")
 ]
+FileBytes = Annotated[int, typer.Option(min=1024 * 1024, help="Target size of compacted files, in bytes.")]
 FILE_BYTES = 128 * 1024 * 1024
 
 
@@ -95,8 +95,8 @@ def sink_parquet(
         int,
         typer.Option(
             min=1,
-            help="Show so many committed epochs together, as one file; earlier if they have --file-bytes, or if the"
-            " sink is stopped.",
+            help="Number of committed epochs per file. A file is written earlier when it reaches --file-bytes or when"
+            " the sink stops.",
         ),
     ] = 1,
     file_bytes: FileBytes = FILE_BYTES,

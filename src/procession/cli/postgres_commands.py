@@ -24,9 +24,7 @@ Url = Annotated[
     ),
 ]
 LockTimeout = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for a lock in the database.")]
-DatabasePatience = Annotated[
-    float, typer.Option(min=0, help="Seconds to try to reach a server that cannot be reached, before it gives up.")
-]
+DatabasePatience = Annotated[float, typer.Option(min=0, help="Seconds to retry an unreachable server.")]
 SessionPooler = Annotated[
     bool,
     typer.Option("--session-pooler", help="Accept a connection pooler. It must give each client its own session."),

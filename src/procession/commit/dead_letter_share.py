@@ -30,7 +30,7 @@ class DeadLetterLimit:
     records_min: int = 1000
 
     def is_over(self, records: int, letters: int) -> bool:
-        # A record can give several letters, behind a flat_map; no more than all records are set aside.
+        # After a flat_map, one record can give several dead letters; the share is at most 1.
         return min(letters, records) > self.share_max * records
 
 

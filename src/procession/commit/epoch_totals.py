@@ -18,7 +18,7 @@ from procession.storage.run_store import Manifest, Run
 from procession.storage.state_version import StateVersion
 
 LATE_AT = "late at "
-"""Before the name of a stage: the records that came behind its watermark."""
+"""Prefix of a stage's name in the counters: records that were later than the stage's watermark."""
 
 
 def counted(
@@ -28,7 +28,7 @@ def counted(
     stages: Mapping[int, tuple[str, Any]],
 ) -> dict[str, int]:
     """The counters with an epoch's manifests and the runs for its sinks; `stages` are those that chains begin with.
-    Where no record was ever late, none says so."""
+    If no record was ever late, there is no counter of late records."""
     found = Counter(before)
     found["records_in"] += sum(manifest.records for manifest in manifests)
     found["records_out"] += sum(run.count for sink_runs in runs.values() for run in sink_runs)

@@ -367,7 +367,7 @@ class CommitPerformer:
         try:
             self._checkpoint.check_fence()
         except ProcessionError as fenced:
-            error = fenced  # whatever went wrong, it went wrong because another driver has taken over
+            error = fenced  # the cause of every error here: another driver has taken over
         self._error = error
         self._idle.set()
         if self._epoch is not None and not self._epoch.finished.done():

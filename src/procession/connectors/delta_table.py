@@ -36,7 +36,7 @@ except ImportError as error:
 COMMIT_RETRIES_MAX = 20
 """How often a commit is tried again behind other writers' commits, which do not touch our token."""
 HISTORY_COMMITS_MAX = 1000
-"""So many of the latest commits are searched for one of ours after a crash."""
+"""Number of latest commits that are searched for one of ours after a crash."""
 TRANSACTION = "procession.transaction"
 FEATURES = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "timestampNtz", "deletionVectors"}
@@ -223,7 +223,7 @@ class DeltaLakeTable(LakeTable):
         except CommitFailedError as error:
             raise DiskError(
                 f"Cannot commit to {self.url}: another writer was faster ({error}).",
-                next_step="Start it again: it looks first who has written. Stop any other sink of this output.",
+                next_step="Stop any other sink of this output, then start this one again.",
                 url=self.url,
             ) from error
         except (DeltaError, OSError, ValueError) as error:

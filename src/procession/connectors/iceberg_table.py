@@ -148,7 +148,7 @@ class IcebergLakeTable(LakeTable):
                     time.sleep(RETRY_S * min(attempt + 1, 10))
         raise DiskError(
             f"Cannot commit to {self.url}: other writers were faster.",
-            next_step="Start it again: it looks first who has written. Stop any other sink of this output.",
+            next_step="Stop any other sink of this output, then start this one again.",
             url=self.url,
         )
 

@@ -1,7 +1,8 @@
 """Errors of Kafka's client and brokers as sentences that say who must act.
 
-Invariant: an error has one sentence and one next step. A broker that refuses us, or that we do not trust, is told from
-one that is not there: waiting does not help then. Upstream: `connectors/kafka_client`; downstream: librdkafka's error
+Invariant: an error has one sentence and one next step. A broker that refuses us, or that we do not trust, gets another
+error than an unreachable broker, because waiting does not
+help. Upstream: `connectors/kafka_client`; downstream: librdkafka's error
 codes.
 """
 

@@ -121,7 +121,8 @@ class TopicMemory:
         return epochs[found - 1][1] if found else None
 
     def read(self, partition: int, offset: int, epoch: int | None) -> None:
-        """A message of this epoch was read. Epochs change rarely; what changes is written before it is sent on."""
+        """Records the leader epoch of a message. A change is written to disk before the message is passed on; changes
+        are rare."""
         epochs = self._epochs.setdefault(partition, [])
         if epoch is None or (epochs and epochs[-1][1] >= epoch):
             return

@@ -248,7 +248,7 @@ class KafkaSource:
     def _sorted_out(
         self, consumer: Consumer, partition: int, messages: Sequence[Message]
     ) -> tuple[list[Message], bool]:
-        """The messages, and whether the end was reached; errors are raised, if they are none that pass."""
+        """Returns the messages, and whether the end was reached. Raises errors that are not transient."""
         if not any(map(Message.error, messages)):
             return list(messages), False
         records = [message for message in messages if message.error() is None]

@@ -59,7 +59,7 @@ class Token:
             pass
         raise StorageError(
             f"The record at {where} is no token of format {FORMAT}: {value[:80]!r}.",
-            next_step="Start the version of Procession that wrote it, or look who else writes to that topic.",
+            next_step="Start the version of Procession that wrote it, or find out what else writes to that topic.",
         )
 
 

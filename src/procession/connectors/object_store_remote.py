@@ -94,7 +94,7 @@ class RemoteStore(ObjectStore):
             try:
                 self._obstore.put(self._store, name, data, mode="create")
             except self._obstore.exceptions.AlreadyExistsError:
-                # A retry of a request that went through looks the same: then it is ours.
+                # A retry of a request that succeeded fails in the same way; then the object is ours.
                 return self.read(name, len(data) + 1) == data
         return True
 

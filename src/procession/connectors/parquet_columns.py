@@ -62,7 +62,7 @@ class RowConverter:
         self._names = names
         self.schema: pa.Schema | None = None
         self.is_columnar = record_format is RecordFormat.ARROW
-        """Whether a record is rows as columns already, so that nothing is gained if records are converted together."""
+        """Whether a record already contains columns, so that converting many records together saves nothing."""
 
     def use(self, schema: pa.Schema) -> None:
         """Take the table's schema; raises ConfigError if records of this format cannot fill it."""

@@ -35,7 +35,7 @@ class ParquetDirectory(LakeTable):
     Args:
         store: The directory.
         epochs_per_file: Epochs that become visible together, as one file.
-        file_bytes: Size at which they become visible before there are so many.
+        file_bytes: Size at which they become visible earlier.
     """
 
     def __init__(self, store: ObjectStore, *, epochs_per_file: int = 1, file_bytes: int = FILE_BYTES) -> None:

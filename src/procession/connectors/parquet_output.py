@@ -169,7 +169,7 @@ class LakeOutput(Output):
         name = self._table.upload_name(file_stem(self.instance, transaction))
         self._note_down(Upload(*transaction, name, facts), self._start_before(transaction.start))
         faults.point("sink:before-upload")
-        self._spool.wait_for_sync()  # the errors of a sync are told once, so this one counts
+        self._spool.wait_for_sync()  # a sync reports an error only once, so this one must not be ignored
         self._table.store.upload(self._spool.path, name)
         faults.point("sink:after-upload")
 

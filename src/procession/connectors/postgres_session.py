@@ -212,7 +212,8 @@ class PostgresSession:
                 function()
 
     def warn_of_old(self) -> None:
-        """Prepared transactions hold locks and keep the server from cleaning up; nobody else may tell."""
+        """Warns about old prepared transactions: they hold locks and prevent vacuum, and no other program may report
+        them."""
         if time.monotonic() < self._warned_s + WARN_INTERVAL_S and self._warned_s:
             return
         self._warned_s = time.monotonic()

@@ -309,7 +309,7 @@ class TargetTable:
                 next_step=f"Create one: CREATE UNIQUE INDEX ON {self._text} ({key.as_string(self._session)}).",
             ) from None
         except errors.InsufficientPrivilege:
-            return  # said better by the check of rights
+            return  # the check of privileges has a better message
 
     def _check_rights(self) -> None:
         needed = ["INSERT"] + (["SELECT", "UPDATE"] if self._options.key else [])

@@ -131,7 +131,7 @@ def binary_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
 
 
 def _side_by_side(parts: Sequence[npt.NDArray[Any]], count: int) -> pa.Array:
-    """The parts of each row, one behind the other. A part that is a single value is the same in all rows."""
+    """Concatenates the parts of each row. A part that is a single value is used for all rows."""
     rows = np.empty(count, [(f"part_{index}", part.dtype) for index, part in enumerate(parts)])
     for index, part in enumerate(parts):
         rows[f"part_{index}"] = part

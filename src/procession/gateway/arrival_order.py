@@ -31,7 +31,7 @@ class RecordOrder(Protocol):
         """The state is restored."""
 
     def handle(self, state: GatewayState, event: StreamsIdled | RowsOrdered) -> list[Action]:
-        """What happened in the order itself."""
+        """Handles an event of the order itself."""
 
     def check_hello(self, hello: Hello) -> None: ...
 

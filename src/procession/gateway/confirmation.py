@@ -19,11 +19,12 @@ from procession.errors import StorageError
 from procession.storage.log_ranges import LogOffset
 
 FIRST_INCARNATION = f"{0:016x}"
-"""That of a log which was begun before logs had incarnations."""
+"""The incarnation of a log that is older than incarnations."""
 
 
 class KnownGateway(NamedTuple):
-    """What a driver knows of a gateway, beside how far it was offered records. The default: nothing."""
+    """What a driver knows about a gateway, apart from the position up to which records were offered. The default:
+    nothing."""
 
     epochs: int = 0
     """How many epochs are committed."""

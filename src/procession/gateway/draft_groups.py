@@ -28,7 +28,7 @@ HELD_BYTES = 256
 """Overhead in bytes of a held message."""
 
 MARKS_MAX = 4096
-"""So many places of one stream are remembered to count by; with more, every second one is forgotten."""
+"""Maximum number of positions that are remembered per stream for counting. Above it, every second one is dropped."""
 
 EVENT_TIME_MAX = 2**63 - 1
 """The log keeps times with a sign, as version 3 does."""

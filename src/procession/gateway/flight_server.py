@@ -33,7 +33,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
         self._identity = identity
         self._lock = threading.Lock()
         self.fetched_rows = 0
-        """So many rows were given away since it began."""
+        """Number of rows that were sent since the start."""
         tls = config.tls
         security: dict[str, Any] = {}
         if tls is not None:

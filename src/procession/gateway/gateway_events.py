@@ -80,7 +80,7 @@ class RetireStreams:
 
 @dataclass(frozen=True, slots=True)
 class StreamsIdled:
-    """Nobody waits any longer for these streams: stream id to the watermark that each is to have."""
+    """These streams are idle and no longer delay the order: stream id to the watermark that each gets."""
 
     ticks: Mapping[int, int]
 

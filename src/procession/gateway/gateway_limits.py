@@ -45,7 +45,8 @@ class Limits:
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more bytes than this are appended and not committed."""
     overrun_bytes_max: int = 64 * MIB
-    """Bytes above that which may arrive on credits granted before. Then producers are not read."""
+    """Bytes above that limit which may still arrive on credits granted before. Above both, reading from producers
+    stops."""
     stream_bytes_max: int = 0
     """With event-time order: maximum uncommitted bytes per stream. 0: an even share of `lag_bytes_max`."""
     reserve_bytes_max: int = 64 * MIB

@@ -113,7 +113,8 @@ def _of_gateway(gateway: GatewayPerformer) -> Iterator[Metric]:
 
 
 def _late(gateway: GatewayPerformer, stream: RegisteredStream) -> int | None:
-    """Its records that came behind its own watermark; None where no record is late: in the order of arrival."""
+    """Number of records of the stream that were later than its watermark. None in the order of arrival, where no
+    record is late."""
     return None if gateway.ordering is None else gateway.ordering.order.late[stream.stream_id]
 
 

@@ -82,8 +82,8 @@ class GlobalRegistry:
         committed: Mapping[int, int],
         clocks: Mapping[int, StreamClock] | None = None,
     ) -> None:
-        """A gateway is here, or here again, and says what it holds, what it knows to be committed and how far streams
-        have come. What it held and does not name any more it has given up."""
+        """A gateway connects, or reconnects, and reports its streams, their committed ids and their clocks. It has
+        released every stream that it held before and does not report."""
         held = set(held)
         for stream_id in held:
             if (other := self.active.get(stream_id, name)) != name:

@@ -106,7 +106,7 @@ class LogTail:
     """What the uncommitted end of a log says of each stream."""
 
     seen: dict[int, int | None] = field(default_factory=dict)
-    """Stream id to the last message id; None: what there is of it came before it went elsewhere and was back."""
+    """Stream id to the last message id. None: all its rows here are older than its stay at another gateway."""
     eos_sequences: dict[int, int] = field(default_factory=dict)
     """Stream id to the sequence of its end."""
     groups_end: int = 0

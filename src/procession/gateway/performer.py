@@ -85,7 +85,7 @@ class GatewayPerformer:
         self.fetched_rows: Callable[[], int] = lambda: 0
         """How many rows executors elsewhere have fetched."""
         self._offered_end = self.offered.next_sequence
-        """Nothing behind it was ever offered; what an earlier life offered is in the log."""
+        """No record at or after it was ever offered. What an earlier process offered is in the log."""
         self._peers: dict[int, SessionPeer] = {}
         self._is_holding = False
         self._numbers = itertools.count(1)

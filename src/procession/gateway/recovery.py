@@ -71,8 +71,8 @@ def open_directory(
     new_incarnation: Callable[[], int] = random_incarnation,
     new_identity: Callable[[], str] = random_identity,
 ) -> OpenedGateway:
-    """Locks the directory, and makes all that is found in it durable. Raises StorageError if another process holds it,
-    or if a file is damaged, ConfigError if it was begun in another order."""
+    """Locks the directory, and syncs all files in it. Raises StorageError if another process holds it or a file is
+    damaged, ConfigError if its records are in another order."""
     lock = lock_directory(config.log_directory, files)  # nothing is written before it is held
     try:
         found = recover(config, files)
@@ -92,7 +92,8 @@ def open_directory(
 
 
 def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:
-    """Reads the directory. Raises StorageError if a file is damaged, ConfigError if it was begun in another order."""
+    """Reads the directory. Raises StorageError if a file is damaged, ConfigError if its records are in another
+    order."""
     found = load_snapshot(config.directory, files)
     snapshot = found or Snapshot()
     _check_order(config, snapshot, files)

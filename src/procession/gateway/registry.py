@@ -114,7 +114,7 @@ class Registry:
         self._retired = RetiredStreams(Limits()) if retired is None else retired
         self._streams: dict[int, RegisteredStream] = {}
         self._idle: dict[int, float] = {}
-        """Since when streams are idle, the longest first; some of them may not be idle any more."""
+        """Times since when streams are idle, the longest first. Some of these streams may have become active again."""
         for stream_id, position in positions.items():
             self._streams[stream_id] = RegisteredStream(
                 stream_id, position.name, position.committed, position.committed

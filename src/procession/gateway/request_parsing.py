@@ -128,7 +128,7 @@ def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
 
 
 def known_gateway(request: Mapping[str, Any]) -> KnownGateway:
-    """What the driver knows of this gateway; a driver that says nothing knows nothing."""
+    """What the driver knows about this gateway. The default, if the request does not say: nothing."""
     known = request.get("known")
     if known is None:
         return KnownGateway()

@@ -154,7 +154,7 @@ class GatewayServer:
         return str(Address(self._config.advertise, parse_address(address).port)) if self._config.advertise else address
 
     def _depart(self, others: list[str]) -> None:
-        """Leaves the pipeline: accepts nobody, and redirects the producers to another gateway."""
+        """Leaves the pipeline: accepts no producer, and redirects producers to another gateway."""
         if self._is_departing:
             return
         self._is_departing = True

@@ -53,7 +53,7 @@ class StreamQuotas(Lag):
         """A sequence says nothing here: streams are committed by their message ids."""
 
     def receive(self, stream_id: int, last_id: int, size_bytes: int, account: int | None = None) -> None:
-        """Records came; on this account, if they are more than may come of all streams."""
+        """Counts received records. Above the limit of all streams, they count against the reserve of `account`."""
         account = account if self.bytes > self._limits.lag_bytes_max else None
         self._count(stream_id, size_bytes, account)
         steps = self._received.setdefault(stream_id, deque())

@@ -54,7 +54,7 @@ class ConnectorUrl:
 
     @property
     def path(self) -> str:
-        """The place behind its authority, decoded. It begins with `/` if there is an authority and it is not empty."""
+        """The path after the authority, decoded. It begins with `/` if there is an authority and it is not empty."""
         rest = self.place[2 + len(self.authority) :] if self.place.startswith("//") else self.place
         return unquote(rest)
 

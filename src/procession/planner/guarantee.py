@@ -31,21 +31,21 @@ class Shows(StrEnum):
     """When a sink makes the output visible."""
 
     DECIDED = "when `commits/N` exists and `rounds/N` names it"
-    VOTED = "as soon as it has it safe"
+    VOTED = "as soon as it is on the sink's disk"
 
 
 class Waits(StrEnum):
     """What the commit of an epoch waits for."""
 
-    VOTES = "until every sink has it safe"
-    NOTHING = "for nothing"
+    VOTES = "until every sink has it on disk"
+    NOTHING = "for no sink"
 
 
 class Acknowledges(StrEnum):
     """When the records of producers are acknowledged."""
 
     COMMITTED = "when the epoch is committed"
-    BEGUN = "when the epoch is begun"
+    BEGUN = "when the epoch begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,17 @@ POLICIES: dict[Guarantee, Policy] = {
 # What each field of a policy is called in the table.
 ROWS = {
     "emits": "output is sent",
-    "shows": "a sink shows it",
+    "shows": "output becomes visible",
     "waits": "the commit waits",
-    "acknowledges": "producers are told",
-    "is_sent_again": "sent again to a sink that went",
-    "is_synced": "the epoch's range is synced first",
+    "acknowledges": "records are acknowledged",
+    "is_sent_again": "sent again after a sink's crash",
+    "is_synced": "`offsets/N` is synced before output is sent",
 }
 MAY = {
     Guarantee.EFFECTIVELY_ONCE: "nothing",
-    Guarantee.AT_LEAST_ONCE: "an epoch may come out twice",
-    Guarantee.AT_MOST_ONCE: "an epoch may be lost, though acknowledged",
-    Guarantee.NONE: "either",
+    Guarantee.AT_LEAST_ONCE: "duplicate the output of an epoch",
+    Guarantee.AT_MOST_ONCE: "lose the output of an acknowledged epoch",
+    Guarantee.NONE: "duplicate or lose the output of an epoch",
 }
 
 

@@ -288,7 +288,7 @@ def _sink_strategy(plan: Plan, index: int, paths: int = 0) -> tuple[Strategy, st
     if node.connections == 1:
         return strategy, why
     share = {Order.KEY: "every key in one of them", Order.STREAM: "every stream in one of them"}
-    shared = share.get(plan.graph.order_at(node), "dealt out evenly")
+    shared = share.get(plan.graph.order_at(node), "distributed evenly")
     return strategy, f"{why}; for each of {node.connections} connections apart, {shared}"
 
 
@@ -327,7 +327,7 @@ def _exchange(plan: Plan, parent: int, index: int) -> Edge:
         raise PlanError(
             f"the exchange before stage {node.name!r} would write {rows:,} runs in each epoch, from {paths:,} tasks to"
             f" {consumer.tasks:,}; {RUNS_MAX:,} are allowed",
-            next_step="ask for a smaller parallelism before or behind it",
+            next_step="use a smaller parallelism before or after it",
             stage=node.name,
         )
     strategy, why = _exchange_strategy(plan, index, paths)

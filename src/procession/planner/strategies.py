@@ -29,15 +29,18 @@ class Strategy(StrEnum):
 
 # The description and the cost of each strategy, for people.
 STRATEGIES: dict[Strategy, tuple[str, str]] = {
-    Strategy.FREE: ("nothing behind the edge asks for an order, and none is kept", "nothing"),
+    Strategy.FREE: ("no later stage needs the order, so it is not kept", "none"),
     Strategy.RANGES: (
-        "the source deals contiguous ranges of the sequence to tasks; the output is theirs, one after the other",
-        "nothing",
+        "each task reads a contiguous range of the sequence; the outputs of the tasks are concatenated",
+        "none",
     ),
-    Strategy.ISOLATE: ("a task's records stay in the task; the number of tasks is carried over", "nothing"),
-    Strategy.MERGE: ("an exchange; each path is sorted, and the paths are merged by the order key", "one pass"),
-    Strategy.PARTITION: ("an exchange by key; the order is restored inside each task", "one pass inside the task"),
-    Strategy.SORT: ("rows that come back from Spark SQL in any order are sorted by the order key", "a full sort"),
+    Strategy.ISOLATE: ("records stay in their task, so the stage has as many tasks as the one before it", "none"),
+    Strategy.MERGE: (
+        "an exchange; each input of a task is sorted, and the inputs are merged by the order key",
+        "one pass",
+    ),
+    Strategy.PARTITION: ("an exchange by key; each task restores the order of its records", "one pass per task"),
+    Strategy.SORT: ("Spark SQL returns rows in any order; they are sorted by the order key", "a full sort"),
 }
 
 
@@ -46,9 +49,9 @@ class Routing(StrEnum):
 
     NARROW = "narrow"
     BY_KEY = "partition by key"
-    EVENLY = "dealt out evenly"
-    TO_ONE = "all to one, in order"
-    TO_ALL = "one side to all, the other dealt out evenly"
+    EVENLY = "distributed evenly"
+    TO_ONE = "all to one task, in order"
+    TO_ALL = "one input to all tasks, the other distributed evenly"
     ROWS = "rows of Spark SQL"
 
 
@@ -177,8 +180,11 @@ def stage_rows() -> list[list[str]]:
         [f"`{kind.value}`", row.way.value, row.tasks.value, word(row), row.comes_with or "this version"]
         for kind, row in TABLE.items()
     ]
-    return [["stage", "records come to it", "tasks", "what it does with order", "comes with"], *rows]
+    return [["stage", "how records reach it", "tasks", "order of the input", "available in"], *rows]
 
 
 def strategy_rows() -> list[list[str]]:
-    return [["strategy", "what it is", "cost"], *([f"`{name.value}`", *texts] for name, texts in STRATEGIES.items())]
+    return [
+        ["strategy", "how it keeps the order", "cost"],
+        *([f"`{name.value}`", *texts] for name, texts in STRATEGIES.items()),
+    ]

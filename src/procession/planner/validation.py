@@ -105,7 +105,7 @@ def checked_count(value: int, what: str, owner: str, largest: int) -> int:
 
 
 def checked_flag(value: bool, what: str, owner: str) -> bool:
-    # "no" and 0 would count as something that nobody meant.
+    # The texts "no" and "0" would count as true.
     if not isinstance(value, bool):
         raise PlanError(f"{what}={value!r} of {owner} is neither True nor False", next_step="write True or False")
     return value

@@ -83,7 +83,7 @@ class FileSystem(Protocol):
         """All bytes of a file."""
 
     def map(self, path: Path) -> pa.Buffer:
-        """All bytes of a file, without a copy. What is written behind its end later is not in them."""
+        """All bytes of a file, without a copy. Data that is appended later is not included."""
 
     def names(self, directory: Path) -> list[str]:
         """The names in a directory, in no particular order."""

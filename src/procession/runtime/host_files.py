@@ -27,7 +27,7 @@ _FLAGS = {
     OpenMode.NEW: os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
 PARTS_MAX = 1024
-"""Linux writes at most so many parts at a time."""
+"""Maximum number of buffers that Linux writes in one call."""
 READ_BYTES_MAX = 1 << 30
 """Linux reads at most about 2 GiB at a time."""
 

@@ -75,7 +75,7 @@ class PushStream:
         self._news.set()
 
     def close(self) -> None:
-        """Let go of the backlog, when nothing runs any more."""
+        """Close the backlog after the source has stopped."""
         self._backlog.close()
 
     @property

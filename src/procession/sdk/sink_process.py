@@ -125,5 +125,5 @@ class SinkProcess:
         output = self.stderr.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
         raise ConfigError(
             f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {output}",
-            next_step="Start it by hand with the same words; --listen must be {listen}, its directory {dir}.",
+            next_step="Start it by hand with the same arguments; --listen must be {listen}, its directory {dir}.",
         )

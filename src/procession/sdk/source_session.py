@@ -49,7 +49,7 @@ CONFIRM_RETRY_S = 0.5
 one come sooner."""
 
 ENCODER_FROM_RECORDS = 10_000_000
-"""So many records cost as much more, encoded by numpy and Arrow, as the compiled encoder takes to get ready."""
+"""Number of records from which on the compiled encoder pays for its load time."""
 
 _encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
 
@@ -76,7 +76,7 @@ class StreamFeed:
         readings: dict[int, StreamReader] | None = None,
         on_progress: Callable[[StreamProgress], None] | None = None,
     ) -> None:
-        """`readings` outlive the session: a stream is not read a second time before its first reader has let go."""
+        """`readings` outlive the session, so a stream has at most one reader at a time."""
         self._source = source
         self._roster = roster
         self._options = options

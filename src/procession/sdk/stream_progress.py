@@ -54,7 +54,7 @@ class StreamProgress:
 
     @property
     def is_done(self) -> bool:
-        """Every record is committed, and so is the end: what the end makes the pipeline write is committed, too."""
+        """Whether all records and the end of the stream are committed, with the output that the end triggers."""
         return self.is_acknowledged and self.is_end_committed
 
     @property

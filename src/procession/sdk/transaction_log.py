@@ -107,7 +107,7 @@ class TransactionLog:
         files: FileSystem = HOST_FILES,
     ) -> None:
         if entries_max < 4 * transactions_kept:
-            raise ValueError("a log of so few entries cannot keep so many transactions, and become shorter")
+            raise ValueError("entries_max is too small for the number of transactions to keep")
         self.path = path
         self._entries_max = entries_max
         self._transactions_kept = transactions_kept
@@ -188,9 +188,8 @@ def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
 
 
 class TransactionTail:
-    """Reads a log that somebody else writes: each look gives what was committed since the last one.
-
-    A reader that comes late, or not for a long time, gets what is in the base by then as one transaction.
+    """Reads a log that another process writes. Each call returns the transactions committed since the last call. A
+    reader that is far behind gets the transactions that are in the base as one.
     """
 
     def __init__(self, path: Path) -> None:

@@ -76,22 +76,22 @@ SET_BACK_SHARE_OF_SEVERAL = 0.15
 """The same share of worlds with several gateways. It is higher because there are fewer of them, and the fault affects
 only one of the gateways."""
 SET_BACK_REACH = 0.6
-"""The copy is taken early, so that something is committed behind it."""
+"""Copies are taken in this first share of the steps, so that later epochs are committed after the copy."""
 JOINS = range(50, 100)
 """Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
 producer connects to another gateway first."""
 
 STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 130, "sink": 60, "producer": 20}
-"""About how many steps a part takes in a quiet run of five records, or a little more."""
+"""Approximate number of steps of a part in a run of five records without faults."""
 EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 32, "sink": 20}
-"""The same, of edges: what was forgotten shows if it dies there."""
+"""Approximate number of edges in such a run. A crash at an edge shows a missing sync."""
 EDGE_SHARE = 0.35
-"""So many faults of parts that have a disk strike at an edge, and not anywhere."""
+"""Share of the faults of parts with a disk that strike at an edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """What is drawn for a world of this size: of each line one, and what stands twice is drawn twice as often."""
+    """The values that a world of this size is drawn from. A value that is listed twice is drawn twice as often."""
 
     streams: tuple[int, ...]
     records: tuple[int, ...]

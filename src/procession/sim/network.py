@@ -64,7 +64,7 @@ class Endpoint:
         return not self._is_closed
 
     def write(self, data: bytes) -> None:
-        """On its way; nothing happens if the connection is gone, as with a socket of which we do not know it yet."""
+        """Sends the data. Has no effect if the connection is lost, as with a socket whose loss is not noticed yet."""
         self.owner.step()
         if self._is_closed or self._is_cut or not data:
             return
@@ -182,7 +182,7 @@ class Network:
         return len(self._ends)
 
     def dismantle(self) -> None:
-        """Nothing leads from any end to anything any more."""
+        """Removes all references between endpoints, so that they can be freed."""
         for end in self._ends:
             del end.other, end.owner, end.tag
 

@@ -199,7 +199,7 @@ class SimulationReport:
 
 
 def _silent(_line: str) -> None:
-    """Nobody listens."""
+    """Discards the text."""
 
 
 def run_seeds(

@@ -19,7 +19,7 @@ from procession.sim.simulated_leader_link import name_of
 
 SET_BACK, LOST = "set-back", "lost"
 LOOK_S = 0.05
-"""So often the operator looks whether the copy is old by now, and whether the machine is up."""
+"""Interval at which the operator checks whether the copy is outdated and the machine is up."""
 MEND_S = 0.1
 """From the refusal until the newest directory is put back."""
 

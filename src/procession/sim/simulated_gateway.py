@@ -89,7 +89,7 @@ class SimulatedGateway(SimulatedProcess):
         self._requests: deque[tuple[Request, Reply]] = deque()
         self._is_locked = False
         self._is_dirty = False
-        """A session came, went or spoke since the last check."""
+        """Whether a session was opened, closed or sent a frame since the last check."""
         self._durable_snapshot = DurableSnapshot(machine.disk, part)
         self.state: GatewayState
         self._log: IngressLog

@@ -92,7 +92,7 @@ class LeaderEnd(LineChannel):
         leader.later(LINK_TIMEOUT_S, self._watch)
 
     def _watch(self) -> None:
-        """A gateway that is linked speaks steadily, or is sent away."""
+        """Drops the link of a gateway that has not sent a heartbeat in time."""
         left_s = self._received_s + LINK_TIMEOUT_S - self._leader.site.clock.now
         if not self.end.is_open:
             return
@@ -206,7 +206,7 @@ class SimulatedLeaderLink:
             self.lost(end)
 
     def lost(self, end: Endpoint) -> None:
-        """The link is gone, or the leader says nothing: the next one is begun."""
+        """The link is lost, or the leader does not answer: opens another link."""
         if self._is_this(end):
             self._lines = None
             self._unanswered.clear()

@@ -67,7 +67,7 @@ class SimulatedProcess:
     """What must hold of it after each of its steps: a Breach if it does not. None: nothing that others do not check."""
 
     def died(self) -> None:
-        """Gone, of whatever cause: nothing may be done any more but to tell the neighbours on the same machine."""
+        """The process has died. It may do nothing except notify the other processes of its machine."""
 
     def accepted(self, end: Endpoint) -> None:
         """A peer has connected to this process."""

@@ -98,7 +98,7 @@ class Spark(SimulatedProcess):
         self.driver.later(0.01 * self.site.chance.random(), self.driver.query_failed, error)
 
     def end(self) -> None:
-        """The query is stopped in order: Spark says that it has ended, and no commit can come any more."""
+        """The query is stopped in an orderly way: Spark reports its end, and no commit follows."""
         self._has_ended = True
         self.kill()
         self.driver.later(0.01 * self.site.chance.random(), self.driver.query_ended)

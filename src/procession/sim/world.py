@@ -112,7 +112,7 @@ class World:
                 if end_s is not None and now > end_s:
                     break
                 if events > EVENTS_MAX or now > STALL_S:
-                    raise InvariantViolation("I2", f"nothing moves any more: {self._standing()}")
+                    raise InvariantViolation("I2", f"no part makes progress: {self._standing()}")
             self._audit()
         except InvariantViolation as found:
             breach = found

@@ -115,8 +115,8 @@ class _Encoding:
                 state = state.stored()
             if self.is_made_by_user and (part := shared_part(state)) is not None:
                 raise TypeError(
-                    f"one {type(part).__name__} stands in two places of it, and would come back as two; put a copy into"
-                    " each place"
+                    f"it contains one {type(part).__name__} twice, which would be restored as two objects;"
+                    " put a copy into each place"
                 )
             return self.values.packed(state)
         except (TypeError, ValueError, OverflowError) as error:

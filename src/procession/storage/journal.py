@@ -101,8 +101,8 @@ class Journal:
 
 
 class JournalTail:
-    """Reads a journal that somebody else writes: each look gives what is new. Where the journal was replaced since the
-    last look it is read from its beginning, and `generation` is one more."""
+    """Reads a journal that another process writes. Each call returns the new entries. If the journal was replaced
+    since the last call, it is read from its beginning and `generation` increases by one."""
 
     def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path

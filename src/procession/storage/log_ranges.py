@@ -74,7 +74,7 @@ class LogRange:
     last: int
     place: LogLocation
     offered: LogOffset = NOTHING
-    """The end of the epoch in this log, by which a reader knows it. The default: unknown."""
+    """The end of the epoch in this log. A reader uses it to recognise the log. The default: unknown."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> LogRange:

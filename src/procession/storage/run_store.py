@@ -27,7 +27,8 @@ from procession.storage.durable import storage_error
 from procession.storage.log_ranges import LogRange
 
 FORMAT = 1
-"""Of manifests. Only the driver that made one, and its tasks, read it: one without the number is of another version."""
+"""Format number of manifests. Only the driver that wrote a manifest, and its tasks, read it, so any other number is an
+error."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Manifest:
     pieces: tuple[LogRange, ...] = ()
     """What the range is in the logs of the gateways."""
     late: int = 0
-    """So many of the records came behind the watermark: of the first chain, that of their stream, by event time; of a
-    later one, that of the stage that it begins with."""
+    """Number of late records. In the first chain, later than the watermark of their stream; in other chains, later
+    than that of the chain's first stage."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))

@@ -93,7 +93,7 @@ def make_secret(directory: Path, which: Secret) -> bytes:
         try:
             os.link(draft, path)
         except FileExistsError:
-            pass  # somebody else was faster
+            pass  # another process created it first
         finally:
             draft.unlink(missing_ok=True)
         fsync_dir(path.parent)

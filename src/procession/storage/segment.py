@@ -47,14 +47,14 @@ KIND_UNSTABLE = 2
 KIND_BOUNDARY = 3
 """A point of reference without a record."""
 KIND_EPHEMERAL = 4
-"""A record that its source cannot send again; its message id counts what came before it in the session."""
+"""A record that its source cannot resend. Its message id is its number in the session."""
 
 KIND_LATE = 5
 """A record that came behind the watermark of its own stream; only in the ordered log."""
 KIND_TICK = 6
 """The watermark of a stream that the merge no longer waits for."""
 KIND_GIVEN = 7
-"""The stream is given up: what waits of it will be sent to another gateway. Only in the log of arrivals."""
+"""The stream is released: its waiting records will be sent to another gateway. Only in the log of arrivals."""
 KIND_MOVED = 8
 """The stream was elsewhere before: its watermark, and the last id that came there. Only in the log of arrivals."""
 

@@ -180,8 +180,9 @@ class StateStore:
                 self._file_system.remove(self.directory / name)
 
     def sweep(self, kept: Iterable[StateVersion], fence: int) -> None:
-        """Remove what the last committed epoch does not name: it was begun and never committed. Only for the driver of
-        this fence, before it starts anything, and only what earlier ones have made."""
+        """Remove the files that the last committed epoch does not name: they belong to epochs that were never
+        committed. Called by the driver of this fence before it starts anything; removes only files of earlier
+        drivers."""
         names = {name for version in kept for name in version.names}
         try:
             found = self._file_system.names(self.directory)
@@ -217,7 +218,7 @@ class _Appender:
 
 
 def write_file(path: Path, pieces: Iterable[pa.RecordBatch], file_system: FileSystem = HOST_FILES) -> int:
-    """Write a file that is not there yet, durably but for its name; gives the number of its keys."""
+    """Write and sync a new file, but not its directory entry. Returns the number of keys in it."""
     try:
         with file_system.open(path, OpenMode.NEW) as file:
             appender = _Appender(file)

@@ -50,7 +50,7 @@ MEMORY = Path("/dev/shm")
 """A directory in memory, on Linux: nothing there waits for a disk."""
 MEMORY_BYTES_MIN = 16 * 1024 * 1024
 COPIES = 16
-"""So many times the bytes of the input are taken to be what a run needs at most."""
+"""Estimate of a run's maximum memory, as a multiple of the bytes of its input."""
 
 
 class Outputs(dict[str, list[Any]]):

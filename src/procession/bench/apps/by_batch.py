@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 from procession import Pipeline
 
 END = 2**31 - 1
-"""Where no payload goes on: what replaces nothing there is put behind it, in a third of the time of a join."""
+"""Matches at the end of each payload. Replacing this empty match appends a text in a third of the time of a join."""
 
 
 def wanted(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ VALUE_BYTES_MAX = 10
 
 NIBBLES = np.zeros(256, np.uint8)
 NIBBLES[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
-"""Of each hexadecimal digit, what it stands for."""
+"""The value of each hexadecimal digit."""
 
 
 def wanted(batch: pa.RecordBatch) -> pa.RecordBatch:
