@@ -48,7 +48,6 @@ from procession.supervisor.supervisor import PartFailed
 app = typer.Typer(
     help="Procession: every record, once, in order. A stream processor for Python, on Spark.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(source_app, name="source")
