@@ -43,6 +43,7 @@ def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: 
             log.close()
     with pytest.raises(ConfigError, match="several pipelines: first, second") as caught:
         list(committed_output(tmp_path, None))
+    assert caught.value.explain().startswith(f"The directory {tmp_path} has")
     assert caught.value.next_step == (
         "choose one with --instance, one of first-other, first-out, second-other, second-out"
     )

@@ -100,7 +100,9 @@ def _place(directory: Path | None) -> Iterator[Path]:
             yield Path(made)
         return
     if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty.", next_step="Name a directory that is new or empty.")
+        raise ConfigError(
+            f"The directory {directory} is not empty.", next_step="Name a directory that is new or empty."
+        )
     directory.mkdir(parents=True, exist_ok=True)
     yield directory
 

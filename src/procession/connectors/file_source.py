@@ -59,7 +59,7 @@ class FileSource:
                 raise ConfigError(f"No file matches {name}.", next_step="Check the pattern, or add --follow.")
             for path in found:
                 if self._paths.setdefault(stream_id_of(path), path) is not path:
-                    raise UsageError(f"{path} is named twice.", next_step="Name each file once.")
+                    raise UsageError(f"The file {path} is named twice.", next_step="Name each file once.")
 
     @property
     def stream_ids(self) -> frozenset[int]:

@@ -87,7 +87,9 @@ def run_one_more(
     for address in filter(None, (listen, metrics)):
         parse_address(address)
     if not (directory / GATEWAY / ADDRESS_FILE).exists():
-        raise ConfigError(f"{directory} is not the directory of a pipeline that was run.", next_step="Check --dir.")
+        raise ConfigError(
+            f"The directory {directory} is not that of a pipeline that was run.", next_step="Check --dir."
+        )
     with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
         used = {*(gateway["name"] for gateway in client.gateways()), *client.departed()}
         order = order_arguments_of(client.order())

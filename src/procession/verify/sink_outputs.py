@@ -59,7 +59,7 @@ def check_one_pipeline(directory: Path, outputs: Sequence[SinkOutput]) -> None:
             writers.setdefault(pipeline, output.family)
     if len(writers) > 1:
         raise ConfigError(
-            f"{directory} has the output of several pipelines: {', '.join(writers)}",
+            f"the directory {directory} has the output of several pipelines: {', '.join(writers)}",
             next_step=f"choose one with --instance, one of {', '.join(output.family for output in outputs)}",
         )
 
@@ -83,7 +83,9 @@ def committed_output(directory: Path, instance: str | None) -> Iterator[bytes]:
     outputs = written_in(directory, instance)
     if not outputs:
         raise ConfigError(
-            f"there is no output {instance!r} in {directory}" if instance else f"{directory} has no output of a sink",
+            f"there is no output {instance!r} in {directory}"
+            if instance
+            else f"the directory {directory} has no output of a sink",
             next_step="name the directory of the sink, and an instance that exists there",
         )
     if instance is None:
