@@ -13,17 +13,10 @@ from procession.connectors.postgres_session import CommitMode
 from procession.connectors.postgres_sink import chosen_mode
 from procession.connectors.postgres_token import GID_BYTES_MAX, OutputToken
 from procession.errors import ConfigError, StorageError
-from tests.connectors.postgres_outputs import BOTH, INSTANCE, ORDERS, Sink, cut, orders, prepared, sentence
+from tests.connectors.postgres_outputs import BOTH, INSTANCE, Sink, cut, orders, prepared, sentence
 from tests.systems.postgres_server import Database, needs_postgres, new_database, running
 
 pytestmark = needs_postgres
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    database = new_database(postgres)
-    database.execute(ORDERS)
-    return database
 
 
 # Crashes and races

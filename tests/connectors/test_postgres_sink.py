@@ -7,31 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from procession.chaos.postgres_server import PostgresServer
 from procession.connectors.postgres_session import CommitMode
 from procession.errors import ConfigError, RecordError, StorageError, UsageError
 from procession.operators.codecs import to_arrow
 from procession.sdk.record_blocks import RecordForm, block_batch, encode_block
-from tests.connectors.postgres_outputs import BOTH, INSTANCE, ORDERS, Sink, orders, sentence
-from tests.systems.postgres_server import Database, needs_postgres, new_database
+from tests.connectors.postgres_outputs import BOTH, INSTANCE, Sink, orders, sentence
+from tests.systems.postgres_server import Database, needs_postgres
 
 pytestmark = needs_postgres
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> Database:
-    database = new_database(postgres)
-    database.execute(ORDERS)
-    return database
-
-
-@pytest.fixture(scope="module")
-def unchanged(postgres: PostgresServer) -> Database:
-    """A database for tests that commit nothing."""
-    database = new_database(postgres)
-    database.execute(ORDERS)
-    database.execute("CREATE TABLE strange (id int, wide int GENERATED ALWAYS AS (id * 2) STORED)")
-    return database
 
 
 # Records and rows

@@ -14,7 +14,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 from deltalake import DeltaTable, write_deltalake
 
-from procession.bench.measured_sink import MeasuredSink, WriteEpoch, compare
+from procession.bench.measured_sink import MeasuredSink, SinkRounds, WriteEpoch, compare
 from procession.errors import StorageError
 
 FORMS = ("json", "arrow")
@@ -31,27 +30,12 @@ ARROW_ROWS = 4096
 NOTE = "x" * 40
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaSetup:
-    """What is measured.
-
-    Args:
-        records: Records per round.
-        epochs: Epochs, and commits of the table, that they are divided into.
-        rounds: Number of rounds.
-    """
-
-    records: int
-    epochs: int
-    rounds: int
-
-
-def measure(setup: DeltaSetup) -> dict[str, Any]:
+def measure(setup: SinkRounds) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as directory:
         return asyncio.run(_measure(setup, Path(directory)))
 
 
-async def _measure(setup: DeltaSetup, directory: Path) -> dict[str, Any]:
+async def _measure(setup: SinkRounds, directory: Path) -> dict[str, Any]:
     count = setup.records // setup.epochs
     tables = [rows_of(epoch * count, count) for epoch in range(setup.epochs)]
     records = {form: [records_of(table, form) for table in tables] for form in FORMS}

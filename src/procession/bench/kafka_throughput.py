@@ -57,7 +57,7 @@ class Round:
 
 def measure(records: int, rounds: int, settings: Settings, *, latency_s: float = LATENCY_S) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name, KafkaServer() as server:
-        bench = _Bench(server, Path(name))
+        bench = _Bench(server)
         os.environ["PROCESSION_BENCH_KAFKA"] = f"kafka://{server.address}/ours"
         bench.make_topics(
             "ours", *LOOPS, "warm", "slow-ours", "slow-loop", *(f"in-{result}" for result in range(rounds))
@@ -113,11 +113,10 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Bench:
-    def __init__(self, server: KafkaServer, work: Path) -> None:
+    def __init__(self, server: KafkaServer) -> None:
         from confluent_kafka.admin import AdminClient
 
         self._server = server
-        self._work = work
         self._config: dict[str, Any] = {"bootstrap.servers": server.address, "log_level": 0}
         self._admin = AdminClient(self._config)
 

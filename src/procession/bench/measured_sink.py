@@ -25,9 +25,24 @@ WriteEpoch = Callable[[int], Awaitable[float]]
 """Writes the epoch of this index. Returns the seconds that it took."""
 
 
+@dataclass(frozen=True, slots=True)
+class SinkRounds:
+    """What is measured of a sink.
+
+    Args:
+        records: Records per round.
+        epochs: Epochs, and transactions of the sink, that they are divided into.
+        rounds: Number of rounds.
+    """
+
+    records: int
+    epochs: int
+    rounds: int
+
+
 @dataclass
 class Timings:
-    """What a contestant has spent on each epoch: time, and processor time of all processes that took part."""
+    """Time of a variant per epoch, and CPU time of all its processes."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)

@@ -15,7 +15,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from procession.bench.measured_sink import MeasuredSink, WriteEpoch, compare
+from procession.bench.measured_sink import MeasuredSink, SinkRounds, WriteEpoch, compare
 from procession.chaos.postgres_server import PostgresServer
 from procession.connectors.postgres_rows import FieldMapping, RecordEncoder, TableRecords
 from procession.connectors.postgres_types import BINARY_HEADER, BINARY_TRAILER, Column
@@ -43,22 +42,7 @@ SINKS = {"prepared": ("prepared", "json"), "prepared_arrow": ("prepared", "arrow
 """The sinks that are measured: mode, and form of the records. Each has a table of its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresSetup:
-    """What is measured.
-
-    Args:
-        records: Records per round.
-        epochs: Epochs, and transactions, that they are divided into.
-        rounds: Number of rounds.
-    """
-
-    records: int
-    epochs: int
-    rounds: int
-
-
-def measure(setup: PostgresSetup) -> dict[str, Any]:
+def measure(setup: SinkRounds) -> dict[str, Any]:
     with (
         PostgresServer() as server,
         tempfile.TemporaryDirectory(prefix="procession-bench-") as directory,
@@ -68,7 +52,7 @@ def measure(setup: PostgresSetup) -> dict[str, Any]:
 
 
 async def _measure(
-    setup: PostgresSetup, server: PostgresServer, session: psycopg.Connection[Any], directory: Path
+    setup: SinkRounds, server: PostgresServer, session: psycopg.Connection[Any], directory: Path
 ) -> dict[str, Any]:
     count = setup.records // setup.epochs
     tables = [table_of(epoch * count, count) for epoch in range(setup.epochs)]

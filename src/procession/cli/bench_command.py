@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from procession.cli.command_options import with_groups
+
+if TYPE_CHECKING:
+    from procession.bench.measured_sink import SinkRounds
 
 bench_app = typer.Typer(
     help="Run one benchmark, or without a name all of them. Each prints the command that repeats it.",
@@ -20,8 +26,6 @@ bench_app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each variant, in turn.")]
-RoundRecords = Annotated[int, typer.Option(min=1, help="Records per round.")]
-RoundEpochs = Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")]
 Directory = Annotated[Path | None, typer.Option("--dir", show_default="memory", help="Directory of the log.")]
 MIB = 1024 * 1024
 
@@ -220,33 +224,38 @@ def state(
     _print(context, figures, bench.report_lines(figures))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SinkSizes:
+    """Options of the benchmarks that compare a sink with a plain loop."""
+
+    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4
+    rounds: Rounds = 5
+    as_json: Json = False
+
+    def load(self) -> SinkRounds:
+        from procession.bench.measured_sink import SinkRounds
+
+        return SinkRounds(self.records, self.epochs, self.rounds)
+
+
 @bench_app.command()
-def postgres(
-    context: typer.Context,
-    records: RoundRecords = 400_000,
-    epochs: RoundEpochs = 4,
-    rounds: Rounds = 5,
-    as_json: Json = False,
-) -> None:
+@with_groups
+def postgres(context: typer.Context, *, sizes: SinkSizes) -> None:
     """Throughput of the PostgreSQL sink, compared with plain COPY of the same rows."""
     from procession.bench import postgres_throughput as bench
 
-    figures = bench.measure(bench.PostgresSetup(records, epochs, rounds))
+    figures = bench.measure(sizes.load())
     _print(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
-def delta(
-    context: typer.Context,
-    records: RoundRecords = 400_000,
-    epochs: RoundEpochs = 4,
-    rounds: Rounds = 5,
-    as_json: Json = False,
-) -> None:
+@with_groups
+def delta(context: typer.Context, *, sizes: SinkSizes) -> None:
     """Throughput of the Delta sink, compared with plain deltalake writes of the same rows."""
     from procession.bench import delta_throughput as bench
 
-    figures = bench.measure(bench.DeltaSetup(records, epochs, rounds))
+    figures = bench.measure(sizes.load())
     _print(context, figures, bench.report_lines(figures))
 
 

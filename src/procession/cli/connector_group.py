@@ -5,7 +5,7 @@ Invariant: listing the commands imports no client library. A connector names its
 `cli/sink_commands` and `cli/source_commands`:
 
     @with_groups
-    def sink_kafka(url: SinkUrl, directory: Directory, records: Records = "messages", as_json: Json = False,
+    def sink_kafka(url: Url, directory: Directory, records: Records = "messages", as_json: Json = False,
                    *, receive: ReceiveOptions) -> None:
         '''Help of the command, whole.'''
         from procession.connectors.kafka_sink import run_kafka_sink  # imports confluent_kafka

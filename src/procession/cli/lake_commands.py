@@ -5,7 +5,7 @@ Invariant: as in `cli`. Upstream: `cli/connector_group`, which loads them. Downs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -27,11 +27,19 @@ Directory = Annotated[
 ]
 
 
-CompactEvery = Annotated[
-    int, typer.Option(min=0, help="Number of commits after which small files are compacted. 0: never.")
-]
-FileBytes = Annotated[int, typer.Option(min=1024 * 1024, help="Target size of compacted files, in bytes.")]
-FILE_BYTES = 128 * 1024 * 1024
+FILE_BYTES, FILE_BYTES_MIN = 128 * 1024 * 1024, 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactionOptions:
+    """Options of sinks whose tables can be compacted."""
+
+    compact_every: Annotated[
+        int, typer.Option(min=0, help="Number of commits after which small files are compacted. 0: never.")
+    ] = 0
+    file_bytes: Annotated[int, typer.Option(min=FILE_BYTES_MIN, help="Target size of compacted files, in bytes.")] = (
+        FILE_BYTES
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +81,26 @@ class RowOptions:
         return LakeOptions(RecordForm(self.records), RecordFormat(self.format), self.schema, names)
 
 
-def _serve(directory: Path, open_table: OpenTable, rows: RowOptions, receive: ReceiveOptions, as_json: bool) -> None:
-    from procession.connectors.parquet_sink import run_lake_sink
+@dataclass(frozen=True, kw_only=True)
+class LakeSinkOptions:
+    """Options of every lake sink."""
 
-    run_lake_sink(
-        directory,
-        open_table,
-        rows.load(),
-        receive.listen,
-        cookie=receive.cookie(),
-        tls=receive.tls.load(),
-        tell=print_json if as_json else None,
-    )
+    as_json: Json = False
+    rows: RowOptions
+    receive: ReceiveOptions
+
+    def serve(self, directory: Path, open_table: OpenTable) -> None:
+        from procession.connectors.parquet_sink import run_lake_sink
+
+        run_lake_sink(
+            directory,
+            open_table,
+            self.rows.load(),
+            self.receive.listen,
+            cookie=self.receive.cookie(),
+            tls=self.receive.tls.load(),
+            tell=print_json if self.as_json else None,
+        )
 
 
 @with_groups
@@ -95,15 +111,16 @@ def sink_parquet(
         int,
         typer.Option(
             min=1,
-            help="Number of committed epochs per file. A file is written earlier when it reaches --file-bytes or when"
-            " the sink stops.",
+            help="Number of committed epochs per file. A file is written earlier at --file-bytes, and when the sink"
+            " stops.",
         ),
     ] = 1,
-    file_bytes: FileBytes = FILE_BYTES,
-    as_json: Json = False,
+    file_bytes: Annotated[
+        int,
+        typer.Option(min=FILE_BYTES_MIN, help="Bytes at which a file is written before it has --epochs-per-file."),
+    ] = FILE_BYTES,
     *,
-    rows: RowOptions,
-    receive: ReceiveOptions,
+    options: LakeSinkOptions,
 ) -> None:
     """Write one Parquet file per committed epoch to a directory or an object store. It appears at the commit."""
     from procession.connectors.parquet_sink import open_parquet
@@ -111,27 +128,24 @@ def sink_parquet(
     def open_table() -> LakeTable:
         return open_parquet(url, epochs_per_file=epochs_per_file, file_bytes=file_bytes)
 
-    _serve(directory, open_table, rows, receive, as_json)
+    options.serve(directory, open_table)
 
 
 @with_groups
 def sink_delta(
     url: Url,
     directory: Directory,
-    compact_every: CompactEvery = 0,
-    file_bytes: FileBytes = FILE_BYTES,
-    as_json: Json = False,
     *,
-    rows: RowOptions,
-    receive: ReceiveOptions,
+    compaction: CompactionOptions,
+    options: LakeSinkOptions,
 ) -> None:
     """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none."""
     from procession.connectors.delta_table import DeltaLakeTable
 
     def open_table() -> LakeTable:
-        return DeltaLakeTable(url, compact_every=compact_every, file_bytes=file_bytes)
+        return DeltaLakeTable(url, **asdict(compaction))
 
-    _serve(directory, open_table, rows, receive, as_json)
+    options.serve(directory, open_table)
 
 
 @with_groups
@@ -151,17 +165,14 @@ def sink_iceberg(
             help="Catalog of pyiceberg's configuration: PYICEBERG_CATALOG__NAME__URI and others, or .pyiceberg.yaml.",
         ),
     ] = "",
-    compact_every: CompactEvery = 0,
-    file_bytes: FileBytes = FILE_BYTES,
-    as_json: Json = False,
     *,
-    rows: RowOptions,
-    receive: ReceiveOptions,
+    compaction: CompactionOptions,
+    options: LakeSinkOptions,
 ) -> None:
     """Append each committed epoch to an Iceberg table, in one commit of its catalog. The table is made if need be."""
     from procession.connectors.iceberg_table import open_iceberg
 
     def open_table() -> LakeTable:
-        return open_iceberg(url, catalog, compact_every=compact_every, file_bytes=file_bytes)
+        return open_iceberg(url, catalog, **asdict(compaction))
 
-    _serve(directory, open_table, rows, receive, as_json)
+    options.serve(directory, open_table)

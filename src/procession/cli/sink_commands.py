@@ -38,7 +38,6 @@ Open = Annotated[
     bool, typer.Option("--open", help="Accept output from any driver that can reach the port, without a secret.")
 ]
 
-SinkUrl = Annotated[str, typer.Argument(metavar="URL", help="Where the output goes, as `to=` of an app.")]
 Records = Annotated[
     Literal["messages", "blocks"],
     typer.Option(help="How records arrive: one per message, or blocks with keys and event times, as `run` sends them."),

@@ -55,7 +55,6 @@ FramingName = Annotated[
     ),
 ]
 
-SourceUrl = Annotated[str, typer.Argument(metavar="URL", help="Where the records are, as `from_=` of an app.")]
 StreamName = Annotated[str, typer.Option("--stream", help="Name of the stream. Its id is derived from the name.")]
 SpoolDirectory = Annotated[
     Path | None, typer.Option("--spool", help="Keep records in this directory until they are committed.")

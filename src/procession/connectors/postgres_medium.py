@@ -1,4 +1,4 @@
-"""What the two PostgreSQL sources have in common: a thread for the database, reconnection, and errors as sentences.
+"""What the two PostgreSQL sources have in common: a session, a thread, reconnection, and errors as sentences.
 
 Invariant: all calls of the database run in one thread. A lost connection is opened again, and the source goes on from
 its position; any other error of the database ends it with a sentence. Upstream: `connectors/postgres_source` and
@@ -9,19 +9,53 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import psycopg
 import structlog
 
-from procession.connectors.postgres_connection import explained, is_lost, place
+from procession.connectors.postgres_connection import Session, connect, explained, is_lost, named, place
 from procession.sdk.push_source import PushStream
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
+
+
+class SourceSession:
+    """The session of a source, which can be opened again. All methods run in one thread."""
+
+    def __init__(self, url: str, name: str, *, patience_s: float, lock_timeout_s: float) -> None:
+        self._url, self._name = url, name
+        self._patience_s, self._lock_timeout_s = patience_s, lock_timeout_s
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "it is open"
+        return self._session
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Connect. The session stays open after the block, unless the block fails."""
+        self.close()
+        self._session = connect(
+            self._url, f"source {self._name}", patience_s=self._patience_s, lock_timeout_s=self._lock_timeout_s
+        )
+        try:
+            with named(self._url):
+                yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
 
 class PostgresMedium(ABC):

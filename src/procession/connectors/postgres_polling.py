@@ -21,15 +21,12 @@ from procession import faults
 from procession.connectors.postgres_connection import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
-    Session,
-    connect,
     lock_number,
-    named,
     table_name,
     try_lock,
     value,
 )
-from procession.connectors.postgres_medium import PostgresMedium
+from procession.connectors.postgres_medium import PostgresMedium, SourceSession
 from procession.connectors.postgres_position import PositionFile
 from procession.errors import ConfigError, StorageError
 from procession.sdk.backlog import Spool
@@ -79,32 +76,19 @@ class TablePage:
     rows: list[str]
 
 
-class PolledTable:
+class PolledTable(SourceSession):
     """The table, read page by page. All methods run in one thread."""
 
     def __init__(self, options: PollingOptions) -> None:
+        patience_s, lock_timeout_s = options.patience_s, options.lock_timeout_s
+        super().__init__(options.url, options.table, patience_s=patience_s, lock_timeout_s=lock_timeout_s)
         self._options = options
-        self._session: Session | None = None
         self._type = ""
         self.identity: dict[str, str] = {}
 
-    @property
-    def session(self) -> Session:
-        assert self._session is not None, "it is open"
-        return self._session
-
     def open(self) -> None:
-        self.close()
-        options = self._options
-        self._session = connect(
-            options.url, f"source {options.table}", patience_s=options.patience_s, lock_timeout_s=options.lock_timeout_s
-        )
-        try:
-            with named(options.url):
-                self._check()
-        except BaseException:
-            self.close()
-            raise
+        with self.opened():
+            self._check()
 
     def _check(self) -> None:
         options, name = self._options, table_name(self._options.table).as_string(self.session)
@@ -139,11 +123,6 @@ class PolledTable:
             "table": options.table,
             "column": options.column,
         }
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
 
     def page(self, after: str | None) -> TablePage | None:
         """The next rows whose value is above `after`; None if there is none. Raises ConfigError if too many rows have

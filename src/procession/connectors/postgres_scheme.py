@@ -113,7 +113,6 @@ def url_streams(url: ConnectorUrl) -> frozenset[int]:
 CONNECTOR = Connector(
     name="postgres",
     form="postgres://USER@HOST:PORT/DATABASE?table=TABLE",
-    schemes=("postgres", "postgresql"),
     sink=SinkTraits(
         help="Write records to a table of PostgreSQL, each once.",
         check=check_sink,

@@ -17,14 +17,12 @@ from procession.connectors.postgres_changes import Change, ChangeDecoder, lsn_nu
 from procession.connectors.postgres_connection import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
-    Session,
-    connect,
     lock_number,
-    named,
     table_name,
     try_lock,
     value,
 )
+from procession.connectors.postgres_medium import SourceSession
 from procession.errors import ConfigError, StorageError, UsageError
 
 MESSAGES_MAX = 20_000
@@ -64,7 +62,7 @@ class ChangesOptions:
         return self.publication or self.slot
 
 
-class ReplicationSlot:
+class ReplicationSlot(SourceSession):
     """The slot and the publication of a source. All methods run in one thread."""
 
     def __init__(self, options: ChangesOptions) -> None:
@@ -73,48 +71,31 @@ class ReplicationSlot:
                 raise UsageError(
                     f"{name!r} cannot name a replication slot.", next_step="Use lower-case letters, digits and _."
                 )
+        patience_s, lock_timeout_s = options.patience_s, options.lock_timeout_s
+        super().__init__(options.url, options.slot, patience_s=patience_s, lock_timeout_s=lock_timeout_s)
         self._options = options
-        self._session: Session | None = None
         self.identity: dict[str, str] = {}
         self._primary_keys: dict[str, set[str]] = {}
         self._decoder = ChangeDecoder(self._primary_keys)
         self.messages = 0
         """How many messages the last pass has read: if fewer than `MESSAGES_MAX`, it has read all."""
 
-    @property
-    def session(self) -> Session:
-        assert self._session is not None, "it is open"
-        return self._session
-
     def open(self, *, is_new: bool) -> int:
         """Connect, and create what is missing; a slot only if the source is new. Where the slot stands."""
-        self.close()
         options = self._options
-        self._session = connect(
-            options.url, f"source {options.slot}", patience_s=options.patience_s, lock_timeout_s=options.lock_timeout_s
-        )
-        try:
-            with named(options.url):
-                if not try_lock(self.session, lock_number("source", options.slot)):
-                    raise StorageError(
-                        f"Another source reads the replication slot {options.slot}.",
-                        next_step="Stop that one, or give this one another --slot.",
-                    )
-                self.identity = {
-                    "system": str(value(self.session, "SELECT system_identifier FROM pg_control_system()")),
-                    "database": self.session.info.dbname,
-                    "slot": options.slot,
-                }
-                self._ensure_publication()
-                return self._ensure_slot(is_new=is_new)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        with self.opened():
+            if not try_lock(self.session, lock_number("source", options.slot)):
+                raise StorageError(
+                    f"Another source reads the replication slot {options.slot}.",
+                    next_step="Stop that one, or give this one another --slot.",
+                )
+            self.identity = {
+                "system": str(value(self.session, "SELECT system_identifier FROM pg_control_system()")),
+                "database": self.session.info.dbname,
+                "slot": options.slot,
+            }
+            self._ensure_publication()
+            return self._ensure_slot(is_new=is_new)
 
     def end_lsn(self) -> int:
         """The end of the log on the server's disk."""

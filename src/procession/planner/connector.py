@@ -110,8 +110,6 @@ class Connector:
     """Name of its commands: `procession source NAME`, `procession sink NAME`."""
     form: str
     """The URL as a user writes it: `kafka://HOST:PORT/TOPIC`."""
-    schemes: tuple[str, ...] = ()
-    """The schemes of its URLs. Empty: its name."""
     sink: SinkTraits | None = None
     source: SourceTraits | None = None
     commands: str = ""

@@ -17,7 +17,7 @@ from procession.sim.durable_gateway import log_end, read_snapshot, snapshot_path
 from procession.sim.environment import Environment, Machine
 from procession.sim.simulated_leader_link import name_of
 
-SET_BACK, LOST = "set-back", "lost"
+SET_BACK = "set-back"
 LOOK_S = 0.05
 """Interval at which the operator checks whether the copy is outdated and the machine is up."""
 MEND_S = 0.1

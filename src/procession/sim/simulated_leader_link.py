@@ -150,7 +150,6 @@ class SimulatedLeaderLink:
         self._turn = 0
         self._lines: LineChannel | None = None
         self._unanswered: deque[JsonMessage] = deque()
-        self._is_linked = False
         self._is_leaving = False
         self._received_s = 0.0
 
@@ -163,7 +162,7 @@ class SimulatedLeaderLink:
             gateway.later(RETRY_S * (0.5 + gateway.site.chance.random()), self.connect)
             return
         end.tag = self
-        self._lines, self._is_linked = LineChannel(end), False
+        self._lines = LineChannel(end)
         self._unanswered.clear()
         self._received_s = gateway.site.clock.now
         self._send(self._greeting())

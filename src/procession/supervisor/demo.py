@@ -141,13 +141,11 @@ class Demo:
 class Kills:
     """The schedule of kills: each part once, at a number of committed records."""
 
-    _seed: int
     _schedule: list[tuple[int, str]]
 
     def __init__(self, seed: int, records: int, parts: Sequence[str] = ()) -> None:
         chance = random.Random(seed)
         parts = chance.sample(parts, len(parts))
-        self._seed = seed
         self._schedule = [
             (int(records * (number + chance.uniform(0.2, 0.8)) / (len(parts) + 1)), part)
             for number, part in enumerate(parts)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from procession.wire.draft_messages import AnyFrame, DraftMessage
-from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck
+from procession.wire.draft_messages import AnyFrame, DraftMessage, DraftOk
+from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck, Ok
 
 
 class VersionAdapter:
     """For a source that speaks version 3: frames are sent unchanged, and a frame answers each NOTIFY."""
+
+    def welcomed(self, frame: Ok) -> None:
+        """Handle the gateway's OK."""
 
     def committed(self, points: Iterable[tuple[int, int]]) -> None:
         """Handle the gateway's message that these points of reference are committed."""
@@ -42,6 +45,10 @@ class DraftAdapter(VersionAdapter):
         self._answers: deque[NotifyAck] = deque()
         self._ephemeral: set[int] = set()
         """Streams with ephemeral messages. Their end has no id either."""
+
+    def welcomed(self, frame: Ok) -> None:
+        assert isinstance(frame, DraftOk)
+        self.committed((stream_id, point) for stream_id, _, point in frame.streams)
 
     def committed(self, points: Iterable[tuple[int, int]]) -> None:
         self._points |= dict(points)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire.dialect import V3, Dialect
-from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, DraftOk, Extension
+from procession.wire.draft_messages import NEEDS, AckCounts, AnyFrame, Debug, DraftMessage, Extension
 from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import TWOPC_STREAM, Ack, Eos, Hello, Message, Notify, NotifyAck, Ok, Restart
 from procession.wire.stream_lifecycle import StreamState, StreamStep
@@ -96,8 +96,8 @@ class LifecycleWalker:
             case Hello(version=version):
                 self.extensions = self._requested_extensions(version, blame)
             case Ok(credits=credits):
-                if isinstance(frame, DraftOk) and self.side is ConnectionSide.INITIATOR:
-                    self.interpreter.committed((stream_id, point) for stream_id, _, point in frame.streams)
+                if self.side is ConnectionSide.INITIATOR:
+                    self.interpreter.welcomed(frame)
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)
