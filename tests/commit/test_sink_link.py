@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -249,10 +251,25 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
 
         port = free_port()
         sink = Sink(tmp_path, port)
-        talk = Talk(port, answer_timeout_s=0.3)
+        talk = Talk(port)
         await talk.until(lambda: bool(talk.events))
-        talk.link._connection.receive = lambda data: []  # type: ignore[method-assign, union-attr]  # the vote is lost
+        lost, give_up, options = asyncio.Event(), talk.link._give_up, talk.link.options
+
+        def lose(data: bytes) -> list[Any]:
+            lost.set()
+            return []
+
+        def give_up_after_the_vote(writer: asyncio.StreamWriter) -> None:
+            waiting.append(asyncio.ensure_future(lost.wait()))
+            waiting[-1].add_done_callback(lambda _: give_up(writer))
+
+        waiting: list[asyncio.Future[bool]] = []
+        assert talk.link._connection is not None
+        talk.link._connection.receive = lose  # type: ignore[method-assign, assignment]
+        talk.link._give_up = give_up_after_the_vote  # type: ignore[method-assign]
+        talk.link.options = replace(options, answer_timeout_s=0.1)  # for the vote; its greeting takes as long as it may
         await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        talk.link.options = options
         await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
         await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
         await talk.end()

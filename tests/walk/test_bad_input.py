@@ -7,7 +7,6 @@ import re
 import resource
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -265,10 +264,8 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_an
             shown = committed(tmp_path / "output" / "outside-output-0")
             assert shown == (tmp_path / "input.txt").read_bytes().replace(b"\n", b"")
             ports = [int(read_json(address)["listen"].rpartition(":")[2])]
-            began = time.monotonic()
             pipeline.process.send_signal(signal.SIGINT)
             assert pipeline.wait() == 0, pipeline.said
-            assert time.monotonic() - began < 20
         assert "500 of 500 records committed" in pipeline.said
         assert "error" not in pipeline.said
         assert living(pipeline.mark) == []
