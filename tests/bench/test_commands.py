@@ -27,6 +27,7 @@ NAMES = (
     "state",
     "kafka",
     "postgres",
+    "delta",
 )
 
 
@@ -66,6 +67,14 @@ def test_the_postgres_sink_is_compared_with_plain_copy_in_both_modes() -> None:
     assert figures["rows_per_s"].keys() == {"copy", "prepared", "prepared_arrow", "token"}
     assert figures["ratio"].keys() == {"prepared", "prepared_arrow", "token"}
     assert all(rate > 0 for rate in figures["rows_per_s"].values())
+
+
+@pytest.mark.slow
+def test_the_delta_sink_is_compared_with_plain_writes_of_the_same_rows() -> None:
+    figures = benched("delta", "--records", "2000", "--epochs", "2", "--rounds", "1")
+    for what in ("ratio", "cpu_ratio"):
+        assert figures[what].keys() == {"json", "arrow"}
+        assert all(ratio > 0 for ratio in figures[what].values())
 
 
 def test_without_json_the_command_stands_below_what_was_measured() -> None:

@@ -137,6 +137,7 @@ def test_in_mode_token_a_row_that_breaks_the_commit_stops_it_until_it_is_gone(
 ) -> None:
     sink = Sink(database, tmp_path, mode=CommitMode.TOKEN).start()
     txn_id = sink.prepare({"id": 1, "item": "ours"}, {"id": 2})
+    cut(database)  # until then the transaction holds its locks
     database.execute("INSERT INTO orders VALUES (1, 'theirs')")
     with pytest.raises(StorageError) as error:
         sink.participant.phase2(txn_id, commit=True)
@@ -149,6 +150,25 @@ def test_in_mode_token_a_row_that_breaks_the_commit_stops_it_until_it_is_gone(
     assert sink.listed == (txn_id,)
     sink.participant.phase2(txn_id, commit=True)
     assert orders(database) == [(1, "ours"), (2, None)]
+
+
+def test_in_mode_token_each_row_is_written_once(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE numbered (id bigint, number bigserial)")
+    sink = Sink(database, tmp_path, table="numbered", mode=CommitMode.TOKEN).start()
+    sink.epoch({"id": 1}, {"id": 2})
+    sink.epoch({"id": 3})
+    assert database.execute("SELECT id, number FROM numbered ORDER BY id") == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_in_mode_token_a_transaction_that_was_lost_after_the_vote_is_run_again(
+    database: Database, tmp_path: Path
+) -> None:
+    sink = Sink(database, tmp_path, mode=CommitMode.TOKEN).start()
+    txn_id = sink.prepare({"id": 1}, {"id": 2})
+    cut(database)
+    sink.participant.phase2(txn_id, commit=True)
+    sink.epoch({"id": 3})
+    assert orders(database) == [(1, None), (2, None), (3, None)]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """How fast records reach a Delta table: our sink, each record once, against plain deltalake writes of the same rows.
 
-Both append the same epochs to tables on the same disk, by turns; the result is the median of the ratios. There are two
-forms. `json`: both get JSON records, and the plain writer parses them with pyarrow. `arrow`: both get Arrow rows, and
-the plain writer passes them to `write_deltalake` unchanged. The sink is the real process: it receives blocks over TCP,
-as `procession run` sends them, syncs its files, votes and commits. The plain writer does none of that.
+Both append the same epochs to tables on the same disk, by turns, one file with the same compression for each epoch; the
+result is the median of the ratios, and the ratio of processor time. There are two forms. `json`: both get JSON records,
+and the plain writer parses them with pyarrow. `arrow`: both get Arrow rows, and the plain writer passes them to
+`write_deltalake` unchanged. The sink is the real process: it receives blocks over TCP, as `procession run` sends them,
+syncs its files, votes and commits. The plain writer does none of that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.json as pa_json
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from procession.bench.measured_sink import MeasuredSink, SinkRounds, WriteEpoch, compare
@@ -62,6 +64,7 @@ async def _measure(setup: SinkRounds, directory: Path) -> dict[str, Any]:
         "rows_per_s": {name: found.rate(count) for name, found in timings.items()},
         "ratio": {form: timings[f"sink {form}"].ratio(timings[f"plain {form}"]) for form in FORMS},
         "cpu_us": {name: found.cpu_us(count) for name, found in timings.items()},
+        "cpu_ratio": {form: timings[f"plain {form}"].cpu_us(1) / timings[f"sink {form}"].cpu_us(1) for form in FORMS},
     }
 
 
@@ -75,7 +78,7 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
         cpu = [figures["cpu_us"][f"{who} {form}"] for who in ("plain", "sink")]
         yield (
             f"{form} records: deltalake {plain:,.0f} rows/s, our sink {ours:,.0f}, {figures['ratio'][form]:.2f} of it;"
-            f" processor time a row {cpu[0]:.2f} and {cpu[1]:.2f} µs"
+            f" processor time a row {cpu[0]:.2f} and {cpu[1]:.2f} µs, {figures['cpu_ratio'][form]:.2f}"
         )
 
 
@@ -113,7 +116,15 @@ def write_plain(path: Path, rows: pa.Table | pa.Array) -> float:
 
 
 def _compare(plain: Path, ours: Path) -> None:
-    """Both tables have the same rows, or the figures mean nothing."""
-    found = [DeltaTable(path).to_pyarrow_table(columns=["id"]).column("id").combine_chunks() for path in (plain, ours)]
-    if not found[0].sort().equals(found[1].sort()):
-        raise StorageError(f"{plain} and {ours} have different rows.", next_step="Report it: this is a bug.")
+    """Both tables have the same rows, files and compression, or the figures mean nothing."""
+    found = [DeltaTable(path) for path in (plain, ours)]
+    ids = [table.to_pyarrow_table(columns=["id"]).column("id").combine_chunks().sort() for table in found]
+    files = [[pq.read_metadata(uri) for uri in table.file_uris()] for table in found]
+    compressions = [
+        {file.row_group(0).column(index).compression for file in some for index in range(file.num_columns)}
+        for some in files
+    ]
+    if not ids[0].equals(ids[1]) or len(files[0]) != len(files[1]) or compressions[0] != compressions[1]:
+        raise StorageError(
+            f"{plain} and {ours} have different rows, files or compressions.", next_step="Report it: this is a bug."
+        )

@@ -183,6 +183,11 @@ class PostgresSession:
             self._has_failed = False
             writing.result()
 
+    @property
+    def is_in_transaction(self) -> bool:
+        """A transaction is open and has not failed, as far as the client knows."""
+        return self.session.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
     def end(self, statement: str | sql.Composed) -> None:
         """End the transaction by this statement."""
         self._wait()

@@ -2,8 +2,9 @@
 
 Invariant: what the database can refuse is tried before the vote, and the commit is one atomic step there. In mode
 `prepared` the vote is PREPARE TRANSACTION and the commit is COMMIT PREPARED. In mode `token`, for servers without
-prepared transactions, messages wait in a file; before the vote the transaction is tried and rolled back, and at the
-commit it is run. Upstream: `sdk/participant`; downstream: `connectors/postgres_session`.
+prepared transactions, messages are also kept in a file, and the transaction stays open from the vote to the commit. If
+it is lost in between, with the connection or the sink, it is run again from the file. Upstream: `sdk/participant`;
+downstream: `connectors/postgres_session`.
 """
 
 from __future__ import annotations
@@ -184,9 +185,12 @@ class TokenOutput(Output):
         self._buffer = MessageBuffer()
         self._is_done = False
         """What is in the files is committed."""
+        self._open_txn_id = ""
+        """The transaction that was voted for and is still open in the session, if its connection still is."""
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         self._is_done = False
+        self._open_txn_id = ""
         self._buffer.clear()
         database = self._database
         database.open()
@@ -214,18 +218,20 @@ class TokenOutput(Output):
             self._pending.drop()
             self._is_done = False
         self._buffer.add(position, payloads)
-        if self._buffer.size_bytes >= CHUNK_BYTES_MAX:
-            self._store()
+        if self._buffer.size_bytes >= (CHUNK_BYTES_MIN if self._database.is_idle else CHUNK_BYTES_MAX):
+            with named(self._database.url):
+                self._write()
 
     def prepare(self, transaction: Transaction) -> None:
         if transaction.start == transaction.end:
             self._buffer.check_empty()
             return
-        self._store()
-        self._pending.sync()
         with named(self._database.url):
-            self._run(transaction)
-            self._database.rollback()
+            self._write(transaction.txn_id)
+            self._pending.sync()
+            self._database.begin()
+            self._database.token.advance(transaction)
+        self._open_txn_id = transaction.txn_id
 
     def commit(self, transaction: Transaction) -> None:
         if transaction.start < transaction.end:
@@ -233,6 +239,7 @@ class TokenOutput(Output):
         self._is_done = True
 
     def abort(self, transaction: Transaction) -> None:
+        self._open_txn_id = ""
         self._buffer.clear()
         self._pending.drop()
         if not self._database.session.broken:
@@ -243,24 +250,28 @@ class TokenOutput(Output):
         self._pending.close()
         self._database.close()
 
-    def _store(self) -> None:
+    def _write(self, txn_id: str = "") -> None:
         if taken := self._buffer.take():
-            _, payloads = taken
+            position, payloads = taken
+            self._database.write(position, payloads, txn_id)
             self._pending.append(pa.record_batch([payloads.array], schema=MESSAGES), int(payloads.edges[-1]))
 
     def _publish(self, transaction: Transaction) -> None:
-        self._database.rollback()
-        if self._database.token.is_committed(transaction):
-            return
-        try:
-            self._run(transaction)
-        except StorageError:
+        open_txn_id, self._open_txn_id = self._open_txn_id, ""
+        if open_txn_id != transaction.txn_id or not self._database.is_in_transaction:
             self._database.rollback()
-            raise
+            if self._database.token.is_committed(transaction):
+                return
+            try:
+                self._run(transaction)
+            except StorageError:
+                self._database.rollback()
+                raise
         faults.point("sink:postgres-before-commit")
         self._database.end("COMMIT")
 
     def _run(self, transaction: Transaction) -> None:
+        """Runs the transaction from the file, up to its COMMIT."""
         position = transaction.start
         for batch in self._pending.batches():
             payloads = Payloads(batch.column("payload"))
