@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
 
 from procession.connectors.delta_table import DeltaLakeTable
 from procession.connectors.iceberg_table import open_iceberg
@@ -84,8 +85,9 @@ def iceberg(path: Path) -> LakeTable:
 class Writer:
     """A sink that commits epochs in a thread."""
 
-    def __init__(self, directory: Path, open_table: Callable[[], LakeTable]) -> None:
+    def __init__(self, directory: Path, open_table: Callable[[], LakeTable], epochs: int = EPOCHS) -> None:
         directory.mkdir()
+        self._epochs = epochs
         txnlog = TransactionLog(directory / "app.txnlog")
         txnlog.open()
         self._participant = SinkParticipant(lake_opener(directory, open_table, LakeOptions())("app"), txnlog)
@@ -108,7 +110,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            for epoch in range(1, EPOCHS):
+            for epoch in range(1, self._epochs):
                 self.epoch(epoch)
         except BaseException as error:
             self.error = error
@@ -160,3 +162,22 @@ def test_a_reader_sees_whole_epochs_while_the_sink_writes(
     assert writer.error is None
     assert seen == sorted(seen), "what was seen stays"
     assert check_whole(read(table).column("epoch").to_pylist()) == EPOCHS
+
+
+@pytest.mark.slow
+def test_spark_sees_whole_epochs_while_the_sink_writes(tmp_path: Path) -> None:
+    table, epochs = tmp_path / "table", 8 * EPOCHS
+    seen = [0]
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    with builder.config("spark.sql.shuffle.partitions", "1").getOrCreate() as spark:
+
+        def read() -> int:
+            rows = spark.read.schema("epoch long").parquet(str(table)).collect()
+            return check_whole([row.epoch for row in rows])
+
+        with Writer(tmp_path / "sink", lambda: parquet(table), epochs) as writer:
+            while writer.is_writing:
+                seen.append(read())
+        assert writer.error is None
+        assert seen == sorted(seen), "what was seen stays"
+        assert read() == epochs

@@ -29,9 +29,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def tls_server(authority: Authority) -> Iterator[PostgresServer]:
-    """A server with a certificate for another host."""
+    """A server with a certificate for another host, and one user who needs a password."""
     server = PostgresServer({"fsync": "off", "ssl": "on"}, programs=programs())
     try:
+        rules = server._data / "pg_hba.conf"
+        rules.write_text(f"host all clerk 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
         for name, path in zip(("ssl_cert_file", "ssl_key_file"), authority.issue("db.example"), strict=True):
             copy = server.directory / path.name
             copy.write_bytes(path.read_bytes())
@@ -87,6 +89,22 @@ def test_a_database_or_user_that_is_not_there_is_told_at_once(postgres: Postgres
         with pytest.raises(ConfigError) as error:
             connect(wrong, "test", patience_s=PATIENCE_S)
         assert message in sentence(error)
+
+
+def test_a_wrong_or_missing_password_is_told_at_once(
+    tls_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(tls_server.url(), "test", patience_s=PATIENCE_S) as session:
+        session.execute("CREATE ROLE clerk LOGIN PASSWORD 'right'")
+    for password, said in ((None, "no password supplied"), ("wrong", 'authentication failed for user "clerk"')):
+        if password:
+            monkeypatch.setenv("PGPASSWORD", password)
+        with pytest.raises(ConfigError) as error:
+            connect(tls_server.url(user="clerk"), "test", patience_s=PATIENCE_S)
+        assert said in sentence(error)
+        assert "PGPASSWORD" in sentence(error)
+    monkeypatch.setenv("PGPASSWORD", "right")
+    connect(tls_server.url(user="clerk"), "test", patience_s=PATIENCE_S).close()
 
 
 def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:

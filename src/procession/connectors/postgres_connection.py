@@ -242,7 +242,7 @@ def _is_hopeless(error: psycopg.OperationalError) -> bool:
     if error.sqlstate is not None:
         return not error.sqlstate.startswith(("57P", "53", "08"))
     message = str(error)
-    if _TLS_REFUSALS.search(message):
+    if _TLS_REFUSALS.search(message) or "no password supplied" in message:
         return True
     return "FATAL:" in message and not re.search(
         r"starting up|shutting down|in recovery|accepting connections|too many|remaining connection", message
