@@ -181,14 +181,23 @@ def side_by_side(left: bytes, right: bytes | None) -> bytes:
     return left + b"|" + (right or b"-")
 
 
+def last_digit_of(value: bytes) -> int:
+    return int(value[-1:])
+
+
+def in_spring(value: bytes) -> int:
+    """Times around the night in which clocks in Berlin are put forward, days apart."""
+    return 1_774_600_000 + when(value) * 2_003
+
+
 def shown(value: Any) -> bytes:
     return repr(value).encode()
 
 
-def every_kind(orders: Path | None = None) -> Pipeline:
+def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     """With a directory, whoever has a record there is an order for kills: before the exchanges, in a task that reads
     the log, or behind one, in a task that has states."""
-    pipeline = Pipeline("keyed", parallelism=4, dead_letter="file:dead")
+    pipeline = Pipeline("keyed", parallelism=parallelism, dead_letter="file:dead")
     source = pipeline.source(ends=True).map(Perilous("before", orders))
     counted = source.map_stateful(numbered, key=key, initial=0)
     counted.map(Perilous("behind", orders)).sink("mapped", to="file:out")
@@ -206,6 +215,19 @@ def every_kind(orders: Path | None = None) -> Pipeline:
     visits.map(shown).sink("visits", to="file:out")
     threes = source.window(windows.counting(3), aggregates.max_by(), key=key).map(shown)
     threes.sink("threes", to="file:out")
+    # By the calendar, over a change of clocks, with the aggregates that hold sketches; and results that are corrected.
+    spread = aggregates.all_of(
+        mean=aggregates.weighted_mean(int, last_digit_of),
+        at=aggregates.quantiles(0.1, 0.5, of=int),
+        endings=aggregates.distinct(last_two),
+        about=aggregates.approximate_distinct(first_two, bits=4),
+    )
+    local = source.window(windows.calendar("day", tz="Europe/Berlin"), spread, key=last_digit_of, time=in_spring)
+    local.map(shown).sink("local-days", to="file:out")
+    corrected = source.window(
+        windows.sliding(40, every_s=20), aggregates.collect(), key=key, time=when, late="update", updates_s=70
+    )
+    corrected.map(shown).sink("corrected", to="file:out")
     # The same without a key, and a sliding one with one.
     days = source.window(windows.tumbling(60), NOT_COMMUTATIVE, time=when, late="fire")
     pauses = source.window(windows.session(3), aggregates.count(), time=when, early_records=5)

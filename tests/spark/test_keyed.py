@@ -56,7 +56,7 @@ def sequential() -> dict[str, bytes]:
     return Sequential(every_kind().graph()).run(batch_of(RECORDS, ends=ENDS))
 
 
-WINDOWS = ["minutes", "hops", "visits", "threes", "alone", "nested"]
+WINDOWS = ["minutes", "hops", "visits", "threes", "alone", "nested", "local-days", "corrected"]
 SINKS = [
     *WINDOWS,
     "lasting",

@@ -21,21 +21,23 @@ from tests.operators.reference import Sequential, batch_of_sent
 from tests.spark import kinds
 from tests.walk.cluster import Cluster, jvms
 
-APP = Path(kinds.__file__).read_text() + "\n\npipeline = every_kind(Path(__file__).parent)\n"
+APP = Path(kinds.__file__).read_text() + "\n\npipeline = every_kind(Path(__file__).parent, parallelism={tasks})\n"
 FIRST, RECORDS = 1_700, 160
 """In the second input, event time makes a leap."""
 
 THREADS, TWO_EXECUTORS = "local[4,2]", "local-cluster[2,2,1024]"
-WAYS = [(master, records) for master in (THREADS, TWO_EXECUTORS) for records in (20, 80, 1_000)]
+WAYS = [(THREADS, 20, 4), (THREADS, 80, 1), (THREADS, 1_000, 2)]
+WAYS += [(TWO_EXECUTORS, 20, 3), (TWO_EXECUTORS, 80, 2), (TWO_EXECUTORS, 1_000, 4)]
+"""The master, the records of an epoch at most, and the tasks of the stages that do not say how many."""
 
 
 class World:
     """A cluster, and all that was sent to it."""
 
-    def __init__(self, directory: Path, master: str, epoch_records_max: int) -> None:
+    def __init__(self, directory: Path, master: str, epoch_records_max: int, tasks: int) -> None:
         # So few keys in memory that most states come from files.
         settings = Settings(epoch_interval_s=0.02, epoch_records_max=epoch_records_max, master=master, state_keys_max=9)
-        self.cluster = Cluster(directory, APP, settings)
+        self.cluster = Cluster(directory, APP.replace("{tasks}", str(tasks)), settings)
         self.sent: list[tuple[int, int, bytes]] = []
 
     @property
@@ -70,7 +72,7 @@ def without_ids(letters: bytes) -> list[dict[str, object]]:
     return [{**json.loads(line), "message_id": 0} for line in letters.splitlines()]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0].split('[')[0]}-{way[1]}")
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0].split('[')[0]}-{way[1]}-{way[2]}")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world = World(tmp_path_factory.mktemp("kinds"), *request.param)
     with world.cluster as cluster:
