@@ -311,7 +311,7 @@ PHONE_CALLS = [
 def call_costs(lines: Iterable[str]) -> list[str]:
     """By hand: whole minutes, by caller, zone and day in UTC. Calls from the moon, and long ones, are none."""
     costs: dict[tuple[str, str, str], int] = {}
-    told = []
+    results = []
     for call in map(json.loads, lines):
         if call["zone"] != "MOON" and call["seconds"] != "long":
             day = datetime.fromisoformat(call["at"]).astimezone(ZoneInfo("UTC")).date().isoformat()
@@ -319,8 +319,8 @@ def call_costs(lines: Iterable[str]) -> list[str]:
             key = call["caller"], call["zone"], day
             costs[key] = costs.get(key, 0) + whole
             cost = f"{costs[key] // 10_000}.{costs[key] % 10_000:04}"
-            told.append({"caller": call["caller"], "zone": call["zone"], "day": day, "cost": cost})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+            results.append({"caller": call["caller"], "zone": call["zone"], "day": day, "cost": cost})
+    return [json.dumps(one, separators=(",", ":")) for one in results]
 
 
 def _quote(number: int) -> dict[str, object]:
@@ -461,32 +461,32 @@ LATE_SALES = [
 def corrected(lines: Iterable[str]) -> list[str]:
     """By hand: all sales of each shop and hour in one dictionary, and which hours were told."""
     cents: dict[tuple[int, str], int] = {}
-    was_told: set[tuple[int, str]] = set()
+    emitted: set[tuple[int, str]] = set()
     totals: dict[str, int] = {}
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
 
-    def tell(hour: int, shop: str, why: str, before: int | None) -> None:
-        was_told.add((hour, shop))
-        told.append({"shop": shop, "hour": 3600 * hour, "cents": cents[hour, shop], "why": why})
+    def emit(hour: int, shop: str, why: str, before: int | None) -> None:
+        emitted.add((hour, shop))
+        results.append({"shop": shop, "hour": 3600 * hour, "cents": cents[hour, shop], "why": why})
         for change in (None if before is None else -before, cents[hour, shop]):
             if change is not None:
                 totals[shop] = totals.get(shop, 0) + change
-                told.append({"shop": shop, "total": totals[shop]})
+                results.append({"shop": shop, "total": totals[shop]})
 
     now = 0
     for sale in [*map(json.loads, lines), {"at": 2**40}]:
         now = max(now, sale["at"] // 3600)
-        for hour, shop in sorted(place for place in cents if place[0] < now and place not in was_told):
-            tell(hour, shop, "end", None)
+        for hour, shop in sorted(place for place in cents if place[0] < now and place not in emitted):
+            emit(hour, shop, "end", None)
         if "shop" not in sale:
             break
         place = sale["at"] // 3600, sale["shop"]
         if place[0] + 1 > now or place[0] + 25 > now:
-            before = cents.get(place) if place in was_told else None
+            before = cents.get(place) if place in emitted else None
             cents[place] = cents.get(place, 0) + sale["cents"]
             if place[0] + 1 <= now:
-                tell(*place, "update", before)
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+                emit(*place, "update", before)
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 SENSOR_VALUES = [
@@ -495,16 +495,16 @@ SENSOR_VALUES = [
 
 
 def value_alerts(lines: Iterable[str]) -> list[str]:
-    told, rows = [], {}
+    results, rows = [], {}
     for reading in map(json.loads, lines):
         rows[reading["sensor"]] = rows.get(reading["sensor"], 0) + 1 if reading["value"] > 80 else 0
         far = ("far", reading["sensor"])
         rows[far] = rows.get(far, 0) + 1 if reading["value"] > 120 else 0
         if rows[reading["sensor"]] >= 2:
-            told.append({**reading, "limit": 80, "rows": rows[reading["sensor"]]})
+            results.append({**reading, "limit": 80, "rows": rows[reading["sensor"]]})
         if rows[far]:
-            told.append({**reading, "limit": 120.0, "rows": rows[far]})
-    return [json.dumps(one, separators=(",", ":")) for one in told]
+            results.append({**reading, "limit": 120.0, "rows": rows[far]})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 def hot_readings(lines: Iterable[str]) -> list[str]:

@@ -58,8 +58,10 @@ def test_the_command_line_counts_before_the_environment_the_file_and_the_default
 
 def test_explain_shows_settings_with_their_origin_and_no_secret(app: Path) -> None:
     app_values.export(["token=hunter2"])
-    told = "\n".join(f"{setting.name} = {setting.shown} ({setting.origin})" for setting in load_app(app).graph.settings)
-    assert told == "max-count = 3 (default)\ntoken = (secret) (PROCESSION_APP_TOKEN)"
+    settings_text = "\n".join(
+        f"{setting.name} = {setting.shown} ({setting.origin})" for setting in load_app(app).graph.settings
+    )
+    assert settings_text == "max-count = 3 (default)\ntoken = (secret) (PROCESSION_APP_TOKEN)"
     pipeline = Pipeline("p")
     pipeline.setting("limit", float, default=1.5)
     pipeline.source().sink("out", to="file:out")

@@ -10,15 +10,15 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("line", "expected"),
     [("procession sta", {"state", "status"}), ("procession run --epoch-r", {"--epoch-records-max"})],
 )
-def test_words_are_completed(words: str, expected: set[str]) -> None:
-    asked = {"_PROCESSION_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+def test_words_are_completed(line: str, expected: set[str]) -> None:
+    environment = {"_PROCESSION_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     program = [
         sys.executable,
         "-c",
         "import sys; sys.argv[0] = 'procession'; from procession.cli.main import main; main()",
     ]
-    done = subprocess.run(program, env=os.environ | asked, capture_output=True, text=True, check=False)
+    done = subprocess.run(program, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert set(done.stdout.split()) == expected, done.stderr

@@ -63,10 +63,10 @@ def test_what_a_pipeline_meets_later_is_a_warning(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_exits_with_3_if_a_pipeline_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["doctor", "--dir", str(tmp_path), "--listen", ANY_PORT]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    arguments = ["doctor", "--dir", str(tmp_path), "--listen", ANY_PORT]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    told = CliRunner().invoke(app, [*words, "--json"])
-    assert told.exit_code == 3
-    assert not json.loads(told.stdout)["is_ready"]
-    assert "Next: " in CliRunner().invoke(app, words).stdout
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 3
+    assert not json.loads(result.stdout)["is_ready"]
+    assert "Next: " in CliRunner().invoke(app, arguments).stdout

@@ -31,9 +31,9 @@ with claimed(Path(sys.argv[1]), "app", Path("app.py")):
 
 
 @contextmanager
-def held(directory: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def held(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the claim."""
-    command = [sys.executable, "-c", HOLDER, str(directory), *words]
+    command = [sys.executable, "-c", HOLDER, str(directory), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

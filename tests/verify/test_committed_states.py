@@ -66,8 +66,8 @@ def pipeline(tmp_path: Path) -> Pipeline:
     return Pipeline(tmp_path)
 
 
-def command(pipeline: Pipeline, *words: str) -> str:
-    result = CliRunner().invoke(state_app, [*words, "--dir", str(pipeline.directory)], catch_exceptions=False)
+def command(pipeline: Pipeline, *arguments: str) -> str:
+    result = CliRunner().invoke(state_app, [*arguments, "--dir", str(pipeline.directory)], catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 

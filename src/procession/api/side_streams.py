@@ -1,4 +1,4 @@
-"""Side streams: the methods of a stage that process its records with what a second stream has brought so far.
+"""Side streams: the methods of a stage that process its records with the latest state of a second stream.
 
 Invariant: as in `api/stage`, each method adds nodes to the graph and returns the last one as a stage. `api/stage`
 inherits these methods; at run time `operators/broadcast` and `operators/versions` do the work.

@@ -330,6 +330,6 @@ def _check_form(
     if idempotent and connector.sink is not None and not connector.sink.is_repeatable:
         raise PlanError(
             f"sink {name!r} is idempotent, but {connector.form} takes part in the commit only",
-            next_step="leave idempotent=True away",
+            next_step="leave out idempotent=True",
             stage=name,
         )

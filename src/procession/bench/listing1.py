@@ -186,7 +186,7 @@ def run(
 
 
 def until_over(query: StreamingQuery, is_over: threading.Event, what: str = "") -> None:
-    """Wait for the last epoch and stop the query. ProcessionError if it dies before."""
+    """Wait for the last epoch and stop the query. Raises ProcessionError if the query fails first."""
     try:
         while not is_over.wait(LOOK_S):
             if not query.isActive:

@@ -3,11 +3,11 @@
 Invariant: an epoch is decided if and only if `commits/N`, or a later one, is there and whole. What the files say
 together:
 
-- `offsets` and `commits` end with the same epoch: all that was begun is committed;
+- `offsets` and `commits` end with the same epoch: every epoch is committed;
 - `offsets` has one epoch more: Spark runs it again, and whatever its sinks prepared is aborted, whether or not there is
   a round record of it;
 - anything else: Spark would skip or repeat an epoch, so the driver refuses to start;
-- the last committed epoch has no round record: nobody knows which transactions it commits, so the driver refuses too;
+- the last committed epoch has no round record: its transactions are unknown, so the driver refuses to start;
 - no `attempts.json`: the copy is from before attempts were numbered.
 
 Not used in the steady state. `commit/checkpoint` claims and copies; `commit/coordinator` decides the outcome of the

@@ -177,7 +177,7 @@ class DeltaLakeTable(LakeTable):
             self.schema()
         else:
             version = self._table.version()
-            # Commits are cleaned up from the oldest on: as long as ours is there, the one behind it would be, too.
+            # The oldest commits are cleaned up first, so if ours still exists, so would a later one.
             is_current = self._has_version(version) and not self._has_version(version + 1)
             if not is_current:
                 with self._translated_errors("read"):

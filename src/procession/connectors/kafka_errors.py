@@ -52,7 +52,7 @@ _TLS_ALERT = re.compile(r"ssl/tls alert|tlsv1 alert|sslv3 alert")
 
 
 def is_gone(error: KafkaError) -> bool:
-    """Whether no broker answered, so that nothing is known about what was asked."""
+    """Whether no broker answered, so the outcome of the request is unknown."""
     return error.code() in _GONE
 
 

@@ -222,7 +222,7 @@ def _json_table(payload: pa.Array, schema: pa.Schema) -> pa.Table:
 
 
 def _parsed(data: bytes | pa.Buffer, schema: pa.Schema, block_bytes: int) -> pa.Table:
-    """The rows of JSON objects. Blocks of more than one, which are parsed in parallel, end at line breaks."""
+    """The rows of JSON objects. Blocks of several objects are parsed in parallel and end at line breaks."""
     reading = pa_json.ReadOptions(block_size=block_bytes)
     parsing = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     return pa_json.read_json(pa.BufferReader(data), reading, parsing)

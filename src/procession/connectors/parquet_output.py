@@ -100,7 +100,7 @@ class LakeTable(Protocol):
         did the step, and may have crashed before it was durable."""
 
     def tidy(self) -> None:
-        """After a commit: whatever maintenance is due. It changes no rows."""
+        """Runs the maintenance that is due after a commit. It changes no rows."""
 
     def close(self) -> None:
         """The sink stops in good order: show what was held back."""

@@ -103,7 +103,7 @@ class RowsOrdered:
     waiting: Mapping[int, bool]
     """Of the streams that are closing, those of which something waits; and whether it waits for its own stream."""
     clocks: Mapping[int, StreamClock]
-    """How far each stream has come, here or elsewhere."""
+    """The progress of each stream, at this gateway or another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ class CountWindowOperator(UntimedOperator, WindowAggregate):
 
     @property
     def state(self) -> StateSpec:
-        return self.spec(lambda times: np.full(len(times), LOWEST, np.int64))  # no time moves the watermark
+        return self.spec(lambda times: np.full(len(times), LOWEST, np.int64))  # the watermark does not depend on time
 
     def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
         progress, records = Progress(states), rows.records

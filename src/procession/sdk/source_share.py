@@ -21,7 +21,7 @@ class SharedSource:
         self._source = source
         self._share = share
         self._streams: dict[int, Stream] = {}
-        # Whether a source forgets or numbers is seen by its methods: this one has those that the other has.
+        # The optional methods of a source are found by name, so this wrapper has only those of the wrapped source.
         if isinstance(source, Forgetful):
             self.forget = lambda stream, message_id: source.forget(self._streams[stream.id], message_id)
         if isinstance(source, UnnumberedSource):

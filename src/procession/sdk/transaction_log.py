@@ -65,7 +65,8 @@ class TransactionStates:
         self._repeatable: set[str] = set()
 
     def take(self, entry: Entry) -> Transaction | None:
-        """Add one entry; the transaction, if the entry commits one. A base is taken for one, from the first byte."""
+        """Add one entry. Returns the transaction that the entry commits, if any. A base counts as one transaction from
+        the first byte on."""
         self.entries += 1
         match entry:
             case {"op": "phase1", "txn": str(txn_id), "start": int(start), "end": int(end), "vote": bool(vote)}:

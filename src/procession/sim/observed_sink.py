@@ -40,7 +40,7 @@ class ObservedTransactionLog(TransactionLog):
 
     def open(self) -> None:
         super().open()
-        # What the last process wrote, and died before anybody could see it, is visible now.
+        # Output that the last process wrote before it died becomes visible now.
         output, ledger = self._output(), TransactionStates()
         for entry in read_journal(self.path, self._files):
             transaction = ledger.take(entry)

@@ -28,7 +28,7 @@ Answers = dict[str, tuple[Any, Any]]
 
 
 def last_record(site: Environment, checkpoint: Checkpoint) -> RoundRecord | None:
-    """The last commit, with which the gateways are compared. Where no directory is set back, that is nothing."""
+    """The last commit, which gateways must know. None in worlds without set-backs."""
     committed = checkpoint.log.committed if site.identities else -1
     if committed < 0:
         return None

@@ -47,7 +47,7 @@ class Confirmation:
             raise self.excused(error) from error
 
     def excused(self, error: StorageError) -> StorageError:
-        """The same error, not ours if the directory was set back."""
+        """The same error, marked as injected damage if the directory was set back."""
         return blamed(error, is_injected_damage=self._part in self._site.set_back)
 
     def is_behind(self, known: KnownGateway, snapshot: Snapshot) -> bool:

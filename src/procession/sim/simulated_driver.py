@@ -110,7 +110,8 @@ class SimulatedDriver(SimulatedProcess):
             self.spark.later(0.05 * self.site.chance.random(), self.spark.end)
 
     def failed(self, error: ProcessionError) -> None:
-        """Stop, and let the supervisor decide. A driver that is still the one in charge must have a good reason."""
+        """Stops the driver; the supervisor decides whether it is restarted. A driver that still holds the fence may
+        stop only for a known reason."""
         try:
             if self._has_claimed:
                 self.checkpoint.check_fence()

@@ -235,7 +235,7 @@ class SimulatedFile:
         files.step()
         data = b"".join(parts)
         if files.disk.is_full and position + len(data) > len(node.data):
-            # What exists can be overwritten, and a part of the rest may still fit.
+            # Existing bytes can be overwritten; a part of the new ones may still fit.
             fits = files.chance.randrange(max(0, len(node.data) - position), len(data) + 1)
             node.write_at(position, data[:fits])
             raise InjectedDiskError(errno.ENOSPC, "No space left on device")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from procession.sim.network import Endpoint
 
 Steps = Generator[Any, None, Any]
-"""The steps of a handler, with a `yield` wherever another process may run. A number is a time for which others do."""
+"""The steps of a handler. It yields wherever another process may run; a yielded number is the seconds until it
+continues."""
 
 INTERRUPTED = 0.2
 """How likely another process gets a turn at a `yield`."""
@@ -64,7 +65,8 @@ class SimulatedProcess:
         raise InvariantViolation("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
 
     check: Callable[[], None] | None = None
-    """What must hold of it after each of its steps: a Breach if it does not. None: nothing that others do not check."""
+    """Checks the invariants of the process after each of its steps, and raises a violation. None: it has none of its
+    own."""
 
     def died(self) -> None:
         """The process has died. It may do nothing except notify the other processes of its machine."""

@@ -104,7 +104,7 @@ class SimulatedSink(SimulatedProcess):
         self.site.network.listeners[self.part] = self
 
     def failed(self, error: ProcessionError) -> None:
-        """A failing output or log ends the sink: a promise may be at stake, and recovery has to look."""
+        """A failed output or log ends the sink, because a vote may be affected. Recovery finds out."""
         if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
         self.site.tell(self.part, "! %s", error.sentence)

@@ -56,7 +56,7 @@ KIND_TICK = 6
 KIND_GIVEN = 7
 """The stream is released: its waiting records will be sent to another gateway. Only in the log of arrivals."""
 KIND_MOVED = 8
-"""The stream was elsewhere before: its watermark, and the last id that came there. Only in the log of arrivals."""
+"""The stream was at another gateway before: its watermark and last message id there. Only in the log of arrivals."""
 
 RECORD_KINDS = (KIND_RECORD, KIND_UNSTABLE, KIND_EPHEMERAL)
 REFERENCE_KINDS = (KIND_RECORD, KIND_BOUNDARY)

@@ -141,8 +141,8 @@ def write_pieces(file: Target, pieces: Iterable[pa.RecordBatch]) -> int:
 def merged_pieces(
     layers: Sequence[SortedStates], *, is_oldest: bool, share: tuple[int, int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """What these layers say, the newest first, as one. `is_oldest`: nothing lies below, so a forgotten key need not be
-    remembered as such. `share` (modulus, tasks, task): only the keys of this task."""
+    """Merges these layers, the newest first, into one. `is_oldest`: there is no older layer, so removed keys need no
+    tombstones. `share` (modulus, tasks, task): only the keys of this task."""
     rows_in_all, bytes_in_all = sum(layer.count for layer in layers), sum(layer.size for layer in layers)
     ranges = max(1, -(-rows_in_all // PIECE_ROWS), min(rows_in_all, -(-bytes_in_all // PIECE_BYTES)))
     bounds = [HASHES * number // ranges for number in range(ranges + 1)]
