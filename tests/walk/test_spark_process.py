@@ -202,6 +202,7 @@ def test_a_mistake_that_sets_every_record_aside_stops_the_pipeline_and_loses_non
     assert output(place, "mistake-dead-letter-0") == []
 
 
+@pytest.mark.slow  # tests/supervisor/test_run_app.py has the sentence and the status
 def test_fewer_records_that_are_all_set_aside_are_counted_and_end_with_a_status_that_is_not_0(place: Path) -> None:
     (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
     done = run(*ARGUMENTS, cwd=place)
