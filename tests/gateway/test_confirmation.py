@@ -17,7 +17,7 @@ from procession.merge.event_time import DeclaredOrder
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import LogOffset
 from procession.wire.messages import Ack, Message
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.gateway.gateways import Gateways
 from tests.gateway.producer import Producer
 
@@ -34,7 +34,7 @@ def offered(driver: ControlClient, start: LogOffset, end: int) -> LogOffset:
 
 def taken(gateway: GatewayProcess, start: LogOffset, end: int) -> LogOffset:
     """Send records up to `end`, and commit them."""
-    with Producer(gateway.listen) as producer, gateway.client() as driver:
+    with Producer(gateway.listen) as producer, gateway.client(PATIENCE_S) as driver:
         producer.hello()
         assert producer.notify(STREAM).success
         producer.messages(STREAM, range(start.sequence, end))
@@ -58,7 +58,7 @@ def test_an_older_copy_is_refused_before_any_producer_is_admitted(
     gateway.kill()
     shutil.copytree(gateway.directory, tmp_path / "copy")
     gateway.start(is_confirmed=False)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         driver.offer(1, known, ALL, ALL)
     known = taken(gateway, known, 20)
     gateway.kill()
@@ -71,7 +71,7 @@ def test_an_older_copy_is_refused_before_any_producer_is_admitted(
             log.sync()
     gateway.start(is_confirmed=False)
     assert not is_admitted(gateway)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         with pytest.raises(StorageError, match="not the one that records were offered from"):
             driver.fence(2, known)
         with pytest.raises(StorageError) as refused:
@@ -82,7 +82,7 @@ def test_an_older_copy_is_refused_before_any_producer_is_admitted(
     shutil.rmtree(gateway.directory)
     (tmp_path / "newest").rename(gateway.directory)
     gateway.start(is_confirmed=False)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         assert driver.offer(1, known, ALL, ALL).end == 20
     assert taken(gateway, known, 30).sequence == 30
 
@@ -96,7 +96,7 @@ def test_a_directory_that_was_lost_and_made_anew_is_refused_however_much_it_was_
     shutil.rmtree(gateway.directory)
     gateway.start()
     taken(gateway, LogOffset(), 20)
-    with gateway.client() as driver, pytest.raises(StorageError, match="created again"):
+    with gateway.client(PATIENCE_S) as driver, pytest.raises(StorageError, match="created again"):
         driver.offer(1, known, ALL, ALL)
 
 
@@ -107,7 +107,7 @@ def test_who_waits_for_the_driver_is_admitted_as_soon_as_it_asks(
     assert is_admitted(gateway), "a directory that is new has nothing to compare"
     gateway.kill()
     gateway.start(is_confirmed=False)
-    with Producer(gateway.listen) as producer, gateway.client() as driver:
+    with Producer(gateway.listen) as producer, gateway.client(PATIENCE_S) as driver:
         producer.hello()
         assert not producer.notify(STREAM).success
         driver.fence(1)
@@ -120,11 +120,11 @@ def test_who_waits_for_the_driver_is_admitted_as_soon_as_it_asks(
 
 def test_a_driver_that_was_replaced_confirms_nothing(gateway_process: Callable[..., GatewayProcess]) -> None:
     gateway = gateway_process().start()
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         driver.fence(5)
     gateway.kill()
     gateway.start(is_confirmed=False)
-    with gateway.client() as driver, pytest.raises(FencedError):
+    with gateway.client(PATIENCE_S) as driver, pytest.raises(FencedError):
         driver.fence(4, LogOffset())
     assert not is_admitted(gateway)
 
@@ -202,14 +202,14 @@ def test_a_directory_that_was_deleted_admits_nobody_if_a_driver_was_ever_there(
     gateway.directory.rename(tmp_path / "newest")
     gateway.start(is_confirmed=False)
     assert not is_admitted(gateway)
-    with gateway.client() as driver, pytest.raises(StorageError, match="it ends at record 0, but 10 were offered"):
+    with gateway.client(PATIENCE_S) as driver, pytest.raises(StorageError, match="it ends at record 0, but 10 were"):
         driver.fence(1, known)
     assert not is_admitted(gateway)
     gateway.kill()
     shutil.rmtree(gateway.directory)
     (tmp_path / "newest").rename(gateway.directory)
     gateway.start(is_confirmed=False)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         driver.fence(1, known)
     assert taken(gateway, known, 20).sequence == 20
 
@@ -220,14 +220,14 @@ def test_a_gateway_that_is_new_in_a_claimed_pipeline_admits_producers_when_the_d
     Checkpoint.claim(tmp_path / "checkpoint", name="p", fingerprint="")
     gateway = gateway_process(checkpoint=tmp_path / "checkpoint").start()
     assert not is_admitted(gateway)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         driver.offer(1, LogOffset(), ALL, ALL)
     assert is_admitted(gateway)
 
 
 def in_order(gateway: GatewayProcess, times: range) -> LogOffset:
     """Send records in event-time order to both streams, and take what is in order."""
-    with Producer(gateway.listen) as producer, gateway.client() as driver:
+    with Producer(gateway.listen) as producer, gateway.client(PATIENCE_S) as driver:
         producer.hello()
         for stream_id in (1, 2):
             assert producer.notify(stream_id).success
@@ -248,7 +248,7 @@ def test_an_older_copy_is_refused_with_the_order_of_event_time_too(
     gateway.directory.rename(tmp_path / "newest")
     (tmp_path / "copy").rename(gateway.directory)
     gateway.start(is_confirmed=False)
-    with Producer(gateway.listen) as producer, gateway.client() as driver:
+    with Producer(gateway.listen) as producer, gateway.client(PATIENCE_S) as driver:
         producer.hello()
         assert not producer.notify(1).success
         for ask in (
@@ -263,7 +263,7 @@ def test_an_older_copy_is_refused_with_the_order_of_event_time_too(
     shutil.rmtree(gateway.directory)
     (tmp_path / "newest").rename(gateway.directory)
     gateway.start(is_confirmed=False)
-    with gateway.client() as driver:
+    with gateway.client(PATIENCE_S) as driver:
         assert driver.fence(2, known).next_sequence >= known.sequence
 
 
@@ -276,7 +276,7 @@ def test_no_stream_is_granted_on_the_word_of_a_gateway_that_was_set_back(tmp_pat
         shutil.copytree(gateways[holder].directory, tmp_path / "copy")
         gateways[holder].start()
         gateways.until(lambda: len(gateways.connected()) == 2, "both")
-        with Producer(gateways[holder].listen) as producer, gateways[holder].client() as driver:
+        with Producer(gateways[holder].listen) as producer, gateways[holder].client(PATIENCE_S) as driver:
             producer.hello()
             while not producer.notify(STREAM).success:
                 pass
@@ -292,7 +292,7 @@ def test_no_stream_is_granted_on_the_word_of_a_gateway_that_was_set_back(tmp_pat
         shutil.rmtree(gateways[holder].directory)
         (tmp_path / "newest").rename(gateways[holder].directory)
         gateways[holder].start(is_confirmed=False)
-        with gateways[holder].client() as driver:
+        with gateways[holder].client(PATIENCE_S) as driver:
             driver.fence(1, known)
             driver.commit(1, 0, 3, {STREAM: 2})
         gateways.until(lambda: is_admitted(gateways[other]), "the stream to be free")

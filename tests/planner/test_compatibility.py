@@ -165,6 +165,7 @@ def refused(before: Change, after: Change, changed: tuple[str, ...] = ()) -> Pla
 
 
 COUNT, SUM = (counted, key), (summed, key)
+LAST = (lambda state, value: (value, state)), key
 
 
 def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart() -> None:
@@ -194,6 +195,13 @@ def test_maps_put_in_front_are_refused_with_advice_that_gives_each_stage_its_own
         return stage.map_stateful(summed, key=key, initial=0, name="map-stateful-2")
 
     check_last(_planned(advised), last_round(before))
+
+
+def test_a_new_stage_between_others_is_named_because_no_name_gives_it_states() -> None:
+    for place, program in enumerate(([LAST, COUNT, SUM], [COUNT, LAST, SUM]), 1):
+        error = refused(unnamed(COUNT, SUM), unnamed(*program))
+        assert f"stage 'map-stateful-{place}' has state, and the checkpoint has no states of it" in explained(error)
+        assert "remove the stage" in error.next_step
 
 
 def test_stages_that_do_the_same_are_told_apart_by_their_order() -> None:

@@ -147,7 +147,12 @@ def _check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping
 
 def _check_places(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
     """Stages without a name are named by their position: find those whose position has changed."""
-    moved = {name: new for name, new in _found_again(kept, wanted).items() if name != new}
+    found = _found_again(kept, wanted)
+    moved = {name: new for name, new in found.items() if name != new}
+    # A name would not help where a stage is new: the checkpoint has no states of it.
+    added = [name for name in wanted if name not in found.values() and (wanted[name].is_unnamed or name not in kept)]
+    if moved and len(added) == len(wanted) - len(kept) > 0:
+        raise _has_no_states(added[0])
     if moved:
         pairs = " and ".join(f"{name!r} is {new!r} now" for name, new in moved.items())
         raise PlanError(
@@ -218,11 +223,15 @@ def _check_names(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageId
             stage=lost[0],
         )
     if new:
-        raise PlanError(
-            f"stage {new[0]!r} has state, and the checkpoint has no states of it",
-            next_step=f"remove the stage, or {START_OVER}, so that it gets all records",
-            stage=new[0],
-        )
+        raise _has_no_states(new[0])
+
+
+def _has_no_states(name: str) -> PlanError:
+    return PlanError(
+        f"stage {name!r} has state, and the checkpoint has no states of it",
+        next_step=f"remove the stage, or {START_OVER}, so that it gets all records",
+        stage=name,
+    )
 
 
 def _check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_changed: bool) -> None:
