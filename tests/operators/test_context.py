@@ -12,9 +12,12 @@ import pytest
 import procession
 from procession import Context, Pipeline, PlanError
 from procession import Context as Beside
+from procession.commit import epoch_totals
+from procession.errors import RecordError
 from procession.operators import context as context_module
 from procession.operators.context import is_asking
 from procession.planner.rules import make_plan
+from procession.testing import run
 
 if TYPE_CHECKING:
     from collections import Counter as Unknown
@@ -83,3 +86,51 @@ def test_a_function_of_two_parameters_is_told_how_to_ask() -> None:
     assert "context: procession.Context" in caught.value.next_step
     with pytest.raises(PlanError, match="cannot be called with one argument"):
         source.key_by(asking)  # type: ignore[arg-type]
+
+
+def test_counters_count_each_committed_record_once_whatever_the_epochs_and_tasks() -> None:
+    def picky(value: int, context: Context) -> int:
+        context.counter("seen")
+        if value % 5 == 0:
+            context.counter("fives", value)
+            raise ValueError("five")
+        return value
+
+    def is_even(value: int, context: Context) -> bool:
+        context.counter("seen", 1000)
+        return value % 2 == 0
+
+    pipeline = Pipeline("counting", dead_letter="file:dead")
+    numbers = pipeline.source("numbers", codec="json").map(picky)
+    numbers.rebalance(key=lambda value: value).filter(is_even).sink("even", to="file:out")
+    for epochs, tasks in ((None, 1), (1, 3), (4, 2)):
+        found = run(pipeline, {"numbers": list(range(1, 12))}, epochs=epochs, parallelism=tasks)
+        assert {name: count for name, count in found.counters.items() if name.startswith("counter ")} == {
+            "counter seen": 11 + 9 * 1000,
+            "counter fives": 15,
+        }
+
+
+def test_a_counter_has_a_plain_name_and_adds_whole_numbers() -> None:
+    context = Context(b"", 0, 0)
+    context.counter("net", -2)
+    with pytest.raises(ValueError, match=r"cannot add 0\.5"):
+        context.counter("net", 0.5)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="cannot name a counter"):
+        context.counter("user 7")
+
+
+def test_counters_that_are_named_after_records_stop_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(value: int, context: Context) -> int:
+        context.counter(f"value-{value}")
+        return value
+
+    pipeline = Pipeline("naming")
+    pipeline.source("numbers", codec="json").map(named).sink("out", to="file:out")
+    monkeypatch.setattr(epoch_totals, "COUNTERS_MAX", 3)
+    with pytest.raises(PlanError, match=r"the app has 4 counters, such as 'value-4'"):
+        run(pipeline, {"numbers": list(range(1, 9))}, epochs=2)
+    monkeypatch.undo()
+    monkeypatch.setattr(context_module, "COUNTERS_MAX", 3)
+    with pytest.raises(RecordError, match="more than 3 counters"):
+        run(pipeline, {"numbers": list(range(1, 9))})

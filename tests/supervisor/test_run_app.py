@@ -37,6 +37,10 @@ DONE = {
             {"late_at": {"w": 1_234}},
             "1,200 of 1,300 records committed in 12 epochs; 1,234 came too late to stage 'w'",
         ),
+        (
+            {"counters": {"large": 1_234}},
+            "1,200 of 1,300 records committed in 12 epochs; counter large: 1,234",
+        ),
         ({"late_rule": "drop"}, "1,200 of 1,300 records committed in 12 epochs"),
         (
             {"late": 37, "late_rule": "drop"},

@@ -13,9 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from procession.errors import StorageError
+from procession.errors import PlanError, StorageError
 from procession.storage.run_store import Manifest, Run
 from procession.storage.state_version import StateVersion
+
+COUNTER = "counter "
+"""Before the name of a counter of the app."""
+COUNTERS_MAX = 1_000
+"""Maximum number of counters of an app."""
 
 LATE_AT = "late at "
 """Prefix of a stage's name in the counters: records that were later than the stage's watermark."""
@@ -35,6 +40,15 @@ def counted(
     for manifest in manifests:
         if manifest.late:
             found["late" if manifest.stage == 0 else LATE_AT + stages[manifest.stage][0]] += manifest.late
+        for name, count in manifest.counts.items():
+            found[COUNTER + name] += count
+    names = [name for name in found if name.startswith(COUNTER)]
+    if len(names) > COUNTERS_MAX:
+        raise PlanError(
+            f"the app has {len(names):,} counters, such as {names[-1].removeprefix(COUNTER)!r}",
+            next_step=f"use at most {COUNTERS_MAX:,} names, none of them made from a record; nothing of"
+            " this epoch is committed",
+        )
     return dict(found)
 
 

@@ -97,7 +97,7 @@ class Delivery:
 
     def _with_contexts(self, function: Callable[..., Any], flow: StageRows) -> Callable[[Any], Any]:
         """A function that takes a `Context`, for these rows."""
-        return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys)
+        return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys, self.chain.counts)
 
     def _called_alone(self, index: int, node: Node, before: StageRows) -> StageRows:
         """The output of a map, a split, a filter or a peek that is not fused with others."""

@@ -7,13 +7,18 @@ Upstream: `api/stage`, which inspects the function; downstream: `operators/chain
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from procession.planner.keys import KeyCodec
+from procession.planner.validation import checked_name
+
+COUNTERS_MAX = 1_000
+"""Maximum number of counters of an app."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,29 @@ class Context:
     key: Any
     event_time: int
     stream: int
+    _counts: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
+
+    def counter(self, name: str, add: int = 1) -> None:
+        """Add to a counter of the app.
+
+        Its value is that of all committed epochs: a record counts once, however often its epoch ran. `run` prints it at
+        the end (docs/how-to/monitor.md). What a call has counted stays if it raises after that.
+
+        Args:
+            name: Name of the counter: one of a few, not one for each record.
+            add: How much to add. It may be negative.
+
+        Raises:
+            PlanError: The name is not valid.
+            ValueError: `add` is not an int, or the app has too many counters.
+        """
+        if name not in self._counts:
+            checked_name(name, "a counter")
+            if len(self._counts) >= COUNTERS_MAX:
+                raise ValueError(f"there are more than {COUNTERS_MAX:,} counters: use names from a fixed set")
+        if type(add) is not int:
+            raise ValueError(f"counter {name!r} cannot add {add!r}, which is not an int")
+        self._counts[name] += add
 
 
 ANNOTATIONS = (Context, "Context", "procession.Context")
@@ -66,14 +94,18 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def with_contexts(
-    function: Callable[[Any, Context], Any], keys: pa.Array, others: pa.RecordBatch, codec: KeyCodec
+    function: Callable[[Any, Context], Any],
+    keys: pa.Array,
+    others: pa.RecordBatch,
+    codec: KeyCodec,
+    counts: Counter[str],
 ) -> Callable[[Any], Any]:
     """The function as one of the value alone. It must be called once per record, in order."""
-    contexts = _contexts(keys, others, codec)
+    contexts = _contexts(keys, others, codec, counts)
     return lambda value: function(value, next(contexts))
 
 
-def _contexts(keys: pa.Array, others: pa.RecordBatch, codec: KeyCodec) -> Iterator[Context]:
+def _contexts(keys: pa.Array, others: pa.RecordBatch, codec: KeyCodec, counts: Counter[str]) -> Iterator[Context]:
     columns = (keys, others.column("event_time"), others.column("stream_id"))
     for key, time, stream in zip(*(column.to_pylist() for column in columns), strict=True):
-        yield Context(codec.decode(key), time, stream)
+        yield Context(codec.decode(key), time, stream, counts)

@@ -215,8 +215,10 @@ class Task:
             for output in chain.run_all(pieces):
                 writer.add(self.plan.node(output.to).id, output.rows, output.bucket)
             if states is None:
-                return writer.publish(manifest())
-            made = writer.publish(replace(manifest(), states=states.finish(), late=chain.late))
+                return writer.publish(replace(manifest(), counts=dict(chain.counts)))
+            made = writer.publish(
+                replace(manifest(), states=states.finish(), late=chain.late, counts=dict(chain.counts))
+            )
             assert self.keeping is not None
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
             return made

@@ -76,6 +76,8 @@ class Manifest:
     late: int = 0
     """Number of late records. In the first chain, later than the watermark of their stream; in other chains, later
     than that of the chain's first stage."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What the app's functions have added to its counters."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))

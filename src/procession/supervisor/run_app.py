@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from procession.commit.epoch_totals import LATE_AT
+from procession.commit.epoch_totals import COUNTER, LATE_AT
 from procession.commit.round_record import RoundRecord
 from procession.connectors.file_source import FileSource
 from procession.driver.app_file import load_app
@@ -127,7 +127,8 @@ def _figures(
         "committed": counts["records_in"],
         "epochs": _epochs(last) - _epochs(before),
         "late": counts["late"],
-        "late_at": _late_at(last, before),
+        "late_at": _differences(LATE_AT, last, before),
+        "counters": _differences(COUNTER, last, before),
         "late_rule": None if graph.event_time is None else graph.event_time.late,
         "dead_letters": counts["dead_letters"],
         "dead_letter_share_max": settings.dead_letter_share_max,
@@ -139,10 +140,10 @@ def _counter(record: RoundRecord | None, name: str) -> int:
     return 0 if record is None else record.counters.get(name, 0)
 
 
-def _late_at(last: RoundRecord | None, before: RoundRecord | None) -> dict[str, int]:
-    """The late records of each stage in this run."""
-    names = [name for name in (last.counters if last is not None else {}) if name.startswith(LATE_AT)]
-    counts = {name.removeprefix(LATE_AT): _counter(last, name) - _counter(before, name) for name in names}
+def _differences(prefix: str, last: RoundRecord | None, before: RoundRecord | None) -> dict[str, int]:
+    """What this run has added to the counters with this prefix."""
+    names = [name for name in (last.counters if last is not None else {}) if name.startswith(prefix)]
+    counts = {name.removeprefix(prefix): _counter(last, name) - _counter(before, name) for name in names}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -174,6 +175,7 @@ def sentence(figures: Mapping[str, Any]) -> str:
             figures["late_rule"], ""
         )
         parts.append(f"{figures['late']:,} of them came late{became}")
+    parts += [f"counter {name}: {count:,}" for name, count in figures.get("counters", {}).items()]
     if count := figures["dead_letters"]:
         rule = f", more than dead_letter_share_max ({figures['dead_letter_share_max']:g}) allows"
         parts.append(f"{count:,} set aside as dead letters{rule if _has_too_many_dead_letters(figures) else ''}")
