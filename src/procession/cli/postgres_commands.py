@@ -68,8 +68,8 @@ def sink_postgres(
     mode: Annotated[
         Literal["auto", "prepared", "token"],
         typer.Option(
-            help="prepared (PREPARE TRANSACTION before the vote), token (one transaction at the commit), or auto:"
-            " prepared if max_prepared_transactions is above 0."
+            help="prepared (PREPARE TRANSACTION before the vote), token (a transaction that stays open from the vote to"
+            " the commit), or auto: prepared if max_prepared_transactions is above 0."
         ),
     ] = "auto",
     format_: Annotated[
