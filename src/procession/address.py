@@ -162,9 +162,10 @@ def address_of(listener: socket.socket) -> Address:
     return Address(host, port)
 
 
-def notice_silence(connected: socket.socket, silence_s: float = SILENCE_S) -> None:
-    """Enable TCP keep-alive, so that the kernel ends a connection whose peer machine is gone."""
-    if connected.family == socket.AF_UNIX:
+def notice_silence(connected: socket.socket | None, silence_s: float = SILENCE_S) -> None:
+    """Enable TCP keep-alive, so that the kernel ends a connection whose peer machine is gone. None: no kernel knows
+    the connection; whoever made it notices."""
+    if connected is None or connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

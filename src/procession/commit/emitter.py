@@ -15,7 +15,7 @@ import pyarrow as pa
 from procession.commit.sink_link import SinkOptions
 from procession.errors import StorageError
 from procession.merge.kway import merged
-from procession.storage.run_store import Manifest, Run, RunStore, payload_bytes
+from procession.storage.run_store import Manifest, Run, Runs, payload_bytes
 from procession.wire.block_codec import BLOCK_RECORDS_MAX, block_batch, encode_blocks
 
 IN_BLOCKS = ("payload", "key", "event_time")
@@ -28,20 +28,20 @@ def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> li
     return [run for run in found if bucket is None or run.bucket == bucket]
 
 
-def payloads(store: RunStore, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]:
+def payloads(store: Runs, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]:
     """What these runs of one output hold, in its order, piece by piece."""
     for batch in _batches(store, epoch, runs, ("payload",)):
         yield batch.column("payload")
 
 
-def _batches(store: RunStore, epoch: int, runs: Sequence[Run], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(store: Runs, epoch: int, runs: Sequence[Run], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     paths = [store.read(epoch, run) for run in runs]
     if runs and all(run.keys for run in runs):
         return merged(paths, columns)
     return (batch for path in paths for batch in path)
 
 
-def messages(store: RunStore, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:
+def messages(store: Runs, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:
     """The same as messages for a sink, piece by piece."""
     if options.is_in_blocks:
         return blocks(store, epoch, runs, options.pack_bytes_max)
@@ -66,7 +66,7 @@ def packed(payload: pa.Array, bytes_max: int) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(offsets[cuts].copy()), data])
 
 
-def blocks(store: RunStore, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iterator[pa.Array]:
+def blocks(store: Runs, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iterator[pa.Array]:
     """The same records as blocks, each of them a message. Raises StorageError if the runs hold more or fewer records
     than their manifests say."""
     expected, count = sum(run.count for run in runs), 0

@@ -58,7 +58,10 @@ class LogLocations:
 
     def _write(self, gateway: str, place: LogLocation) -> None:
         if gateway not in self._known:
-            make_if_missing(self._folder, self._files)
+            try:
+                make_if_missing(self._folder, self._files)
+            except OSError as error:
+                raise storage_error(self._folder, "make the directory", error) from error
             fsync_dir(self._root, self._files)
         data = json.dumps({"format": FORMAT, **asdict(place)}).encode()
         write_durably(self._folder / f"{gateway}.json", data, self._files)

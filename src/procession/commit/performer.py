@@ -9,6 +9,7 @@ and is never retried here. Runs in its own event loop in the driver. `spark/quer
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +50,8 @@ from procession.commit.round_state import RoundPhase
 from procession.commit.sink_link import SinkLink, SinkOptions
 from procession.commit.stop_reasons import unsendable
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
-from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.durable import storage_error
+from procession.storage.run_store import Manifest, Run, Runs
 from procession.storage.state_store import StateStore
 from procession.storage.state_version import StateVersion
 
@@ -106,13 +108,14 @@ class CommitPerformer:
         self,
         coordinator: Coordinator,
         checkpoint: Checkpoint,
-        runs: RunStore,
+        runs: Runs,
         sinks: Sequence[SinkOptions],
         callbacks: DriverCallbacks,
         states: StateStore | None = None,
         keyed: Mapping[int, tuple[str, StateVersion]] | None = None,
         tables: TableVersions | None = None,
         letters: DeadLetterLimit | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
@@ -122,9 +125,9 @@ class CommitPerformer:
         self._keyed = keyed or {}
         self._tables = tables
         self._letters = letters
-        self._links = {options.name: SinkLink(options, self._handle, callbacks.say) for options in sinks}
+        self._links = {options.name: SinkLink(options, self._handle, callbacks.say, uniform) for options in sinks}
         self._epoch: OpenEpoch | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they were started
         self._idle = asyncio.Event()
         self._idle.set()
         self._error: ProcessionError | None = None
@@ -154,7 +157,7 @@ class CommitPerformer:
             self._checkpoint.log.sync_offsets(epoch)
         ready = replace(self._ready(epoch, manifests), sides=await self._next_sides(epoch))
         self._idle.clear()
-        self._epoch = OpenEpoch(epoch, manifests, time.monotonic())
+        self._epoch = OpenEpoch(epoch, manifests, asyncio.get_running_loop().time())
         self._handle(ready)
         await self._epoch.finished
 
@@ -254,6 +257,8 @@ class CommitPerformer:
                 self._perform(action)
         except ProcessionError as error:
             self._stop(error)
+        except OSError as error:  # of the disk; the sink link that reported the event would take it for its own
+            self._stop(storage_error(self._checkpoint.directory, "write to", error))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -322,7 +327,7 @@ class CommitPerformer:
         self._drop_states(record)
         self._acknowledge(record)
         if self._epoch is not None:
-            seconds = time.monotonic() - self._epoch.started
+            seconds = asyncio.get_running_loop().time() - self._epoch.started
             self._callbacks.observe(CommittedEpoch(record, self._epoch.manifests, seconds, time.time_ns()))
         self._epoch = None
         self._idle.set()
@@ -332,8 +337,9 @@ class CommitPerformer:
         """Deletes the state files that only this epoch needed."""
         before = self._coordinator.rounds.get(record.epoch - 1)
         if before is not None and self._states is not None:
+            names = [name for version in before.states.values() for name in version.names]
             needed = {name for version in record.states.values() for name in version.names}
-            self._states.drop({name for version in before.states.values() for name in version.names} - needed)
+            self._states.drop(name for name in names if name not in needed)
         if before is not None and self._tables is not None:
             self._tables.drop(before.sides, record.sides)
 
@@ -380,11 +386,11 @@ class CommitPerformer:
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, ProcessionError):

@@ -96,10 +96,17 @@ class SinkOptions:
 
 
 class SinkLink:
-    """The connection to a sink. `report` receives events, `say` receives sentences for people."""
+    """The connection to a sink. `report` receives events, `say` sentences for people; `uniform` draws times to wait."""
 
-    def __init__(self, options: SinkOptions, report: Callable[[Event], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        report: Callable[[Event], None],
+        say: Callable[[str], None],
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
         self.options = options
+        self._uniform = uniform
         self._report = report
         self._say = say
         self._writer: asyncio.StreamWriter | None = None
@@ -184,7 +191,7 @@ class SinkLink:
             log.warning(event, sink=options.name, address=f"{options.host}:{options.port}", failures=self._failures + 1)
         self._failures += 1
         ceiling = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._failures, 16))
-        self._delay_s = max(self._delay_s, random.uniform(ceiling / 2, ceiling))
+        self._delay_s = max(self._delay_s, self._uniform(ceiling / 2, ceiling))
 
     async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         options = self.options
@@ -201,8 +208,7 @@ class SinkLink:
                 listed, position, rest = await self._handshake(connection, reader)
             self._connection, self._writer = connection, writer
             self._was_greeted = True
-            self._greetings_refused = 0
-            self._delay_s = 0.0
+            self._greetings_refused, self._delay_s = 0, 0.0
             self._is_leaving = self._is_hung = False
             self._tell_departed()
             log.info("sink.connected", sink=options.name, listed=len(listed), position=position)
@@ -233,8 +239,7 @@ class SinkLink:
         pending: list[object] = []
         while granted is None or position is None or listed is None:
             if not pending:
-                data = await reader.read(READ_BYTES)
-                if not data:
+                if not (data := await reader.read(READ_BYTES)):
                     raise ConnectionResetError("the sink closed the connection during the handshake")
                 pending = list(_unpacked(connection.receive(data)))
                 continue
@@ -305,9 +310,9 @@ class SinkLink:
                     f" {action.sink!r}, their manifests say {action.end - action.start}"
                 )
             faults.point("driver:before-phase1")
-            where = ((DATA_STREAM, action.start, position),)
             self._sent_bytes = position - action.start
-            writer.write(connection.send(two_phase_commit.wrap(Phase1(action.txn, where))))
+            request = Phase1(action.txn, ((DATA_STREAM, action.start, position),))
+            writer.write(connection.send(two_phase_commit.wrap(request)))
             self._arm(writer)
             await self._drained(writer)
         except OSError:

@@ -9,12 +9,28 @@ succeeds without writing it. Processes use it through `simulated_files`; `oracle
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING
 
 from procession.sim.randomness import Randomness
 
 if TYPE_CHECKING:
     from procession.sim.simulated_process import SimulatedProcess
+
+PATHS_MAX = 16_384
+
+
+class SimulatedPath(PosixPath):
+    """A path on a simulated disk. The runs use the same few again and again, and to join two is slow."""
+
+    def __truediv__(self, key: str) -> Path:  # type: ignore[override]
+        return _joined(self, key)
+
+
+@lru_cache(PATHS_MAX)
+def _joined(path: SimulatedPath, key: str) -> Path:
+    return PosixPath.__truediv__(path, key)
 
 
 class File:

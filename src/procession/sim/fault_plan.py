@@ -81,9 +81,9 @@ JOINS = range(50, 100)
 """Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
 producer connects to another gateway first."""
 
-STEPS = {GATEWAY: 110, "follower": 90, DRIVER: 150, SPARK: 130, "sink": 60, "producer": 20}
+STEPS = {GATEWAY: 120, "follower": 80, DRIVER: 170, SPARK: 90, "sink": 60, "producer": 20}
 """Approximate number of steps of a part in a run of five records without faults."""
-EDGES = {GATEWAY: 32, "follower": 24, DRIVER: 40, SPARK: 32, "sink": 20}
+EDGES = {GATEWAY: 36, "follower": 22, DRIVER: 46, SPARK: 12, "sink": 20}
 """Approximate number of edges in such a run. A crash at an edge shows a missing sync."""
 EDGE_SHARE = 0.35
 """Share of the faults of parts with a disk that strike at an edge."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from procession.sdk.transaction_log import Transaction, TransactionLog, TransactionStates
-from procession.sim.disk import Disk
+from procession.sim.disk import Disk, SimulatedPath
 from procession.sim.oracle import MEMORY, Oracle
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.storage.journal import Entry, read_journal
@@ -22,11 +22,11 @@ TRANSACTIONS_KEPT = 1
 
 
 def output_path(sink: str) -> Path:
-    return Path(sink) / "out.data"
+    return SimulatedPath(sink) / "out.data"
 
 
 def log_path(sink: str) -> Path:
-    return Path(sink) / "out.txnlog"
+    return SimulatedPath(sink) / "out.txnlog"
 
 
 class ObservedTransactionLog(TransactionLog):

@@ -164,7 +164,7 @@ class Oracle:
             )
 
     def attempted(self, sink: str, txn: str) -> None:
-        """A driver, in charge or not, is about to ask for a vote. The number of the attempt must be a new one."""
+        """A driver, in charge or not, asks for a vote. The number of the attempt must be a new one."""
         transaction = parse(txn)
         attempt = (sink, transaction.attempt if transaction is not None else -1)
         if attempt in self._attempts:

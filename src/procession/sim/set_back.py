@@ -119,7 +119,6 @@ def _aside(part: str) -> str:
 
 
 def blamed(error: StorageError, *, is_injected_damage: bool) -> StorageError:
-    """The same error; `is_injected_damage` says that the simulation did it, and that an operator mends it."""
-    if not is_injected_damage:
-        return error
-    return StorageError(error.sentence, next_step=error.next_step, is_injected_damage=True)
+    """The same sentence; `is_injected_damage` says that the simulation did it, and that an operator mends it. Another
+    error, because one that is raised from itself is its own cause, for ever."""
+    return StorageError(error.sentence, next_step=error.next_step, is_injected_damage=is_injected_damage)

@@ -1,47 +1,46 @@
-"""The Python half of a driver: the shipped coordinator, checkpoint and round files, with a model of `commit/performer`
-and `driver/driver`.
+"""The Python half of a driver: the shipped commit performer, with its sink links, coordinator and checkpoint, and a
+model of `driver/driver` and its clients of the gateways.
 
-Invariant, as in the commit performer, is the order of syncs: `offsets/N` before anything is sent, `rounds/N` before the
-epoch is finished, `commits/N` before phase 2, and the fence is read again between that and phase 2. Each of these is a
-`yield`, because another driver, or Spark, may run in between. `simulated_spark` delivers the epochs.
+Invariant, as in the driver: a performer gets the epochs of one Spark, and an error of either ends both. The oracle sees
+every event and every action of the coordinator. `simulated_spark` delivers the epochs; the sinks are reached over the
+network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
+from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
-from procession.commit.round_record import RoundRecord, acknowledged_epoch, next_positions
-from procession.commit.round_state import RoundPhase
+from procession.commit.round_record import RoundRecord
+from procession.commit.sink_link import SinkOptions
 from procession.driver.known_gateways import epochs_kept
 from procession.errors import (
     FencedError,
     LocalProtocolError,
     ProcessionError,
-    RemoteProtocolError,
     RoundError,
     StorageError,
 )
 from procession.gateway.gateway_events import EpochCommitted, FenceRaised
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import ConfirmRequest
+from procession.sim.disk import SimulatedPath
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
-from procession.sim.network import Endpoint
 from procession.sim.oracle import CHECKPOINT, STATES, InvariantViolation
 from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
-from procession.sim.simulated_process import SimulatedProcess, Steps
-from procession.sim.simulated_sink_link import SimulatedSinkLink
-from procession.sim.simulated_states import names_in
-from procession.sim.simulated_tasks import SimulatedEpoch
+from procession.sim.simulated_loop import AsyncioProcess
+from procession.sim.simulated_process import Steps
+from procession.sim.simulated_tasks import KEYED, RunsInMemory
 from procession.storage.driver_claim import read_claim
 from procession.storage.log_ranges import LogOffset
+from procession.storage.run_store import Manifest
 from procession.storage.state_store import StateStore
 
 if TYPE_CHECKING:
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
 
 PIPELINE, CHECKPOINT_ID, FINGERPRINT = "p", "abc123", "f"
 RETRY_S = 0.1
+ANSWER_S = 0.4
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.002, 0.1
+"""As short as an epoch is here: a sink may come back while its round is in doubt."""
 
 
 def _is_passing(error: ProcessionError) -> bool:
@@ -56,7 +58,25 @@ def _is_passing(error: ProcessionError) -> bool:
     return not error.next_step and not isinstance(error, LocalProtocolError)
 
 
-class SimulatedDriver(SimulatedProcess):
+class ObservedCoordinator(Coordinator):
+    """The shipped coordinator. The oracle judges what it decides, at the moment when it is decided."""
+
+    driver: SimulatedDriver
+
+    def handle(self, event: ev.Event) -> list[ev.Action]:
+        driver = self.driver
+        driver.site.tell(driver.part, "< %s", event)
+        actions = super().handle(event)
+        for action in actions:
+            driver.site.tell(driver.part, "> %s", action)
+            if isinstance(action, ev.EmitEpoch):
+                driver.asks_for_vote(action)
+            elif isinstance(action, ev.SendPhase2) and action.commit:
+                driver.site.oracle.about_to_commit(action.sink, action.txn, f"driver {self.fence}")
+        return actions
+
+
+class SimulatedDriver(AsyncioProcess):
     def __init__(
         self,
         site: Environment,
@@ -67,23 +87,29 @@ class SimulatedDriver(SimulatedProcess):
         super().__init__(site, DRIVER, machine)
         self._files = SimulatedFileSystem(self, machine.disk)
         self.checkpoint: Checkpoint
-        self._states = StateStore(Path(STATES), self._files)
+        self._states = StateStore(SimulatedPath(STATES), self._files)
+        self.runs = RunsInMemory()
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
         self._has_claimed = False
         self.leaves_zombie = False
         """Whether the JVM survives when this half dies."""
         self._start_spark = start_spark
-        self._links = {
-            name: SimulatedSinkLink(self, name, is_authoritative=plan.is_ours) for name, plan in sinks.items()
-        }
-        self._coordinator: Coordinator
-        self._epoch: SimulatedEpoch | None = None
-        self._is_idle = True
-        self._next_epoch: SimulatedEpoch | None = None
-        self._unacknowledged: RoundRecord | None = None
-        self._acknowledged: RoundRecord | None = None
-        self._is_acknowledging = False
+        self._sinks = [
+            SinkOptions(
+                name=name,
+                host=name,
+                port=0,
+                program="simulated",
+                instance=name,
+                is_authoritative=plan.is_ours,
+                answer_timeout_s=ANSWER_S,
+                backoff_min_s=BACKOFF_MIN_S,
+                backoff_max_s=BACKOFF_MAX_S,
+            )
+            for name, plan in sinks.items()
+        ]
+        self._performer: CommitPerformer
         self._fences, self._commits = SimulatedGatewayClients(self), SimulatedGatewayClients(self)
         self._fenced: set[str] = set()
         self._notified: dict[str, int] = {}
@@ -112,6 +138,8 @@ class SimulatedDriver(SimulatedProcess):
     def failed(self, error: ProcessionError) -> None:
         """Stops the driver; the supervisor decides whether it is restarted. A driver that still holds the fence may
         stop only for a known reason."""
+        if self.error is not None:
+            return
         try:
             if self._has_claimed:
                 self.checkpoint.check_fence()
@@ -123,6 +151,10 @@ class SimulatedDriver(SimulatedProcess):
         if not is_injected_damage(error) and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
         self.later(0.0, self.kill)
+
+    def refused(self, reason: str) -> None:
+        if self.is_alive and self._is_in_charge():
+            raise InvariantViolation("I7", f"a sink does not understand its driver: {reason}")
 
     # Beginning
 
@@ -142,26 +174,39 @@ class SimulatedDriver(SimulatedProcess):
         yield from self.blocking(self._states.make)
         last = found.last
         yield from self.blocking(self._states.sweep, () if last is None else last.states.values(), checkpoint.fence)
-        self._coordinator = Coordinator(
+        coordinator = ObservedCoordinator(
             pipeline=PIPELINE,
             checkpoint=CHECKPOINT_ID,
             fence=checkpoint.fence,
             fingerprint=FINGERPRINT,
-            sinks=list(self._links),
+            sinks=[options.name for options in self._sinks],
             rounds=found.rounds,
             committed=found.committed,
             reserved=found.reserved,
         )
-        for link in self._links.values():
-            link.connect()
-        last = self._coordinator.rounds.get(self._coordinator.committed)
-        if last is not None:
-            self._acknowledge(last)
+        coordinator.driver = self
+        callbacks = DriverCallbacks(
+            acknowledge=self._acknowledge, observe=lambda committed: None, say=self._say, fail=self.failed
+        )
+        self._performer = CommitPerformer(
+            coordinator,
+            checkpoint,
+            self.runs,
+            self._sinks,
+            callbacks,
+            self._states,
+            KEYED,
+            uniform=lambda low, high: low + (high - low) * self.site.chance.random(),
+        )
+        self.loop.call_soon(self._performer.start)
         self._raise_fence()
 
     def _claim(self) -> Checkpoint:
-        root, files = Path(CHECKPOINT), self._files
+        root, files = SimulatedPath(CHECKPOINT), self._files
         return Checkpoint.claim(root, name=PIPELINE, fingerprint=FINGERPRINT, files=files, new_id=lambda: CHECKPOINT_ID)
+
+    def _say(self, sentence: str) -> None:
+        self.site.tell(self.part, "! %s", sentence)
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start."""
@@ -196,114 +241,49 @@ class SimulatedDriver(SimulatedProcess):
         self._fences.meet(gateways)
         self._commits.meet(gateways)
 
-    # Links
+    # What Spark calls
 
-    def received(self, end: Endpoint, data: bytes) -> Steps:
-        link: SimulatedSinkLink = end.tag
-        try:
-            for event in link.received(data):
-                yield from self.handle(event)
-        except RemoteProtocolError as error:
-            if self._is_in_charge() and "the sink failed" not in error.sentence:
-                raise InvariantViolation(
-                    "I7", f"driver and {link.sink} do not understand each other: {error.sentence}"
-                ) from None
-            link.close()
-
-    def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
-        return self.link_lost(end.tag, end) if end.tag is not None else None
-
-    def link_lost(self, link: SimulatedSinkLink, end: Endpoint) -> Steps:
-        for event in link.lost(end):
-            yield from self.handle(event)
-
-    # The round
-
-    def run_epoch(self, epoch: SimulatedEpoch) -> Steps:
+    def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> Steps:
         """`foreachBatch`: Spark waits until `finished` comes back."""
-        if self.error is not None:
-            return
-        if not self._is_idle:
-            self._next_epoch = epoch  # nothing of an epoch goes out before phase 2 of the one before
-            return
-        self.checkpoint.check_fence()
-        yield
-        yield from self.blocking(self.checkpoint.log.sync_offsets, epoch.number)
-        self._is_idle = False
-        self._epoch = epoch
-        last = self._coordinator.rounds.get(epoch.number - 1)
-        positions = next_positions(last, self._acknowledged, [epoch.positions])
-        lengths = {name: sum(map(len, epoch.payloads[name])) for name in self._links}
-        yield from self.handle(
-            ev.EpochReady(
-                epoch.number,
-                lengths,
-                epoch.first,
-                epoch.last,
-                positions,
-                ends=epoch.ends,
-                states=epoch.states,
-                acknowledged=acknowledged_epoch(last, self._acknowledged),
-            )
-        )
+        return self._do(self._run_epoch(epoch, manifests))
 
-    def handle(self, event: Any) -> Steps:
-        if self.error is None:
-            if isinstance(event, ev.SinkConnected):
-                self.checkpoint.check_fence()
-            self.site.tell(self.part, "< %s", event)
-            for action in self._coordinator.handle(event):
-                self.site.tell(self.part, "> %s", action)
-                if (steps := self._perform(action)) is not None:
-                    yield from steps
+    async def _run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+        await self._performer.run_epoch(epoch, manifests)
+        if self.spark is not None:
+            self.spark.soon(self.spark.finished, epoch)
 
-    def _perform(self, action: ev.Action) -> Steps | None:
-        """Do it, or say in which steps it is done."""
-        match action:
-            case ev.EmitEpoch():
-                is_here = self._epoch is not None and self._epoch.number == action.epoch
-                payloads = self._epoch.payloads[action.sink] if self._epoch is not None and is_here else ()
-                self.soon(self._links[action.sink].emit, action, payloads)
-            case ev.ReserveAttempts(number):
-                return self.blocking(self.checkpoint.reserve, number)
-            case ev.SendPhase2():
-                return self._phase2(action.sink, action.txn, action.commit)
-            case ev.ReconnectSink(sink, delay_s):
-                self._links[sink].close(delay_s)
-            case ev.WriteRecord(record):
-                return self._write_record(record)
-            case ev.FinishEpoch(epoch):
-                if self.spark is not None:
-                    self.spark.soon(self.spark.finished, epoch)
-            case ev.Acknowledge(record):
-                self._states.drop(sorted(names_in(self._coordinator.rounds.get(record.epoch - 1)) - names_in(record)))
-                self._acknowledge(record)
-                self._epoch = None
-                self._is_idle = True
-                if self._next_epoch is not None:
-                    following, self._next_epoch = self._next_epoch, None
-                    self.soon(self.run_epoch, following)
-            case ev.DropRuns() | ev.Warn():
-                pass
-            case ev.StopPipeline(error):
-                raise error
-        return None
+    def query_ended(self) -> Steps:
+        """Spark is gone for good: the performer looks the open round up and tells the sinks, then the driver ends."""
+        return self._do(self._end())
 
-    def _phase2(self, sink: str, txn: str, commit: bool) -> Steps:
-        if commit:
-            self.site.oracle.about_to_commit(sink, txn, f"driver {self.checkpoint.fence}")
-        self._links[sink].phase2(txn, commit)
-        yield
+    def query_failed(self, error: ProcessionError) -> Steps:
+        """Spark itself failed: as `query_ended`, and the driver ends with this error."""
+        return self._do(self._end(error))
 
-    def _write_record(self, record: RoundRecord) -> Steps:
-        self.checkpoint.check_fence()
-        yield
-        yield from self.blocking(self.checkpoint.rounds.write, record)
-        yield from self.handle(ev.RecordWritten(record.epoch))
+    async def _end(self, error: ProcessionError | None = None) -> None:
+        await self._performer.query_ended()
+        if error is not None:
+            self.failed(error)
+        elif self.error is None:
+            if self.site.chance.random() < 0.5:
+                self.later(0.02 * self.site.chance.random(), self.kill)  # nobody waits until it is done
+            await self._performer.close()
+            self.later(0.0, self.kill)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> Steps:
+        self.spawn(self._reported(work))
+        return self.loop.turn()
+
+    async def _reported(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ProcessionError as error:
+            self.failed(error)
+
+    # What the oracle is told
 
     def asks_for_vote(self, action: ev.EmitEpoch) -> None:
         """A replaced driver may have lost its copy of the checkpoint. Its later messages decide nothing."""
-        self.site.oracle.attempted(action.sink, action.txn)
         if self._is_in_charge():
             path = self.checkpoint.directory / "offsets" / str(action.epoch)
             self.site.oracle.asked_to_vote(action.epoch, self.machine.disk.durable_file(str(path)))
@@ -311,88 +291,45 @@ class SimulatedDriver(SimulatedProcess):
     def _is_in_charge(self) -> bool:
         return read_claim(self.checkpoint.root, self._files) == self.checkpoint.fence
 
-    # The decision
+    # The gateways
 
-    def commit_seen(self, epoch: int) -> Steps:
-        """We look into the directory all the time; now `commits/N` is there."""
-        opened = self._coordinator.open
-        if (
-            self.error is None
-            and opened is not None
-            and opened.ready.epoch == epoch
-            and opened.phase is RoundPhase.IN_DOUBT
-        ):
-            yield from self._found(epoch)
-
-    def _found(self, epoch: int) -> Steps:
-        yield from self.blocking(self.checkpoint.log.sync_commit, epoch)
-        self.site.oracle.look()
-        self.checkpoint.check_fence()
-        yield
-        yield from self.handle(ev.CommitFound(epoch))
-
-    def query_ended(self) -> Steps:
-        """Spark is gone for good: look the open round up, tell the sinks, and end."""
-        opened = self._coordinator.open
-        if opened is not None and self.error is None:
-            epoch = opened.ready.epoch
-            if opened.phase is RoundPhase.IN_DOUBT and self.checkpoint.log.is_committed(epoch):
-                yield from self._found(epoch)
-            else:
-                yield from self.handle(ev.QueryEnded())
-        self.later(0.02 * self.site.chance.random(), self.kill)
-
-    def query_failed(self, error: ProcessionError) -> Steps:
-        """Spark itself failed: as `query_ended`, and the driver ends with this error."""
-        yield from self.query_ended()
-        if self.error is None:
-            self.failed(error)
-
-    # The gateway
-
-    def _acknowledge(self, record: RoundRecord) -> None:
-        self._unacknowledged = record
-        if not self._is_acknowledging:
-            self._is_acknowledging = True
-            self.soon(self._acknowledge_gateways)
-
-    def _acknowledge_gateways(self) -> None:
-        record = self._unacknowledged
-        if record is None or self.error is not None:
-            self._is_acknowledging = False
-            return
-        self.checkpoint.check_fence()
+    async def _acknowledge(self, record: RoundRecord) -> None:
+        """As `driver/offsets.GatewayNotifier`."""
         strangers = [name for name in record.offsets if name not in self._commits.names]
         if any(record.offsets[name] != self._met.get(name) for name in strangers):
-            self._look_who_is_there(record.offsets)  # one is new, or one that had left is back
-            return
+            await self._look_who_is_there()  # one is new, or one that had left is back
+            self._met = record.offsets
         fence, ends = self.checkpoint.fence, record.offsets
         requests = {
             name: EpochCommitted(fence, record.epoch, ends.get(name, 0), record.positions, epochs_kept(record, name))
             for name in self._commits.names
             if self._notified.get(name) != record.epoch
         }
-        self._commits.ask(requests, self._received_commit)
-
-    def _received_commit(self, answers: Answers) -> None:
+        answers = await self._asked(lambda done: self._commits.ask(requests, done))
         self._notified |= {name: word.epoch for name, (word, _) in answers.items()}
-        record = self._unacknowledged
-        missing = [name for name in self._commits.names if record and self._notified.get(name) != record.epoch]
-        if not missing:
-            self._acknowledged, self._unacknowledged = record, None
-            self._is_acknowledging = False
-        elif LEADER in missing or not answers.keys().isdisjoint(missing):
-            self.later(0.0 if answers else RETRY_S, self._acknowledge_gateways)
-        else:
-            self.later(RETRY_S, self._look_who_is_there)  # a missing gateway may have left
+        missing = [name for name in self._commits.names if self._notified.get(name) != record.epoch]
+        if missing:
+            if LEADER not in missing:
+                await self._look_who_is_there()  # a missing gateway may have left
+            raise RoundError(f"{', '.join(missing)} do not answer")
 
-    def _look_who_is_there(self, met: Mapping[str, int] | None = None) -> None:
-        def answered(answer: Any) -> None:
-            if isinstance(answer, ProcessionError):
-                raise answer
-            if answer is not None:
-                self._meet(answer.gateways)
-                self._met = met if met is not None else self._met
-            self.later(0.0 if answer is not None else RETRY_S, self._acknowledge_gateways)
+    async def _look_who_is_there(self) -> None:
+        request = FenceRaised(self.checkpoint.fence)
+        answer = await self._asked(lambda done: self.site.network.call(self, GATEWAY, request, done))
+        if isinstance(answer, ProcessionError):
+            raise answer
+        if answer is None:
+            raise RoundError("the leader does not answer")
+        self._meet(answer.gateways)
 
-        self.site.network.call(self, GATEWAY, FenceRaised(self.checkpoint.fence), answered)
+    def _asked(self, ask: Callable[[Callable[[Any], Steps]], None]) -> Awaitable[Any]:
+        """What comes back when this is asked."""
+        found = self.loop.create_future()
+
+        def done(answer: Any) -> Steps:
+            if not found.done():
+                found.set_result(answer)
+            return self.loop.turn()
+
+        ask(done)
+        return found

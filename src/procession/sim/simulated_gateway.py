@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from procession.gateway.members import Members
 from procession.gateway.recovery import open_directory
 from procession.gateway.state import GatewayState
 from procession.sim.control_requests import ConfirmRequest, GatewayReply, OfferRequest
+from procession.sim.disk import SimulatedPath
 from procession.sim.durable_gateway import DurableSnapshot
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import GATEWAY
@@ -80,7 +80,7 @@ class SimulatedGateway(SimulatedProcess):
         self.has_left = False
         self._peers = peers
         self._is_departing = False
-        self._config = GatewayConfig(Path(part), limits=limits, segment_bytes_max=segment_bytes_max)
+        self._config = GatewayConfig(SimulatedPath(part), limits=limits, segment_bytes_max=segment_bytes_max)
         self._files = SimulatedFileSystem(self, machine.disk)
         self._sessions: dict[int, SimulatedSession] = {}
         self._numbers = 0

@@ -68,6 +68,12 @@ class SimulatedProcess:
     """Checks the invariants of the process after each of its steps, and raises a violation. None: it has none of its
     own."""
 
+    def refused(self, reason: str) -> None:
+        """A sink does not understand this process, and says so."""
+
+    def dismantle(self) -> None:
+        """The run is over."""
+
     def died(self) -> None:
         """The process has died. It may do nothing except notify the other processes of its machine."""
 

@@ -4,28 +4,29 @@
 Invariant, as there: an instance has one session, the latest. A new HELLO ends the older session, and later input from
 it is ignored. The real server waits for its lock between two events of one read, so another session may come between
 them here, too. Some sinks behave like third-party sinks: they send no reply in phase 2, list transactions that they
-refused, and report positions that mean nothing. Upstream: `simulated_sink_link`, over the network. Downstream:
+refused, and report positions that mean nothing. Upstream: `commit/sink_link`, over the network. Downstream:
 `observed_sink`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
+from functools import lru_cache
 
 from procession.connectors.file_sink import FileOutput
 from procession.errors import ProcessionError, RemoteProtocolError
 from procession.sdk.participant import SinkParticipant, Where
 from procession.sdk.recovery import remove_drafts
+from procession.sim.disk import SimulatedPath
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SinkPlan
 from procession.sim.network import Endpoint
 from procession.sim.observed_sink import ObservedTransactionLog, output_path
-from procession.sim.oracle import InvariantViolation
+from procession.sim.oracle import MEMORY, InvariantViolation
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected
 from procession.sim.simulated_process import SimulatedProcess
-from procession.sim.simulated_sink_link import read, wrap
 from procession.storage.durable import lock_directory
+from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Event, Violation
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
@@ -48,6 +49,9 @@ from procession.wire.messages import (
 
 CREDITS = 2**31 - 1
 HANDSHAKE_S = 0.5
+
+read = lru_cache(MEMORY)(two_phase_commit.decode)
+wrap = lru_cache(MEMORY)(two_phase_commit.wrap)
 
 
 class RefusingParticipant(SinkParticipant):
@@ -99,8 +103,8 @@ class SimulatedSink(SimulatedProcess):
 
     def _open_directory(self) -> None:
         """As `sdk.sink_directory.SinkDirectory`."""
-        lock_directory(Path(self.part), self._files)
-        remove_drafts(Path(self.part), self._files)
+        lock_directory(SimulatedPath(self.part), self._files)
+        remove_drafts(SimulatedPath(self.part), self._files)
         self.site.network.listeners[self.part] = self
 
     def failed(self, error: ProcessionError) -> None:
@@ -143,6 +147,7 @@ class SimulatedSink(SimulatedProcess):
     def _refuse(self, session: SimulatedSinkSession, reason: str) -> None:
         session.events.clear()
         self.site.tell(self.part, "! session refused: %s", reason)
+        session.end.other.owner.refused(reason)
         if session.end.is_open and not session.is_deaf:
             session.end.write(session.connection.error_frame(reason))
             session.end.close()
@@ -200,6 +205,7 @@ class SimulatedSink(SimulatedProcess):
                     participant.last_refused = None
                 session.send(wrap(ReplyUncommitted(rtag, listed)))
             case Phase1(txn_id, where):
+                self.site.oracle.attempted(self.part, txn_id)
                 participant.refusals, self.refusals = self.refusals, 0
                 vote = participant.phase1(txn_id, where)
                 self.site.tell(self.part, "= votes %s on %s", vote, txn_id)

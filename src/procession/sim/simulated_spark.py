@@ -10,7 +10,6 @@ Upstream: `simulated_gateway` and its log. Downstream: `simulated_driver`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from procession.errors import ProcessionError, StorageError
 from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.global_registry import LEADER
 from procession.sim.control_requests import OfferRequest
+from procession.sim.disk import SimulatedPath
 from procession.sim.durable_gateway import LOG
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
@@ -30,14 +30,14 @@ from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, k
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_leader_link import name_of, part_of
 from procession.sim.simulated_process import SimulatedProcess, Steps
-from procession.sim.simulated_states import KIND, STAGE, SimulatedStateStore
-from procession.sim.simulated_tasks import Route, Row, SimulatedEpoch, dealt, payloads, run_task
+from procession.sim.simulated_states import SimulatedStateStore
+from procession.sim.simulated_tasks import Route, Row, dealt, manifest_of, run_task
 from procession.sim.spark_files import SparkFiles
 from procession.storage.driver_claim import read_claim
-from procession.storage.log_ranges import LogOffset, numbered_from
+from procession.storage.log_ranges import LogLocation, LogOffset, laid, numbered_from
 from procession.storage.log_reader import LogReader
+from procession.storage.run_store import Manifest
 from procession.storage.segment import KIND_RECORD
-from procession.storage.state_version import StateVersion
 
 if TYPE_CHECKING:
     from procession.sim.simulated_driver import SimulatedDriver
@@ -66,7 +66,7 @@ class Spark(SimulatedProcess):
         self.driver = driver
         self._machines = {name_of(part): home for part, home in gateways.items()}
         self._logs = {
-            name: LogReader(Path(part_of(name)) / LOG, files=SimulatedFileSystem(self, home.disk))
+            name: LogReader(SimulatedPath(part_of(name)) / LOG, files=SimulatedFileSystem(self, home.disk))
             for name, home in self._machines.items()
         }
         self._clients = SimulatedGatewayClients(self)
@@ -199,16 +199,16 @@ class Spark(SimulatedProcess):
                     rows.append((number, message_id, payload))
                 number += 1
         yield
-        made = []
+        epoch, places = self._number, {name: LogLocation(part_of(name)) for name in ends}
+        pieces = tuple(laid(starts, ends, places))
+        manifests = [Manifest(epoch, 0, 0, first, last, len(rows), positions=positions, pieces=pieces)]
         for task, task_rows in enumerate(dealt(rows, self._tasks)):
-            made.append(run_task(self._keeping, task, self._tasks, self._number, attempt, task_rows))
+            lines, states = run_task(self._keeping, task, self._tasks, epoch, attempt, task_rows)
+            manifests.append(manifest_of(task, epoch, attempt, lines, states, self._routes, self.driver.runs))
             yield
-        lines = payloads([path for path, _ in made], self._routes)
-        states = {STAGE: StateVersion(tuple(files for _, files in made), KIND)}
-        epoch = SimulatedEpoch(self._number, first, last, lines, positions, ends, states)
         self._is_waiting = True
         if self.driver.is_alive:
-            self.driver.soon(self.driver.run_epoch, epoch)
+            self.driver.soon(self.driver.run_epoch, epoch, manifests)
         else:
             self.kill()
 
@@ -234,9 +234,6 @@ class Spark(SimulatedProcess):
         record = self._checkpoint.rounds.read(epoch)
         if record is not None and read_claim(self._checkpoint.root, self._checkpoint.files) == self._checkpoint.fence:
             self.site.oracle.commit_written(epoch, record)
-        driver = self.driver
-        if driver.is_alive:
-            driver.later(0.005 * self.site.chance.random(), driver.commit_seen, epoch)
         self.later(TRIGGER_S * self.site.chance.random(), self._trigger)
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import RoundRecord
 from procession.operators.partitioning import SHARES
 from procession.runtime.files import OpenMode
-from procession.sim.disk import Disk, File
+from procession.sim.disk import Disk, File, SimulatedPath
 from procession.sim.oracle import STATES, Oracle
 from procession.sim.simulated_files import SimulatedFile, SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
@@ -104,12 +103,7 @@ class SimulatedStateStore:
         return warm
 
     def _opened(self, names: Files) -> TaskStates:
-        return TaskStates(Path(STATES), names, CODEC, keys_max=KEYS_MAX, file_system=self.files)
+        return TaskStates(SimulatedPath(STATES), names, CODEC, keys_max=KEYS_MAX, file_system=self.files)
 
     def keep(self, task: int, states: TaskStates) -> None:
         self._warm[task] = states
-
-
-def names_in(record: RoundRecord | None) -> set[str]:
-    versions = () if record is None else record.states.values()
-    return {name for version in versions for name in version.names}

@@ -1,22 +1,22 @@
 """The tasks of an epoch: rows are partitioned by key, counted for each key, and merged again.
 
 Invariant: the output equals that of one loop over the log's rows, for any number of tasks and any epoch boundaries
-(I11). The partitioning, the states and the merge are the real ones; the exchange and task retries are not simulated.
-Upstream: `simulated_spark`, which reads the rows. Downstream: `simulated_driver`, which sends the payloads.
+(I11). The partitioning and the states are the real ones, and the driver merges the runs with the shipped emitter. The
+exchange and task retries are not simulated.
+Upstream: `simulated_spark`, which reads the rows. Downstream: `simulated_driver`, which gets the manifests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from procession.merge.kway import merged
 from procession.operators.partitioning import share_of
 from procession.record import ORDER
 from procession.sim.sequential_run import KEYS, key_of
-from procession.sim.simulated_states import SimulatedStateStore
+from procession.sim.simulated_states import KIND, STAGE, SimulatedStateStore
+from procession.storage.run_store import Manifest, Run
 from procession.storage.state_version import Files, StateVersion
 
 Route = Callable[[int], bool]
@@ -32,19 +32,26 @@ BATCH_ROWS = 2
 SHARE_OF = {key: share_of(key) for key in KEYS}
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedEpoch:
-    """What Spark's tasks made of a range: the payloads for each sink, and the last id of each stream."""
+CHAIN = 1
+"""The chain that begins with the stage that counts."""
+KEYED = {CHAIN: (STAGE, StateVersion(kind=KIND))}
 
-    number: int
-    first: int
-    last: int
-    payloads: Mapping[str, Sequence[bytes]]
-    positions: Mapping[int, int]
-    ends: Mapping[str, int]
-    """Where it ends in the log of each gateway."""
-    states: Mapping[str, StateVersion]
-    """The files that its tasks have left."""
+
+class RunsInMemory:
+    """The runs of one driver's epochs. They are as unsynced as files of the run store, and die with their driver."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, str], list[pa.RecordBatch]] = {}
+
+    def add(self, epoch: int, to: str, name: str, rows: Sequence[Row]) -> Run:
+        self._runs[epoch, name] = list(map(_run, _batches(rows)))
+        return Run(to, 0, name, len(rows), sum(len(payload) for _, _, payload in rows), keys=1)
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        yield from self._runs[epoch, run.file]
+
+    def drop(self, epoch: int) -> None:
+        self._runs = {place: batches for place, batches in self._runs.items() if place[0] != epoch}
 
 
 def dealt(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
@@ -73,19 +80,21 @@ def run_task(
     return lines, names
 
 
-def payloads(paths: Sequence[Sequence[Row]], routes: Mapping[str, Route]) -> dict[str, list[bytes]]:
-    """What each sink gets, in order: the runs of all tasks, merged."""
-    return {
-        sink: _merged([[line for line in path if route(line[1])] for path in paths]) for sink, route in routes.items()
-    }
-
-
-def _merged(paths: Sequence[Sequence[Row]]) -> list[bytes]:
-    runs = [map(_run, _batches(path)) for path in paths if path]
-    lines: list[bytes] = []
-    for batch in merged(runs, ["payload"]):
-        lines += batch.column("payload").to_pylist()
-    return lines
+def manifest_of(
+    task: int,
+    epoch: int,
+    attempt: int,
+    lines: Sequence[Row],
+    states: Files,
+    routes: Mapping[str, Route],
+    store: RunsInMemory,
+) -> Manifest:
+    """What a task hands to Spark: its runs for each sink, and the files of its states."""
+    runs = []
+    for sink, route in routes.items():
+        if chosen := [line for line in lines if route(line[1])]:
+            runs.append(store.add(epoch, sink, f"{task}-{attempt}-{sink}", chosen))
+    return Manifest(epoch, CHAIN, task, 0, 0, runs=tuple(runs), attempt=attempt, states=states)
 
 
 def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

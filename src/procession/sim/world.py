@@ -6,8 +6,13 @@ sink that gets it, and durable. Takes a `FaultPlan` and returns a `WorldOutcome`
 
 from __future__ import annotations
 
+import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import structlog
 
 from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
@@ -97,6 +102,10 @@ class World:
     # The run
 
     def run(self) -> WorldOutcome:
+        with _without_log():
+            return self._run()
+
+    def _run(self) -> WorldOutcome:
         events, breach = 0, None
         try:
             for part in (GATEWAY, *self._sinks, DRIVER, *self._producer_parts()):
@@ -136,6 +145,7 @@ class World:
         self.site.network.dismantle()
         for process in self.site.everyone:
             process.abandon()
+            process.dismantle()
             vars(process).clear()
         self.site.threads.end()
 
@@ -327,3 +337,16 @@ def _ids(plan: FaultPlan, number: int, chance: Randomness) -> list[int]:
 def _route(number: int) -> Route:
     """The first sink gets every record, the others some."""
     return (lambda message_id: True) if number == 0 else (lambda message_id: message_id % 3 != 0)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Simulated processes tell nobody's log what they do; a story tells it."""
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

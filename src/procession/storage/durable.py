@@ -104,7 +104,8 @@ def replace_durably(
             file.sync()
         files.rename(draft, path)
     except OSError as error:
-        remove(draft, files)
+        with suppress(OSError):  # on a disk that fails, this fails too; the first error is the one to tell
+            remove(draft, files)
         raise storage_error(path, "write", error) from error
     fsync_dir(path.parent, files)
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import pyarrow as pa
@@ -94,6 +94,16 @@ class Manifest:
             fields["states"] = tuple((name, count) for name, count in fields["states"])
         fields["pieces"] = tuple(map(LogRange.from_dict, fields.get("pieces", ())))
         return cls(**fields)
+
+
+class Runs(Protocol):
+    """What the driver does with the runs of its epochs."""
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """The rows of a run, batch by batch."""
+
+    def drop(self, epoch: int) -> None:
+        """Forget an epoch: it is confirmed, or it will be run again."""
 
 
 class RunStore:

@@ -1,0 +1,158 @@
+"""The simulated event loop does what asyncio's does, in virtual time, and nothing for a process that is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from procession.sim.environment import Machine
+from procession.sim.oracle import InvariantViolation
+from procession.sim.runner import plan_of
+from procession.sim.simulated_files import SimulatedFileSystem
+from procession.sim.simulated_loop import AsyncioProcess
+from procession.sim.world import World
+
+Work = Callable[[], Awaitable[Any]]
+
+
+class Echo(AsyncioProcess):
+    """Sends back what it hears, and closes at "end"."""
+
+    def received(self, end: Any, data: bytes) -> Any:
+        end.write(data)
+        if data.endswith(b"end"):
+            end.close()
+
+
+@pytest.fixture
+def process() -> AsyncioProcess:
+    world = World(plan_of(0), random.Random(0))
+    world.site.gone = lambda _: None
+    world.site.network.listeners["echo"] = Echo(world.site, "echo", Machine("there"))
+    return AsyncioProcess(world.site, "p", Machine("here"))
+
+
+def simulated(process: AsyncioProcess, work: Work) -> Any:
+    task = process.loop.create_task(work())
+    while not task.done() and process.is_alive and process.site.clock.advance():
+        pass
+    return task.result() if task.done() else None
+
+
+async def ready_order() -> list[str]:
+    loop, told = asyncio.get_running_loop(), list[str]()
+    loop.call_later(0.03, told.append, "later")
+    loop.call_later(0.02, told.append, "sooner")
+    loop.call_later(0.01, told.append, "never").cancel()
+    loop.call_soon(told.append, "soon")
+    loop.call_soon(loop.call_soon, told.append, "after that")
+    loop.call_soon(told.append, "second")
+    await asyncio.sleep(0.05)
+    return told
+
+
+async def waiting() -> list[str]:
+    told, event, queue = [], asyncio.Event(), asyncio.Queue[int](1)
+
+    async def waits(name: str) -> None:
+        try:
+            await event.wait()
+            told.append(name)
+        finally:
+            told.append(f"{name} ends")
+
+    tasks = [asyncio.ensure_future(waits(name)) for name in "abc"]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    event.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await queue.get()
+    return told
+
+
+@pytest.mark.parametrize("work", [ready_order, waiting])
+def test_it_does_what_asyncio_does(process: AsyncioProcess, work: Work) -> None:
+    assert simulated(process, work) == asyncio.run(work())  # type: ignore[arg-type]
+
+
+def test_time_is_that_of_the_simulation(process: AsyncioProcess) -> None:
+    async def sleep() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert 3600 <= simulated(process, sleep) < 3601
+
+
+def test_streams_of_asyncio_run_on_the_simulated_network(process: AsyncioProcess) -> None:
+    async def talk() -> list[bytes]:
+        reader, writer = await asyncio.open_connection("echo", 1)
+        writer.write(b"hello\n")
+        await writer.drain()
+        heard = [await reader.readline()]
+        writer.write(b"end")
+        heard += [await reader.read(), await reader.read()]
+        writer.close()
+        await writer.wait_closed()
+        return heard
+
+    assert simulated(process, talk) == [b"hello\n", b"end", b""]
+
+
+def test_where_nobody_listens_a_connection_is_refused(process: AsyncioProcess) -> None:
+    async def connect() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("nobody", 1)
+
+    simulated(process, connect)
+
+
+def test_a_connection_that_breaks_raises_while_it_is_read(process: AsyncioProcess) -> None:
+    async def read() -> None:
+        reader, _ = await asyncio.open_connection("echo", 1)
+        next(iter(process.ends)).cut()
+        with pytest.raises(ConnectionResetError):
+            await reader.read(1)
+
+    simulated(process, read)
+
+
+def test_of_a_killed_process_nothing_has_an_effect_any_more(process: AsyncioProcess) -> None:
+    files, told = SimulatedFileSystem(process, process.machine.disk), []
+
+    async def dies() -> None:
+        _, writer = await asyncio.open_connection("echo", 1)
+        process.later(0.1, process.kill)
+        try:
+            await asyncio.sleep(1)
+            told.append("lives")
+        finally:
+            writer.write(b"end")
+            writer.close()
+            files.make_directory(process.machine.name)  # type: ignore[arg-type]
+            told.append("cleans up")
+
+    simulated(process, dies)
+    while process.site.clock.advance():
+        pass
+    process.dismantle()
+    assert told == []
+    assert not process.machine.disk.root.names
+
+
+def test_a_violation_in_a_task_that_nobody_awaits_ends_the_run(process: AsyncioProcess) -> None:
+    async def starts() -> None:
+        async def breaks() -> None:
+            raise InvariantViolation("I7", "it does not hold")
+
+        task = asyncio.ensure_future(breaks())
+        await asyncio.sleep(1)
+        task.cancel()
+
+    with pytest.raises(InvariantViolation, match="it does not hold"):
+        simulated(process, starts)
