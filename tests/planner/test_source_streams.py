@@ -80,6 +80,14 @@ def test_a_url_that_a_source_cannot_read_is_refused(options: dict[str, object], 
         Pipeline("p", order_by=order_by).source("s", **options)  # type: ignore[arg-type]
 
 
+def test_event_time_order_without_streams_says_how_to_name_them() -> None:
+    pipeline = Pipeline("p", order_by="event_time")
+    pipeline.source("s").sink("o", to="file:o")
+    with pytest.raises(PlanError, match="does not name its streams") as caught:
+        pipeline.graph()
+    assert 'a file by its path, as Path("a.jsonl")' in caught.value.next_step
+
+
 def test_a_checkpoint_knows_whether_a_source_reads_a_url_but_not_which_one() -> None:
     one, other, none = built({"from_": "file:a"}), built({"from_": "file:b"}), built({})
     assert one.fingerprint() == other.fingerprint() != none.fingerprint()

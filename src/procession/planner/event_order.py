@@ -76,7 +76,8 @@ def check_declared(name: str, undeclared: list[str], event_time: EventTime, *, h
         raise PlanError(
             f"pipeline {name!r} is ordered by event time, but source {undeclared[0]!r} does not name its"
             " streams, so it is not known which streams to wait for",
-            next_step="name them by their ids: source(…, streams=[…])",
+            next_step='name them: source(…, streams=[…]), a file by its path, as Path("a.jsonl"), others by the name'
+            " or the id that their producer gives them",
         )
     if event_time.late is LateRule.DEAD_LETTER and not has_letters:
         raise PlanError(
