@@ -112,11 +112,6 @@ class Sequential(StageStates):
         for child in self.graph.children(index):
             self._walk(child, value, record, letters, key)
 
-    def _source_of(self, record: Record) -> int:
-        sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
-        named = [index for index in sources if record["stream_id"] in (self.graph.nodes[index].streams or ())]
-        return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
-
     def _output_of(self, node: Node, record: Record, key: bytes) -> str:
         """The output that a record is in: of those of a sink with several connections, its stream's or its key's."""
         if node.connections == 1:

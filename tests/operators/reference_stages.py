@@ -76,6 +76,8 @@ class StageStates:
     """The event time of the record at hand."""
     fired: bytes = NO_KEY
     """The key of the window that has just fired."""
+    came_with: bytes = NO_KEY
+    """The key that the record at hand had before this stage."""
 
     stage_time: int = 0
     """The same as the stage at hand has it, where states expire."""
@@ -102,6 +104,11 @@ class StageStates:
     @property
     def keys(self) -> KeyCodec:
         return KeyCodec(self.graph.types)
+
+    def _source_of(self, record: Record) -> int:
+        sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
+        named = [index for index in sources if record["stream_id"] in (self.graph.nodes[index].streams or ())]
+        return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
 
     def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
         """Those of these streams that come to a stage."""
