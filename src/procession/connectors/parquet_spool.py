@@ -31,7 +31,7 @@ from procession.storage.durable import storage_error
 
 BUFFER_BYTES_MAX = 2 * 1024 * 1024
 """Bytes of records that are converted together."""
-ROW_GROUP_BYTES_MIN = 2 * 1024 * 1024
+ROW_GROUP_BYTES_MIN = 4 * 1024 * 1024
 """Size of the first row group of a file. Each is twice as large as the one before, so writing begins early, and a large
 file has few row groups."""
 ROW_GROUP_BYTES_MAX = 32 * 1024 * 1024
@@ -135,8 +135,10 @@ class ParquetSpool:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
-        [batch] = pa.Table.from_batches([batch for batch, _ in waiting]).combine_chunks().to_batches()
-        positions = np.concatenate([positions for _, positions in waiting])
+        batch, positions = waiting[0]
+        if len(waiting) > 1:
+            [batch] = pa.Table.from_batches([batch for batch, _ in waiting]).combine_chunks().to_batches()
+            positions = np.concatenate([positions for _, positions in waiting])
         if self._columns.schema is None:
             self._columns.use(self._make_schema(self._columns.propose(batch)))
         rows = self._columns.table(batch, positions)
