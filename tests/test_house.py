@@ -292,7 +292,6 @@ def test_a_planted_name_that_occurs_twice_is_found(name: str, text: str) -> None
 
 # Pure modules whose test file has another name: the test reaches them through the module that uses them.
 TESTED_BY: dict[str, str] = {
-    "api.joins": "operators/test_stream_join",
     "api.matches": "operators/test_pattern_match",
     "api.side_streams": "operators/test_broadcast",
     "api.splits": "operators/test_side_outputs",

@@ -7,6 +7,8 @@ Invariant: as in `api/stage`, each method adds nodes to the graph and returns th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from procession.errors import PlanError
@@ -16,11 +18,13 @@ from procession.operators.windows import Length, span
 from procession.planner.graph import Kind, Node
 from procession.planner.keys import KeyCodec, RecordKey
 from procession.planner.validation import (
+    checked_call,
     checked_choice,
     checked_count,
     checked_flag,
     checked_function,
     checked_name,
+    checked_of_one,
     checked_unit,
 )
 from procession.times import Unit
@@ -116,6 +120,66 @@ class Joins:
             )
         )
 
+    def join_all(
+        self,
+        *others: Stage,
+        within_s: Length,
+        join: Callable[..., Any],
+        key: Key,
+        time: Time,
+        unit: Unit = "s",
+        lateness_s: Length = 0,
+        held_max: int = HELD_MAX,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stage:
+        """Join several stages: `join(first, second, third, …)` comes out for each combination with the same key.
+
+        The event time of each other record is at most `within_s` from that of the first one. A combination comes out at
+        the position of its last record. It is planned as one `join` after the other, each with more lateness than the
+        one before, because combinations come later than their first record (docs/how-to/joins.md).
+
+        Args:
+            others: The other stages or sources of the same pipeline, in the order of the arguments of `join`.
+            within_s: Maximum distance in event time from the first record, in seconds.
+            join: Takes a record of each stage, and returns the result. It receives copies and may change them.
+            key: Returns the key of a record of any of the stages.
+            time: Returns the event time of a record of any of the stages, as in `window`.
+            unit: Unit of the times: "s", "ms", "us" or "ns".
+            lateness_s: How much longer records are held for late ones.
+            held_max: Maximum number of records or combinations held per key. More stop the pipeline.
+
+        Raises:
+            PlanError: There is no other stage, one belongs to another pipeline, or a function has other arguments.
+        """
+        if not others:
+            raise PlanError(".join_all() has no other stage", next_step="pass the stages to join with")
+        checked_call(join, "join_all", "join", ("record",) * (1 + len(others)))
+        for function, what in ((key, "key"), (time, "time")):
+            checked_of_one(function, "join_all", what)
+        within, lateness = span(within_s, "within_s"), span(lateness_s, "lateness_s", 0)
+        named = f"join-all-{self._pipeline.size}" if name is None else checked_name(name, "a stage")
+        first = self._add(Node(Kind.MAP, f"{named}-first", (self._index,), _alone))
+        for number, other in enumerate(others):
+            first._check_side(other, "join_all", "others")
+            # A record is paired at most `within` after the watermark has passed it, with one that is up to `within`
+            # ahead of the watermark: so far may combinations be out of order.
+            first = first.join(
+                other,
+                within_s=_seconds(within),
+                join=_with_next,
+                left_key=OfFirst(key),
+                right_key=key,
+                left_time=OfFirst(time),
+                right_time=time,
+                unit=unit,
+                lateness_s=_seconds(lateness + 2 * number * within),
+                held_max=held_max,
+                name=f"{named}-{number + 1}",
+                parallelism=parallelism,
+            )
+        return self._add(Node(Kind.MAP, named, (first._index,), OfAll(join), is_named=name is not None))
+
     def _check_side(self, other: Any, word: str, what: str) -> None:
         """The second stream of a stage must be a stage of the same pipeline."""
         if not isinstance(other, Joins) or other._pipeline is not self._pipeline:
@@ -203,6 +267,38 @@ class Joins:
         function: Any = TableJoin(tuple(pairs), join, is_inner)
         named = checked_name(name, "a stage") if name is not None else ""
         return self._add(Node(Kind.HASH_JOIN, named, (self._index,), function, parallelism))
+
+
+@dataclass(frozen=True)
+class OfFirst:
+    """A function of a record, called with the first record of a combination."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, records: tuple[Any, ...]) -> Any:
+        return self.function(records[0])
+
+
+@dataclass(frozen=True)
+class OfAll:
+    """A function of several records, called with a combination."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, records: tuple[Any, ...]) -> Any:
+        return self.function(*records)
+
+
+def _alone(value: Any) -> tuple[Any, ...]:
+    return (value,)
+
+
+def _with_next(records: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    return (*records, value)
+
+
+def _seconds(ns: int) -> Decimal:
+    return Decimal(ns).scaleb(-9)
 
 
 def sided_key(left: Joins, right: Joins, word: str, keys: Sided | None) -> Sided | RecordKey:
