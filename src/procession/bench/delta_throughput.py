@@ -74,8 +74,8 @@ def _sink(form: str, directory: Path, payloads: list[pa.Array]) -> MeasuredSink:
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for form in FORMS:
-        plain, ours = (figures["rows_per_s"][f"{who} {form}"] for who in ("plain", "sink"))
-        cpu = [figures["cpu_us"][f"{who} {form}"] for who in ("plain", "sink")]
+        plain, ours = (figures["rows_per_s"][f"{variant} {form}"] for variant in ("plain", "sink"))
+        cpu = [figures["cpu_us"][f"{variant} {form}"] for variant in ("plain", "sink")]
         yield (
             f"{form} records: deltalake {plain:,.0f} rows/s, our sink {ours:,.0f}, {figures['ratio'][form]:.2f} of it;"
             f" processor time a row {cpu[0]:.2f} and {cpu[1]:.2f} µs, {figures['cpu_ratio'][form]:.2f}"

@@ -102,9 +102,9 @@ def _reason(error: ValueError) -> str:
     if errors is None:  # such as bytes that are not text
         return str(error).splitlines()[0]
     found = errors(include_url=False, include_context=False)
-    told = [_problem(problem) for problem in found[:ERRORS_SHOWN_MAX]]
-    more = len(found) - len(told)
-    return "; ".join(told) + (f"; and {more} more" if more else "")
+    problems = [_problem(problem) for problem in found[:ERRORS_SHOWN_MAX]]
+    more = len(found) - len(problems)
+    return "; ".join(problems) + (f"; and {more} more" if more else "")
 
 
 def _problem(problem: dict[str, Any]) -> str:

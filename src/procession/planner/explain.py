@@ -26,7 +26,11 @@ def explain(plan: Plan) -> str:
         shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]
     if graph.settings:
-        lines += ["", "settings", *(f"  {one.name} = {one.shown} ({one.origin})" for one in graph.settings)]
+        lines += [
+            "",
+            "settings",
+            *(f"  {setting.name} = {setting.shown} ({setting.origin})" for setting in graph.settings),
+        ]
     if typed := [f"  {node.name}: {node.typed.record.__name__}" for node in graph.sources if node.typed is not None]:
         lines += ["", "records are validated when they enter, and are objects of these classes", *typed]
     if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:

@@ -228,7 +228,7 @@ class Network:
         def arrive() -> None:
             listener = self.listeners.get(address)
             if listener is not None:
-                listener.post(listener.asked, request, reply)  # type: ignore[attr-defined]
+                listener.post(listener.on_request, request, reply)  # type: ignore[attr-defined]
 
         def arrive_again() -> None:
             # A client does not repeat an answered request, and a restarted process would take it for a new one.

@@ -221,7 +221,7 @@ class SimulatedGateway(SimulatedProcess):
 
     def _tick(self) -> None:
         self.handle(ev.AckIntervalPassed())
-        self.asked(ev.RetireStreams(), lambda _: None)
+        self.on_request(ev.RetireStreams(), lambda _: None)
         self.later(TICK_S, self._tick)
 
     # Doing
@@ -320,7 +320,7 @@ class SimulatedGateway(SimulatedProcess):
 
     # What the driver asks for: one at a time, as behind the real gateway's lock
 
-    def asked(self, request: Request, reply: Reply) -> None:
+    def on_request(self, request: Request, reply: Reply) -> None:
         self._requests.append((request, reply))
         if not self._is_locked:
             self._next_request()

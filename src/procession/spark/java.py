@@ -65,8 +65,8 @@ def _version_of(found: Path) -> str:
     except OSError as error:
         raise _not_running(found, error.strerror or str(error)) from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise _not_running(found, said[0] if said else f"it exits with status {done.returncode} and says nothing")
+        lines = done.stderr.strip().splitlines()
+        raise _not_running(found, lines[0] if lines else f"it exits with status {done.returncode} and says nothing")
     version = re.search(r'version "([^"]+)"', done.stderr)
     return version[1] if version else ""
 

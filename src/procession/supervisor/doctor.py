@@ -142,7 +142,7 @@ def _memory() -> MachineCheck:
 
 def _meminfo() -> Mapping[str, int]:
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines}
+    return {fields[0].rstrip(":"): int(fields[1]) for fields in lines}
 
 
 def _clock(directory: Path) -> MachineCheck:

@@ -69,8 +69,8 @@ def holder(directory: Path) -> int | None:
     the claim, closing the file would drop the lock."""
     try:
         with (directory / LOCK).open("rb") as file:
-            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, lock))
     except FileNotFoundError:
         return None
     return None if kind == fcntl.F_UNLCK else int(pid)
