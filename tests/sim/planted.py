@@ -5,6 +5,7 @@ Invariant: every one of them was somebody's bug once, here or in a system like t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from procession.commit.performer import CommitPerformer
 from procession.commit.spark_log import SparkLog
 from procession.commit.two_phase import TwoPhase
 from procession.connectors.file_sink import FileOutput
+from procession.errors import StorageError
 from procession.gateway.confirmation import KnownLog, check_offered
 from procession.gateway.gateway_directory import MemberFile, save_snapshot
 from procession.gateway.gateway_events import SnapshotWritten, TrimLog, WriteSnapshot
@@ -27,13 +29,14 @@ from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
 from procession.gateway.registry import RegisteredStream
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.stream_leases import StreamLeases
-from procession.runtime.files import FileSystem, OpenMode
+from procession.runtime.files import FileSystem, OpenFile, OpenMode
 from procession.sim.disk import SimulatedPath
 from procession.sim.oracle import STATES
 from procession.sim.simulated_confirmation import Confirmation
 from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_states import SimulatedStateStore
+from procession.storage import journal
 from procession.storage.driver_claim import CURRENT
 from procession.storage.durable import fsync_dir, storage_error, write_durably
 from procession.storage.journal import Entry, Journal
@@ -428,6 +431,30 @@ def a_leader_that_lacks_a_gateway_is_taken_for_the_last_one(patch: Patch) -> Non
     patch.setattr("procession.sim.simulated_confirmation.check_gateways", lambda members, known, name: None)
 
 
+def an_unfinished_entry_of_a_sinks_log_is_damage(patch: Patch) -> None:
+    """Ours, until a power cut left the end of an entry, but not its beginning."""
+    before = journal._is_torn
+
+    def lines(file: OpenFile, position: int) -> Iterator[bytes]:
+        return (line.replace(b"\0\0", b"??") if not before(line) else line for line in read_lines(file, position))
+
+    read_lines = journal._lines
+    patch.setattr(journal, "_lines", lines)
+
+
+def only_a_full_disk_and_a_failed_sync_end_a_driver(patch: Patch) -> None:
+    """Nobody had thought of a file system that becomes read-only."""
+
+    def write(path: Path, data: bytes, files: FileSystem) -> None:
+        try:
+            write_durably(path, data, files)
+        except StorageError as error:
+            if error.fields.get("errno") in (errno.ENOSPC, errno.EIO):
+                raise
+
+    patch.setattr("procession.commit.round_files.write_durably", write)
+
+
 @dataclass(frozen=True)
 class Bug:
     """`seed` is where a test begins to look, so that it is short; `runs` is how many it took from seed 0 on, when this
@@ -485,4 +512,6 @@ BUGS = (
     Bug(a_gateway_that_lacks_the_last_commit_admits_producers, seed=155, runs=156),
     Bug(a_commit_is_taken_for_all_that_a_gateway_lacks, seed=3077, runs=3078),
     Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=16760, runs=16761),
+    Bug(an_unfinished_entry_of_a_sinks_log_is_damage, seed=2913, runs=2914),
+    Bug(only_a_full_disk_and_a_failed_sync_end_a_driver, seed=2194, runs=2195),
 )

@@ -78,6 +78,24 @@ def test_zeros_that_a_power_cut_left_behind_the_last_entry_are_a_torn_tail(tmp_p
     assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("sector_bytes", [16, 64])
+def test_a_last_entry_of_which_any_sectors_are_missing_is_a_torn_tail(tmp_path: Path, sector_bytes: int) -> None:
+    path = tmp_path / "journal"
+    data, last = written(path, ENTRIES), encode({"sectors": "x" * 100})
+    start, end = len(data), len(data) + len(last)
+    for first in range(start - start % sector_bytes, end - 1, sector_bytes):
+        missing = range(max(start, first), min(end, first + sector_bytes))
+        torn = bytearray(data + last)
+        torn[missing.start : missing.stop] = bytes(len(missing))
+        path.write_bytes(torn)
+        assert reopened(path) == ENTRIES
+        assert path.read_bytes() == data
+        if missing.stop < end:
+            path.write_bytes(bytes(torn) + last)
+            with pytest.raises(StorageError, match=f"damaged at byte {start}"):
+                reopened(path)
+
+
 def test_every_flipped_bit_is_found_and_its_place_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     data = written(path, ENTRIES)

@@ -1,6 +1,7 @@
 """A simulated disk: the page cache, the durable content, and the effect of a power cut on the difference.
 
-Invariant: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not synced.
+Invariant: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not synced;
+a scattered one keeps any sectors of it.
 A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that were
 changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
 behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
@@ -10,6 +11,7 @@ succeeds without writing it. Processes use it through `simulated_files`; `oracle
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import ne
 from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from procession.sim.simulated_process import SimulatedProcess
 
 PATHS_MAX = 16_384
+SECTOR_BYTES = 64
+"""What a disk writes whole, as small as the files of a simulation are."""
 
 
 class SimulatedPath(PosixPath):
@@ -80,12 +84,14 @@ class File:
         old = self.durable.ljust(len(self.data), b"\0")
         return bytes(old[at] if at in self.lost else byte for at, byte in enumerate(self.data))
 
-    def cut_power(self, chance: Randomness) -> None:
+    def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> None:
         if self.data is self.durable:
             return
         old, new = self.durable, self._written() if self.lost else self.data
         self.lost = None
-        if new.startswith(old):
+        if is_scattered:
+            self.data = _scattered(old, new, chance)
+        elif new.startswith(old):
             # Appended data: any prefix since the last sync may survive, often none or all of it.
             kept = chance.choice((len(old), len(new), chance.randrange(len(old), len(new) + 1)))
             self.data = new[:kept]
@@ -125,7 +131,7 @@ class Directory:
             self.lost.update(name for changes in self.pending if changes not in kept for name in changes)
             self.pending = kept
 
-    def cut_power(self, chance: Randomness) -> None:
+    def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> None:
         if self.pending or self.lost:
             for changes in self.pending[: chance.randrange(0, len(self.pending) + 1)]:
                 _apply(self.durable, changes)
@@ -133,7 +139,22 @@ class Directory:
             self.pending = []
             self.lost.clear()
         for node in self.names.values():
-            node.cut_power(chance)
+            node.cut_power(chance, is_scattered=is_scattered)
+
+
+def _scattered(old: bytes, new: bytes, chance: Randomness) -> bytes:
+    """Of what was written since the last sync, any sectors are on disk, whatever their order. One that is not, in what
+    the file has grown by, is zeros. A byte that is alone in its sector is on disk: nobody can tell it from a bit that
+    was flipped."""
+    shorter, longer = sorted((len(old), len(new)))
+    length = chance.choice((len(old), len(new), chance.randrange(shorter, longer + 1)))
+    before, after = old[:length].ljust(length, b"\0"), new[:length].ljust(length, b"\0")
+    sectors = []
+    for start in range(0, length, SECTOR_BYTES):
+        is_lone = sum(map(ne, before[start : start + SECTOR_BYTES], after[start : start + SECTOR_BYTES])) == 1
+        kept = after if is_lone or chance.random() < 0.5 else before
+        sectors.append(kept[start : start + SECTOR_BYTES])
+    return b"".join(sectors)
 
 
 def _apply(names: dict[str, File | Directory], changes: dict[str, File | Directory | None]) -> None:
@@ -150,6 +171,8 @@ class Disk:
     def __init__(self) -> None:
         self.root = Directory()
         self.is_full = False
+        self.is_read_only = False
+        """After an error the kernel has mounted it read-only: what is not synced cannot be synced any more."""
         self.fsync_failures = 0
         """Number of the next syncs that fail."""
         self.locks: dict[File | Directory, SimulatedProcess] = {}
@@ -211,9 +234,10 @@ class Disk:
         node = directory.durable.get(name) if directory is not None else None
         return node.durable if type(node) is File else None
 
-    def cut_power(self, chance: Randomness) -> None:
-        self.root.cut_power(chance)
+    def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> None:
+        """With `is_scattered`, sectors were written in any order; else what was appended is on disk up to a byte."""
+        self.root.cut_power(chance, is_scattered=is_scattered)
         self.syncs += 1
         self._found.clear()
-        self.is_full = False
+        self.is_full = self.is_read_only = False
         self.fsync_failures = 0

@@ -81,6 +81,12 @@ JOINS = range(50, 100)
 """Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
 producer connects to another gateway first."""
 
+DISK_FAULTS = ("scatter", "read-only")
+"""A power cut that leaves any of the sectors that were written since the last sync, and a file system that is read-only
+until an operator mounts it again."""
+DISK_FAULT_SHARE = 0.12
+"""Share of worlds that have one of them in addition to their other faults."""
+
 STEPS = {GATEWAY: 120, "follower": 80, DRIVER: 170, SPARK: 90, "sink": 60, "producer": 20}
 """Approximate number of steps of a part in a run of five records without faults."""
 EDGES = {GATEWAY: 36, "follower": 22, DRIVER: 46, SPARK: 12, "sink": 20}
@@ -247,7 +253,9 @@ class FaultPlan:
                 yield f"a fault strikes {fault.part!r}, and there is no such part"
             elif fault.kind in SET_BACKS and fault.part not in self.gateway_parts:
                 yield f"{fault.kind!r} is done to a gateway, if at all"
-            elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, "blackout"):
+            elif fault.kind in DISK_FAULTS and _role(fault.part) not in EDGES:
+                yield f"{fault.kind!r} is done to a part with a disk"
+            elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, *DISK_FAULTS, "blackout"):
                 yield f"{fault.kind!r} is nothing that can be done to {fault.part!r}"
 
     def with_faults(self, faults: tuple[PlannedFault, ...]) -> FaultPlan:
@@ -293,6 +301,14 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
             fault = replace(fault, step=chance.choice(JOINS), kind="set-back")
             plan = replace(plan, first_home=1)
         plan = plan.with_faults((*plan.faults, fault))
+    if chance.random() < DISK_FAULT_SHARE:
+        part, kind = (
+            chance.choice((*plan.gateway_parts, DRIVER, DRIVER, "sink-0", "sink-0")),
+            chance.choice(DISK_FAULTS),
+        )
+        step = 1 + int(EDGES[_role(part)] * size.reach * chance.random())
+        seconds = round(0.3 * chance.random(), 3)
+        plan = plan.with_faults((*plan.faults, PlannedFault(part, step, kind, seconds, is_at_edge=True)))
     return plan
 
 

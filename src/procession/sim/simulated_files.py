@@ -66,6 +66,8 @@ class SimulatedFileSystem:
         node = directory.names.get(name)
         if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        if mode is not READ:
+            self.check_writable()
         if mode is READ or mode is WRITE:
             if node is None:
                 raise _missing(path)
@@ -101,12 +103,14 @@ class SimulatedFileSystem:
         if name in directory.names or not name:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
         self.step()
+        self.check_writable()
         directory.change({name: Directory()})
 
     def rename(self, old: Path, new: Path) -> None:
         directory, name = self._parent(old)
         other, new_name = self._parent(new)
         self.edge()
+        self.check_writable()
         node, replaced = directory.names.get(name), other.names.get(new_name)
         if node is None:
             raise _missing(old)
@@ -125,6 +129,7 @@ class SimulatedFileSystem:
         if name in directory.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(new))
         self.edge()
+        self.check_writable()
         directory.change({name: node})
 
     def remove(self, path: Path) -> None:
@@ -135,6 +140,7 @@ class SimulatedFileSystem:
         if type(node) is Directory:
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
         self.step()
+        self.check_writable()
         directory.change({name: None})
 
     def remove_tree(self, path: Path) -> None:
@@ -142,13 +148,14 @@ class SimulatedFileSystem:
         directory, name = self._parent(path)
         self.step()
         node = directory.names.get(name)
-        if type(node) is Directory:
+        if type(node) is Directory and not self.disk.is_read_only:
             directory.change({name: None})
             self.disk.moved(node)
 
     def sync_directory(self, path: Path) -> None:
         directory = self._directory(path)
         self.edge()
+        self.check_writable()
         if self.disk.fails_to_sync():
             directory.fail_to_sync(is_lost=self.chance.random() < 0.5)
             raise _failed_sync()
@@ -171,6 +178,10 @@ class SimulatedFileSystem:
                 raise BlockingIOError(errno.EWOULDBLOCK, "Resource temporarily unavailable", str(path))
         self.disk.locks[node] = self.process
         return SimulatedLock(self, node)
+
+    def check_writable(self) -> None:
+        if self.disk.is_read_only:
+            raise InjectedDiskError(errno.EROFS, "Read-only file system")
 
     def _turn(self) -> None:
         """A call begins: others may go first, and the process may be dead."""
@@ -233,6 +244,7 @@ class SimulatedFile:
         files, node = self._files, self._node
         files.process.give_way()
         files.step()
+        files.check_writable()
         data = b"".join(parts)
         if files.disk.is_full and position + len(data) > len(node.data):
             # Existing bytes can be overwritten; a part of the new ones may still fit.
@@ -243,12 +255,14 @@ class SimulatedFile:
 
     def truncate(self, length: int) -> None:
         self._files.step()
+        self._files.check_writable()
         self._node.truncate(length)
 
     def sync(self, *, is_data_only: bool = False) -> None:
         files = self._files
         files.process.give_way()
         files.edge()
+        files.check_writable()
         if files.disk.fails_to_sync():
             self._node.fail_to_sync(is_dropped=files.chance.random() < DROPPED)
             raise _failed_sync()

@@ -172,8 +172,8 @@ class World:
         machine = self._machines[part]
         if not machine.is_up or any(process.part == part for process in machine.processes):
             return  # it starts with its machine, or has started already
-        if machine.disk.is_full:
-            self.site.clock.after(0.1, self._start, part)  # an operator makes room first
+        if machine.disk.is_full or machine.disk.is_read_only:
+            self.site.clock.after(0.1, self._start, part)  # an operator makes room first, or mounts it again
             return
         if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
@@ -241,13 +241,13 @@ class World:
     def _is_claimed(self) -> bool:
         return self._machines[DRIVER].disk.file(f"{CHECKPOINT}/{CURRENT}") is not None
 
-    def _cut_power(self, machine: Machine, seconds: float) -> None:
+    def _cut_power(self, machine: Machine, seconds: float, *, is_scattered: bool = False) -> None:
         if not machine.is_up:
             return
         machine.is_up = False
         for process in list(machine.processes):
             process.kill(is_power_cut=True)
-        machine.disk.cut_power(self.site.chance)
+        machine.disk.cut_power(self.site.chance, is_scattered=is_scattered)
         self.site.clock.after(seconds, self._power_on, machine)
 
     def _power_on(self, machine: Machine) -> None:
@@ -279,6 +279,11 @@ class World:
                 process.pause(fault.seconds)
             case "power":
                 self._cut_power(process.machine, fault.seconds)
+            case "scatter":
+                self._cut_power(process.machine, fault.seconds, is_scattered=True)
+            case "read-only":
+                process.machine.disk.is_read_only = True
+                self.site.clock.after(fault.seconds, self._mend, process.machine)
             case "blackout":
                 for machine in dict.fromkeys(self._machines.values()):
                     self._cut_power(machine, fault.seconds)
@@ -319,7 +324,7 @@ class World:
             self._start_driver()
 
     def _mend(self, machine: Machine) -> None:
-        machine.disk.is_full = False
+        machine.disk.is_full = machine.disk.is_read_only = False
         machine.disk.fsync_failures = 0
 
 

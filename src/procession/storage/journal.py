@@ -3,9 +3,10 @@
 A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a newline.
 
 Invariant: an entry is on disk, whole, once `append` has returned. A crash can leave only a strict prefix of the last
-line, which `open` cuts off. `open` copies the entries into a new file, because a file that can be read need not be on
-disk. Any other damage is a StorageError, never a guess: a lost vote is lost data. A writer may replace the file by a
-shorter one with the same meaning; a `JournalTail` notices it.
+line, or the line with zeros in place of sectors that were not written, whether or not its end is there. `open` cuts it
+off: no entry has zero bytes, and no flipped bit makes two of them. `open` copies the entries into a new file, because a
+file that can be read need not be on disk. Any other damage is a StorageError, never a guess: a lost vote is lost data.
+A writer may replace the file by a shorter one with the same meaning; a `JournalTail` notices it.
 """
 
 from __future__ import annotations
@@ -159,9 +160,10 @@ def _scan(path: Path, files: FileSystem, position: int = 0) -> Iterator[tuple[En
 
 
 def _scan_file(file: OpenFile, path: Path, position: int) -> Iterator[tuple[Entry, int]]:
-    for line in _lines(file, position):
+    lines = _lines(file, position)
+    for line in lines:
         if not _is_whole(line):
-            if _is_torn(line):
+            if _is_torn(line) or (b"\0\0" in line and next(lines, None) is None):
                 return
             raise StorageError(
                 f"The journal {path} is damaged at byte {position}: the entry there does not match its checksum.",
