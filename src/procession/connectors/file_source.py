@@ -66,6 +66,11 @@ class FileSource:
         """The ids of the streams found so far."""
         return frozenset(self._paths)
 
+    @property
+    def paths(self) -> dict[int, str]:
+        """The files found so far, by the ids of their streams."""
+        return {number: str(path) for number, path in self._paths.items()}
+
     def streams(self) -> Streams:
         found = [Stream(number, str(path)) for number, path in self._paths.items()]
         return self._appearing(found) if self._is_following and any(map(_is_pattern, self._names)) else found

@@ -6,6 +6,8 @@ declares it with `planner/event_order`; the gateway applies it with `merge/event
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from procession.errors import ConfigError
 from procession.merge.event_time import DeclaredOrder, declared_of
 from procession.planner.graph import Graph
@@ -32,6 +34,19 @@ def check_gateways(graph: Graph, gateways: int) -> None:
             " that a stream is idle",
             next_step="remove idle_timeout_s, or remove --gateways",
         )
+
+
+def check_inputs(graph: Graph, files: Mapping[int, str]) -> None:
+    """Raise ConfigError if the app orders by event time, and does not declare the stream of one of these files."""
+    if graph.event_time is None:
+        return
+    for stream_id, path in files.items():
+        if stream_id not in graph.streams:
+            raise ConfigError(
+                f"pipeline {graph.name!r} is ordered by event time, and no source declares the file {path}",
+                next_step=f"declare it by its path: source(…, streams=[Path({path!r})]); a text is the name of a"
+                " stream, not of a file",
+            )
 
 
 def order_arguments(graph: Graph) -> list[str]:

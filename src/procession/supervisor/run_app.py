@@ -17,6 +17,7 @@ from procession.commit.round_record import RoundRecord
 from procession.connectors.file_source import FileSource
 from procession.driver.app_file import load_app
 from procession.driver.stage_states import held_back
+from procession.driver.stream_order import check_inputs
 from procession.errors import ConfigError, ProcessionError
 from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
@@ -47,8 +48,10 @@ def run_app(
     """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
     run."""
     # Report unreadable inputs before anything is started.
-    streams = FileSource(inputs).stream_ids
+    files = FileSource(inputs).paths
+    streams = frozenset(files)
     graph = load_app(app, input_streams=streams).graph
+    check_inputs(graph, files)
     check_connectors(graph)
     streams |= connected_streams(graph)
     graph = graph.with_inputs(streams)
