@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procession.driver.last_commit import LastCommit
-from procession.errors import StorageError
+from procession.errors import RoundError, StorageError
 from procession.gateway.confirmation import KnownGateway
 from procession.storage.log_ranges import LogOffset
 from procession.wire.messages import Ack
@@ -90,6 +90,28 @@ def test_a_copy_from_before_the_last_commit_is_told_it_before_a_producer_is_admi
         sent(gateway, range(10, 20))
         gateways.until(lambda: taker.has(STREAM, 20), "twenty records")
         assert taker.ids[STREAM] == list(range(20))
+
+
+@pytest.mark.parametrize("gateways", [1], indirect=True)
+def test_a_commit_that_comes_before_a_driver_has_compared_the_log_is_not_taken(
+    gateways: Gateways, tmp_path: Path
+) -> None:
+    with gateways:
+        taker, gateway = gateways.taker(), gateways[0]
+        taker.take()
+        sent(gateway, range(10))
+        kept_on_disk(gateway, 10, taker.checkpoint.fence)
+        shutil.copytree(gateway.directory, tmp_path / "copy")
+        gateways.until(lambda: taker.has(STREAM, 10), "ten records")
+        set_back(gateway, tmp_path / "copy")
+        with gateway.client() as driver:
+            committed = driver.status()["epoch"]
+            with pytest.raises(RoundError, match="No driver has compared the log"):
+                driver.commit(taker.checkpoint.fence, committed + 1, 10, {STREAM: 9})
+            assert driver.status()["epoch"] == committed
+            driver.offer(taker.checkpoint.fence, LogOffset(), ALL, ALL)
+            driver.commit(taker.checkpoint.fence, committed + 1, 10, {STREAM: 9})
+            assert driver.status()["epoch"] == committed + 1
 
 
 @pytest.mark.parametrize("gateways", [1], indirect=True)

@@ -423,7 +423,13 @@ def a_gateway_that_lacks_the_last_commit_admits_producers(patch: Patch) -> None:
 
 def a_commit_is_taken_for_all_that_a_gateway_lacks(patch: Patch) -> None:
     """A driver repeats its last commit as soon as it starts, also to a gateway that lacks more than that names."""
+    a_commit_is_taken_before_the_log_is_compared(patch)
     patch.setattr("procession.gateway.retirement.check_epochs", lambda epochs, epochs_kept: None)
+
+
+def a_commit_is_taken_before_the_log_is_compared(patch: Patch) -> None:
+    """Ours once: the directory that the gateway had last then lacks a commit that an older copy has reported."""
+    patch.setattr(Confirmation, "check_compared", lambda self, request: None)
 
 
 def a_leader_that_lacks_a_gateway_is_taken_for_the_last_one(patch: Patch) -> None:
@@ -511,6 +517,7 @@ BUGS = (
     Bug(of_a_log_only_the_length_is_compared, seed=120, runs=121, blind_seed=11),
     Bug(a_gateway_that_lacks_the_last_commit_admits_producers, seed=155, runs=156),
     Bug(a_commit_is_taken_for_all_that_a_gateway_lacks, seed=3077, runs=3078),
+    Bug(a_commit_is_taken_before_the_log_is_compared, seed=4581, runs=4582),
     Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=16760, runs=16761),
     Bug(an_unfinished_entry_of_a_sinks_log_is_damage, seed=2913, runs=2914),
     Bug(only_a_full_disk_and_a_failed_sync_end_a_driver, seed=2194, runs=2195),

@@ -7,7 +7,7 @@ complete while the committed positions next to it are older. Then the driver sen
 admits producers; if that commit does not name everything that is missing, the gateway is refused. A gateway that starts
 on a used directory, or on a new one in a pipeline that a driver has claimed, refuses every NOTIFY until a driver
 confirms its log. Until then a leader grants no stream, and ignores reports about streams from gateways whose log is not
-confirmed. `control` receives the driver's request.
+confirmed. It takes no commit before a driver's request has matched its log. `control` receives the driver's request.
 """
 
 from __future__ import annotations

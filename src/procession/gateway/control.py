@@ -29,7 +29,7 @@ from typing import Any
 import structlog
 
 from procession.address import peer_of
-from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, StorageError
+from procession.errors import ConfigError, DiskError, ProcessionError, RemoteProtocolError, RoundError, StorageError
 from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
 from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.gateway_metrics import stream_rows
@@ -67,6 +67,8 @@ class ControlServer:
         self._config = gateway.config
         self._server: asyncio.Server | TlsListener | None = None
         self._talks: set[asyncio.Task[Any]] = set()
+        self._is_compared = False
+        """Whether a driver's request has matched this log since the gateway started."""
         self._strangers: dict[asyncio.Task[Any], None] = {}
         """Those that have not shown the cookie in a request yet, the oldest first."""
 
@@ -182,6 +184,7 @@ class ControlServer:
         except StorageError as error:
             log.error("gateway.log_refused", reason=error.sentence)
             raise
+        self._is_compared = True
         yield
         if offered is not None and not self._is_behind(known):
             gateway.confirm()
@@ -189,6 +192,15 @@ class ControlServer:
     def _is_behind(self, known: KnownGateway) -> bool:
         """Whether producers wait until the driver has sent the last commit to this gateway."""
         return not self._gateway.is_confirmed and self._gateway.state.snapshot.epoch + 1 < known.epochs
+
+    def _check_compared(self) -> None:
+        """An older copy of the directory must not report a commit as on disk: the driver would then refuse the
+        directory that the gateway had last, which lacks this commit. Raises RoundError; the driver sends it again."""
+        if not self._is_compared and not self._gateway.is_confirmed:
+            raise RoundError(
+                f"No driver has compared the log of {self._gateway.name or 'the gateway'} since its start.",
+                next_step="Wait: the driver does so with its next offer, and sends the commit again.",
+            )
 
     async def _do(self, request: Request) -> Reply:
         gateway = self._gateway
@@ -213,6 +225,7 @@ class ControlServer:
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
                 kept = integers(request, "epochs_kept")[0] if "epochs_kept" in request else None
+                self._check_compared()
                 await gateway.commit(EpochCommitted(fence, epoch, end, positions(request), kept))
                 return {}
             case "fence":

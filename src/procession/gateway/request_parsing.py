@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from procession.errors import ConfigError, DiskError, FencedError, ProcessionError, RemoteProtocolError, StorageError
+from procession.errors import (
+    ConfigError,
+    DiskError,
+    FencedError,
+    ProcessionError,
+    RemoteProtocolError,
+    RoundError,
+    StorageError,
+)
 from procession.format_number import is_known_format
 from procession.gateway.confirmation import KnownGateway
 from procession.merge.stream_clocks import StreamClock
@@ -26,6 +34,7 @@ KINDS: dict[type[ProcessionError], str] = {
     FencedError: "fenced",
     StorageError: "storage",
     DiskError: "disk",
+    RoundError: "unready",
     ConfigError: "config",
     RemoteProtocolError: "invalid",
     GarbledRequest: "garbled",

@@ -15,7 +15,7 @@ from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
 from procession.driver.known_gateways import known_gateway
-from procession.errors import ProcessionError
+from procession.errors import ProcessionError, RoundError
 from procession.gateway.confirmation import KnownGateway
 from procession.gateway.global_registry import LEADER
 from procession.sim.environment import Environment
@@ -79,6 +79,8 @@ class SimulatedGatewayClients:
         return any(name not in self._away for name in self._pending)
 
     def _answered(self, name: str, question: Any, answer: Any) -> Any:
+        if isinstance(answer, RoundError):
+            answer = None  # as if it were away: the request is sent again
         if isinstance(answer, ProcessionError):
             raise answer
         self._pending.discard(name)

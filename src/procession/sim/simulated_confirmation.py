@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from procession.errors import StorageError
+from procession.errors import RoundError, StorageError
 from procession.gateway.confirmation import KnownGateway, check_directory, check_gateways, check_offered
+from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.recovery import OpenedGateway
 from procession.gateway.snapshot import Snapshot
 from procession.sim.control_requests import ConfirmRequest, OfferRequest
@@ -27,6 +28,7 @@ class Confirmation:
         self._part = part
         self._is_awaited = is_awaited
         self.is_confirmed = not is_awaited or (opened.found.identity is None and not site.is_claimed())
+        self._is_compared = False
         self.identity = opened.identity if is_awaited else ""
         if is_awaited:
             site.identities.setdefault(part, opened.identity)
@@ -45,6 +47,12 @@ class Confirmation:
             self._site.tell(self._part, "! refuses: %s", error.sentence)
             self._site.refused(self._part)
             raise self.excused(error) from error
+        self._is_compared = True
+
+    def check_compared(self, request: object) -> None:
+        """Raise RoundError for a commit if no driver has compared the log since the start."""
+        if isinstance(request, EpochCommitted) and not self._is_compared and not self.is_confirmed:
+            raise RoundError(f"no driver has compared the log of {self._part} since its start")
 
     def excused(self, error: StorageError) -> StorageError:
         """The same error, marked as injected damage if the directory was set back."""

@@ -332,6 +332,7 @@ class SimulatedGateway(SimulatedProcess):
         request, reply = self._requests.popleft()
         try:
             actions: list[ev.Action] = []
+            self.confirmation.check_compared(request)
             if isinstance(request, ev.EpochCommitted | ev.RetireStreams):
                 actions = self._decided(request)
             else:
