@@ -8,14 +8,19 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from procession import faults
-from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Death
-from procession.chaos.fault_injector import Excuse, Undo
+from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster, Death
+from procession.chaos.fault_injector import Excuse, FaultInjector, Undo
 from procession.chaos.faulty_sink import Behaviour, misdeeds_file
+from procession.chaos.history import History
+from procession.chaos.scenario import STANDARD, FaultAction, FaultStep
+from tests.chaos.fake_cluster import FakeCluster
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -39,6 +44,18 @@ def death(status: int, text: str) -> Death:
 )
 def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, text: str, is_covered: bool) -> None:
     assert Excuse((EXIT_CLEAR,), FULL).covers(death(status, text)) is is_covered
+
+
+def test_a_part_may_notice_once_and_late_that_what_it_depends_on_was_away(tmp_path: Path) -> None:
+    cluster = FakeCluster(tmp_path)
+    history = History(0, cluster=replace(STANDARD, dependants={"gateway": ("left", "right")}))
+    injector = FaultInjector(cast(Cluster, cluster), history)
+    injector.do(FaultStep(FaultAction.NOTHING, "gateway"))
+    injector.excuses.clear()  # all parts have recovered
+    failed = Death("left", EXIT_AGAIN, 0.0, False, "error: the connection was lost")
+    assert injector.is_excused(failed)
+    assert not injector.is_excused(failed)
+    assert not injector.is_excused(replace(failed, part="right", status=EXIT_CLEAR))
 
 
 def test_what_waits_for_its_occasion_lasts_from_then_on_and_not_for_ever() -> None:

@@ -62,7 +62,10 @@ class FaultInjector:
         self.began = time.monotonic()
         self._undos: list[Undo] = []
         self.excuses: dict[str, Excuse] = {}
-        """Deaths that a step causes by other means than a signal."""
+        """Deaths that a step causes by other means than a signal, until all parts have recovered."""
+        self._late_excuses: dict[str, Excuse] = {}
+        """One death of each part that depends on a part which was struck. An idle sink notices that its database was
+        away only at its next transaction, when all others have recovered."""
         self.leaving: dict[str, float] = {}
         """Gateways that are asked to leave, and since when."""
         self.last_done = self.last_stir = self.began
@@ -85,6 +88,7 @@ class FaultInjector:
         self._cluster.use_master("")
         self.leaving.clear()
         self.excuses.clear()
+        self._late_excuses.clear()
 
     def note(self, on: str, what: str) -> None:
         self.last_done = time.monotonic()
@@ -96,14 +100,17 @@ class FaultInjector:
 
     def is_excused(self, death: Death) -> bool:
         excuse = self.excuses.get(death.part)
-        return death.is_ours or (excuse is not None and excuse.covers(death))
+        if death.is_ours or (excuse is not None and excuse.covers(death)):
+            return True
+        late = self._late_excuses.pop(death.part, None)
+        return late is not None and late.covers(death)
 
     # Each kind of step. The harness has waited until the part runs.
 
     def do(self, step: FaultStep) -> None:
         self.note(step.on, str(step))
         for part in self._history.cluster.dependants.get(step.on, ()):
-            self.excuses[part] = Excuse((EXIT_AGAIN,))
+            self.excuses[part] = self._late_excuses[part] = Excuse((EXIT_AGAIN,))
         getattr(self, f"_{step.do.name.lower()}")(step)
 
     def hit(self, part: str, *, is_timed: bool = True) -> None:
