@@ -97,7 +97,7 @@ def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:
     for directory, address in ((None, None), (pipeline, "127.0.0.1:1")):
         with pytest.raises(UsageError, match="not clear which pipeline"):
             leader_of(directory, address)
-    with pytest.raises(ConfigError, match="not the directory of a pipeline"):
+    with pytest.raises(ConfigError, match="is not that of a pipeline that was run"):
         run_one_more(pipeline / "nothing", "", "127.0.0.1:0", None, load_settings(), print)
     for listen, metrics in (("here", None), ("127.0.0.1:0", "there")):
         with pytest.raises(UsageError, match="is not an address") as caught:
