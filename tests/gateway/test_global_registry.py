@@ -336,3 +336,13 @@ def test_the_leader_keeps_beside_its_own_gateway_only_what_that_does_not_know() 
         Grant(8, None),
         Grant(9, None),
     ]
+
+
+def test_a_stream_that_is_only_in_the_log_is_not_reported_once_its_rows_are_committed() -> None:
+    claims = StreamLeases([S], until=5)
+    assert claims.held_beyond(4) == [S]
+    assert claims.held_beyond(5) == []
+    claims.has_leader = True
+    claims.notify(1, Notify(S, "s", NOTHING_COMMITTED))
+    claims.answered(S, is_granted=True)
+    assert claims.held_beyond(5) == [S], "a session has it"

@@ -67,7 +67,8 @@ class Leadership:
         """Registers the streams that this gateway holds, and starts to grant streams."""
         assert self._state.claims is not None
         self._own_link = next(self._numbers)
-        self.registry.join(LEADER, self._own_link, self._state.claims.held, {})
+        held = self._state.claims.held_beyond(self._state.snapshot.end_sequence)
+        self.registry.join(LEADER, self._own_link, held, {})
         self._handle(LeaderFound())
 
     @property
@@ -247,7 +248,7 @@ def greeting(
         "starts": starts,
         "turn": turn,
         "gateway": gateway.as_dict(),
-        "held": state.claims.held,
+        "held": state.claims.held_beyond(state.snapshot.end_sequence),
         "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
         "committed_end": state.snapshot.end_sequence,
         "order": order,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from enum import Enum
+from math import inf
 from typing import Protocol
 
 from procession.merge.stream_clocks import StreamClock
@@ -110,8 +111,13 @@ class StreamLeases:
 
     @property
     def held(self) -> list[int]:
-        """The streams to report to the leader on a new link."""
         return [stream_id for stream_id, claim in self._claims.items() if claim in HELD]
+
+    def held_beyond(self, end_sequence: int) -> list[int]:
+        """The streams to report to the leader on a new link, when all rows below this sequence are committed. A stream
+        that is only in the log, and has no other rows, is released next: another gateway may hold it by now."""
+        settled = {stream_id for stream_id in self._restored if self._until.get(stream_id, inf) <= end_sequence}
+        return [stream_id for stream_id in self.held if stream_id not in settled]
 
     def holds(self, stream_id: int) -> bool:
         return self._claims.get(stream_id) in HELD
