@@ -163,8 +163,11 @@ class Checkpoint:
 
 
 def _locked(root: Path, files: FileSystem) -> HeldLock:
-    files.open(root / "LOCK", OpenMode.CREATE).close()
-    return files.lock(root / "LOCK", waits=True)
+    try:
+        files.open(root / "LOCK", OpenMode.CREATE).close()
+        return files.lock(root / "LOCK", waits=True)
+    except OSError as error:
+        raise storage_error(root / "LOCK", "lock", error) from error
 
 
 def _last_committed(root: Path, files: FileSystem) -> RoundRecord | None:
