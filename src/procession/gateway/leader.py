@@ -248,7 +248,7 @@ def greeting(
         "starts": starts,
         "turn": turn,
         "gateway": gateway.as_dict(),
-        "held": state.claims.held_beyond(state.snapshot.end_sequence),
+        "held": state.claims.held,
         "positions": {str(stream_id): at for stream_id, at in committed_of(state).items()},
         "committed_end": state.snapshot.end_sequence,
         "order": order,

@@ -111,11 +111,13 @@ class StreamLeases:
 
     @property
     def held(self) -> list[int]:
+        """The streams to report to the leader on a new link."""
         return [stream_id for stream_id, claim in self._claims.items() if claim in HELD]
 
     def held_beyond(self, end_sequence: int) -> list[int]:
-        """The streams to report to the leader on a new link, when all rows below this sequence are committed. A stream
-        that is only in the log, and has no other rows, is released next: another gateway may hold it by now."""
+        """The streams that the leader's own gateway holds when it begins to lead, and all rows below this sequence are
+        committed. A stream that is only in the log, and has no other rows, is released in the same step: another
+        gateway may hold it by now."""
         settled = {stream_id for stream_id in self._restored if self._until.get(stream_id, inf) <= end_sequence}
         return [stream_id for stream_id in self.held if stream_id not in settled]
 
