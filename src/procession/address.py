@@ -163,8 +163,8 @@ def address_of(listener: socket.socket) -> Address:
 
 
 def notice_silence(connected: socket.socket | None, silence_s: float = SILENCE_S) -> None:
-    """Enable TCP keep-alive, so that the kernel ends a connection whose peer machine is gone. None: no kernel knows
-    the connection; whoever made it notices."""
+    """Enable TCP keep-alive, so that the kernel ends a connection whose peer machine is gone. A simulated connection
+    has no socket (None)."""
     if connected is None or connected.family == socket.AF_UNIX:
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

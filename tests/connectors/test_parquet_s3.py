@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from procession.sdk.conformance import CASES, CaseOutcome, Conformance, Conforma
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.sink_process import SinkProcess, Visible
 from procession.sdk.transaction_log import TransactionLog
+from procession.supervisor.local_pipeline import COMMAND
 from tests.connectors.lake_readers import joined
 from tests.systems.s3_server import S3Server, needs_s3
 
@@ -129,17 +129,7 @@ def table(
     ids=lambda case: case.short,
 )
 def test_a_lake_sink_on_an_object_store_conforms(table: StoredTable, case: ConformanceCase, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "procession",
-        "sink",
-        *table.arguments,
-        "--listen",
-        "{listen}",
-        "--format",
-        "bytes",
-    ]
+    command = [*COMMAND, "sink", *table.arguments, "--listen", "{listen}", "--format", "bytes"]
     with SinkProcess([*command, "--position-column", "position"], tmp_path, table.visible()) as process:
         finding = asyncio.run(Conformance(process).run(case))
     assert finding.outcome is CaseOutcome.KEPT, finding.why

@@ -9,7 +9,7 @@ import pytest
 
 from procession.commit.performer import CommittedEpoch
 from procession.commit.round_record import RoundRecord
-from procession.driver.epoch_log import EpochLog, Latency
+from procession.driver.epoch_log import EpochLog, EpochTail, Latency
 from procession.storage.run_store import Manifest
 
 NOW_NS = 1_700_000_000 * 10**9
@@ -30,3 +30,14 @@ def test_latency_is_told_only_of_event_times_near_the_clock(
     latency.add(json.loads((tmp_path / "epochs.jsonl").read_text()))
     found = latency.quantile(0.5)
     assert found == (latency_ms if latency_ms is None else pytest.approx(latency_ms, rel=0.02))
+
+
+def test_the_end_of_a_log_is_read_from_its_first_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.jsonl"
+    lines = [json.dumps({"epoch": number}) + "\n" for number in range(10)]
+    path.write_text("".join(lines))
+    size = len(lines[0])
+    for tail_bytes, first in ((3 * size, 7), (3 * size - 1, 8), (3 * size + 1, 7), (10 * size, 0), (1000, 0)):
+        tail = EpochTail(path, tail_bytes)
+        assert [line["epoch"] for line in tail.new()] == list(range(first, 10))
+    assert list(EpochTail(tmp_path / "none", 10).new()) == []

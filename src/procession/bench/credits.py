@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import numpy as np
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
 from procession.sdk.source_records import Stream
+from procession.supervisor.local_pipeline import COMMAND
 
 MODES = ("fixed", "adaptive")
 MEMORY = Path("/dev/shm")
@@ -78,7 +78,6 @@ def measure_behind(pipeline: str, given: CreditsSetup) -> dict[str, dict[str, fl
 
 
 def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]:
-    procession = [sys.executable, "-m", "procession"]
     with tempfile.TemporaryDirectory(
         prefix="procession-bench-", dir=given.directory or (MEMORY if MEMORY.is_dir() else None)
     ) as name:
@@ -86,13 +85,13 @@ def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]
         limits = ["--credits", mode, "--latency-target-s", str(given.latency_target_s)]
         limits += ["--lag-bytes-max", str(given.lag_bytes_max)]
         listening = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers"]
-        with subprocess.Popen([*procession, "gateway", "--dir", name, *listening, *limits]) as gateway:
+        with subprocess.Popen([*COMMAND, "gateway", "--dir", name, *listening, *limits]) as gateway:
             try:
                 with ControlClient(directory, b"", TIMEOUT_S) as client:
                     client.status()
                     host, port = addresses(directory)["listen"]
                     count = ["--records", str(given.records)] if pipeline == "fast" else []
-                    source = [*procession, "source", "generator", "--to", f"{host}:{port}", "--size", "50", *count]
+                    source = [*COMMAND, "source", "generator", "--to", f"{host}:{port}", "--size", "50", *count]
                     with subprocess.Popen(source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sender:
                         try:
                             driver = CommittingDriver(client, given, given.records if count else ALL)

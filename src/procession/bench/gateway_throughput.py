@@ -13,7 +13,6 @@ import selectors
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.gateway.control_client import ControlClient
+from procession.supervisor.local_pipeline import COMMAND
 from procession.wire import v3
 from procession.wire.frame_codec import Framer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Ok
@@ -146,9 +146,7 @@ def running(directory: str, *options: str) -> Iterator[Running]:
         "--open-producers",
         *options,
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "procession", "gateway", *arguments], stderr=subprocess.PIPE
-    ) as gateway:
+    with subprocess.Popen([*COMMAND, "gateway", *arguments], stderr=subprocess.PIPE) as gateway:
         try:
             yield Running(gateway.pid, _address(Path(directory)))
         finally:

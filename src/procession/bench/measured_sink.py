@@ -8,7 +8,6 @@ of them; the result is the median over epochs. Upstream: the benchmarks of sinks
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from procession.bench.processes import cpu_total_s
 from procession.sdk.record_blocks import block_batch, encode_blocks
 from procession.sdk.sink_process import SinkProcess
 from procession.sdk.testing import Worker
+from procession.supervisor.local_pipeline import COMMAND
 
 WriteEpoch = Callable[[int], Awaitable[float]]
 """Writes the epoch of this index. Returns the seconds that it took."""
@@ -91,24 +91,14 @@ class MeasuredSink:
 
     Args:
         name: Name of the output.
-        words: The words behind `procession sink`, with the placeholder {dir}.
+        arguments: Those of `procession sink`, with the placeholder {dir}.
         directory: A directory for the process.
         payloads: The records of each epoch.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], directory: Path, payloads: Sequence[pa.Array]) -> None:
         directory.mkdir()
-        command = [
-            sys.executable,
-            "-m",
-            "procession",
-            "sink",
-            *arguments,
-            "--listen",
-            "{listen}",
-            "--records",
-            "blocks",
-        ]
+        command = [*COMMAND, "sink", *arguments, "--listen", "{listen}", "--records", "blocks"]
         self._process = SinkProcess(command, directory)
         self._name = name
         self._blocks = [list(encode_blocks(block_batch(array))) for array in payloads]

@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from procession.bench.processes import memory_mib
+from procession.supervisor.local_pipeline import COMMAND
 
 SAMPLE_S = 0.25
 SAMPLES_MIN = 9
 
 
 def measure(records: int) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "procession", "demo", "--records", str(records), "--json"]
+    argv = [*COMMAND, "demo", "--records", str(records), "--json"]
     samples: dict[str, list[float]] = defaultdict(list)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as demo:
         while demo.poll() is None:

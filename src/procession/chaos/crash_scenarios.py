@@ -61,10 +61,7 @@ def _crash(part: str, on: tuple[str, ...], times: int) -> Scenario:
 
 def _pair(first: str, second: str, times: int) -> Scenario:
     """Kill two parts: the second with the first, or while the first recovers."""
-    first_kind, second_kind = (
-        first.removeprefix("sink-").removesuffix("-0"),
-        second.removeprefix("sink-").removesuffix("-0"),
-    )
+    first_kind, second_kind = (part.removeprefix("sink-").removesuffix("-0") for part in (first, second))
     return Scenario(
         f"crash-{first_kind}-then-{second_kind}",
         f"{first} is killed, and {second} at once or while {first} is still coming back.",

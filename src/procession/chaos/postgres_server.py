@@ -70,7 +70,7 @@ class PostgresServer(SystemServer):
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
         arguments = ["-D", str(self._data), "-U", "procession", "-A", "trust", "-E", "UTF8", "--no-sync"]
         self._run(
-            [str(self._programs / "initdb"), *arguments], "initdb failed", "Start it by hand with the same words."
+            [str(self._programs / "initdb"), *arguments], "initdb failed", "Start it by hand with the same arguments."
         )
 
     def url(self, database: str = "postgres", user: str = "procession", address: str = "") -> str:

@@ -56,6 +56,11 @@ def _collect(name: str, hint: Any, given: dict[str, Any]) -> Any:
     return hint(**{field.name: _collect(field.name, hints[field.name], given) for field in fields(hint)})  # type: ignore[operator]
 
 
+PipelineDirectory = Annotated[
+    Path | None,
+    typer.Option("--dir", show_default="the one pipeline in .procession", help="The pipeline's directory."),
+]
+AppSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")]
 EpochInterval = Annotated[
     float | None, typer.Option(show_default="0.1", help="Minimum seconds between the starts of two epochs.")
 ]

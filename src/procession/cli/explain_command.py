@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
+from procession.cli.command_options import AppSettings
+
 
 def explain(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", help="A file that the app will be run with (repeatable).")
     ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")
-    ] = None,
+    sets: AppSettings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
     as_svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,

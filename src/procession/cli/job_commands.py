@@ -6,18 +6,13 @@ As in `cli/main`, they only parse and print; `supervisor/job_status` reads, `sup
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from procession.cli.command_options import ControlCookieFile, with_groups
+from procession.cli.command_options import ControlCookieFile, PipelineDirectory, with_groups
 from procession.cli.tls_options import ClientTlsOptions
 
-Directory = Annotated[
-    Path | None,
-    typer.Option("--dir", show_default="the one pipeline in .procession", help="The pipeline's directory."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 COLUMNS = ("pipeline", "state", "pid", "epoch", "committed", "records_per_s", "lag")
@@ -40,32 +35,32 @@ def jobs(as_json: Json = False) -> None:
 
 @with_groups
 def status(
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
     control_cookie_file: ControlCookieFile = None,
     *,
     tls: ClientTlsOptions,
     as_json: Json = False,
 ) -> None:
     """Show whether a pipeline runs, what it has committed, its rate and its lag."""
-    from procession.cli.streams_table import only_pipeline
+    from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.cookies import control_cookie
     from procession.supervisor.job_status import sentences
     from procession.supervisor.job_status import status as find
 
-    directory = directory if directory is not None else only_pipeline()
+    directory = chosen_pipeline(directory)
     found = find(directory, control_cookie(directory / "gateway", control_cookie_file), tls.load())
     print(json.dumps(found) if as_json else "\n".join(sentences(found)))
 
 
 def stop(
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until it has stopped.")] = 90.0,
 ) -> None:
     """Stop a pipeline as Ctrl-C does, and wait until it has stopped. Does nothing if it does not run."""
-    from procession.cli.streams_table import only_pipeline
+    from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.run_claim import stop as end
 
-    directory = directory if directory is not None else only_pipeline()
+    directory = chosen_pipeline(directory)
     pid = end(directory, timeout_s)
     print(f"no pipeline runs in {directory}" if pid is None else f"stopped the pipeline in {directory} (process {pid})")
 

@@ -20,6 +20,7 @@ from procession.cache import find_place
 from procession.cli.bench_command import bench_app
 from procession.cli.chaos_command import chaos
 from procession.cli.command_options import (
+    AppSettings,
     DriverSettings,
     EpochSettings,
     Gateways,
@@ -67,7 +68,6 @@ app.command()(streams)
 app.command()(verify)
 app.command()(cat)
 
-AppSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 

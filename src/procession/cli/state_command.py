@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from procession.cli.command_options import PipelineDirectory
+
 if TYPE_CHECKING:
     from procession.verify.committed_states import StageStates
 
@@ -20,16 +22,12 @@ state_app = typer.Typer(
     help="Show the states of a pipeline's stages after its last committed epoch.", no_args_is_help=True
 )
 
-Directory = Annotated[
-    Path | None,
-    typer.Option("--dir", show_default="the one pipeline in .procession", help="The pipeline's directory."),
-]
 Stage = Annotated[str, typer.Argument(metavar="STAGE", help="The stage's name, as `state list` prints it.")]
 
 
 @state_app.command("list")
 def list_stages(
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """List the stages with state: their kind, and the number of keys, files and bytes."""
@@ -62,7 +60,7 @@ def get(
     key: Annotated[
         str, typer.Argument(metavar="KEY", help="The key, as text, or as JSON in the form that `state scan` prints.")
     ],
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
 ) -> None:
     """Print the state of one key as JSON. Exits with status 1 if the key has none."""
     from procession.exit_status import Status
@@ -80,7 +78,7 @@ def get(
 @state_app.command()
 def scan(
     stage: Stage,
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of keys.")] = 100,
 ) -> None:
     """Print keys and their states, one JSON object per line, in no particular order."""
@@ -92,7 +90,7 @@ def scan(
 def export(
     stage: Stage,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The Parquet file to write. It must not exist yet.")],
-    directory: Directory = None,
+    directory: PipelineDirectory = None,
 ) -> None:
     """Write all keys and their states to a Parquet file with the columns key and state, both as JSON text."""
     from procession.errors import UsageError
@@ -107,10 +105,10 @@ def export(
 
 
 def _stages(directory: Path | None) -> dict[str, StageStates]:
-    from procession.cli.streams_table import only_pipeline
+    from procession.cli.streams_table import chosen_pipeline
     from procession.verify.committed_states import committed_states
 
-    return committed_states(directory if directory is not None else only_pipeline())
+    return committed_states(chosen_pipeline(directory))
 
 
 def _stage(directory: Path | None, name: str) -> StageStates:

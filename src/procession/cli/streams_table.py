@@ -19,10 +19,8 @@ from procession.errors import ConfigError, RoundError, UsageError
 from procession.gateway.control_client import CLOSED, ControlClient
 from procession.gateway.global_registry import LEADER
 from procession.gateway.listen_address import ADDRESS_FILE
+from procession.supervisor.cookies import PIPELINES
 from procession.tls import ClientTls, complaint
-
-PIPELINES = Path(".procession")
-"""The default directory in which `procession run` keeps pipelines."""
 
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
 LATE = "late"
@@ -45,7 +43,7 @@ def place(directory: Path | None, address: str | None) -> str | Path:
     if address is not None:
         parse_address(address)
         return address
-    return _gateway_in(directory if directory is not None else only_pipeline())
+    return _gateway_in(chosen_pipeline(directory))
 
 
 def _gateway_in(directory: Path) -> Path:
@@ -58,8 +56,11 @@ def _gateway_in(directory: Path) -> Path:
     )
 
 
-def only_pipeline() -> Path:
-    """The directory of the one pipeline in `.procession`. Raises ConfigError or UsageError if there is not one."""
+def chosen_pipeline(directory: Path | None) -> Path:
+    """The given directory, or that of the one pipeline in `.procession`. Raises ConfigError or UsageError if there is
+    not one."""
+    if directory is not None:
+        return directory
     found = sorted(path.parent.parent for path in PIPELINES.glob(f"*/gateway/{ADDRESS_FILE}"))
     if len(found) == 1:
         return found[0]

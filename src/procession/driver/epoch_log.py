@@ -19,6 +19,9 @@ from procession.commit.performer import CommittedEpoch
 LOG_BYTES_MAX = 16 * 1024 * 1024
 """Maximum size of the file. Then it is rotated; one old file is kept."""
 
+TAIL_BYTES = 1024 * 1024
+"""Bytes at the end of the file that hold the epochs of the last seconds."""
+
 BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
 """Edges of the latency histogram's bins. Each is 1 % above the previous one."""
 
@@ -71,11 +74,16 @@ def _is_near(age_ns: int) -> bool:
 
 
 class EpochTail:
-    """Follows a growing epoch log."""
+    """Follows a growing epoch log, from its beginning or from the first line in its last `tail_bytes`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail_bytes: int | None = None) -> None:
         self._path = path
         self._position = 0
+        if tail_bytes is not None:
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                if (before := path.stat().st_size - tail_bytes - 1) >= 0:
+                    file.seek(before)
+                    self._position = before + len(file.readline())
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Return the lines that were added since the last call."""

@@ -302,10 +302,8 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
             plan = replace(plan, first_home=1)
         plan = plan.with_faults((*plan.faults, fault))
     if chance.random() < DISK_FAULT_SHARE:
-        part, kind = (
-            chance.choice((*plan.gateway_parts, DRIVER, DRIVER, "sink-0", "sink-0")),
-            chance.choice(DISK_FAULTS),
-        )
+        part = chance.choice((*plan.gateway_parts, DRIVER, DRIVER, "sink-0", "sink-0"))
+        kind = chance.choice(DISK_FAULTS)
         step = 1 + int(EDGES[_role(part)] * size.reach * chance.random())
         seconds = round(0.3 * chance.random(), 3)
         plan = plan.with_faults((*plan.faults, PlannedFault(part, step, kind, seconds, is_at_edge=True)))

@@ -119,6 +119,6 @@ def _aside(part: str) -> str:
 
 
 def blamed(error: StorageError, *, is_injected_damage: bool) -> StorageError:
-    """The same sentence; `is_injected_damage` says that the simulation did it, and that an operator mends it. Another
-    error, because one that is raised from itself is its own cause, for ever."""
+    """A copy of the error. `is_injected_damage`: the simulation caused it, and an operator repairs it. The copy can be
+    raised from the error: an error that is raised from itself is its own cause, and following its causes never ends."""
     return StorageError(error.sentence, next_step=error.next_step, is_injected_damage=is_injected_damage)

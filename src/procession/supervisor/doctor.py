@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from procession.address import check_free, parse_address
 from procession.cache import VARIABLE, cache_directory
-from procession.driver.epoch_log import EpochTail
+from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError, ProcessionError
 from procession.planner.connector import Connector
 from procession.planner.connector_registry import check_installed, connectors
-from procession.spark.java import check_java
-from procession.spark.master import check_master
+from procession.supervisor.local_pipeline import start_checks
 from procession.supervisor.settings import Settings
 
 OPEN_FILES_MIN = 4096
@@ -52,18 +49,16 @@ class MachineCheck:
     sentence: str
     next_step: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def examine(directory: Path, listen: str, settings: Settings) -> Iterator[MachineCheck]:
     """Check everything. `directory` is where the pipeline would keep its data; it need not exist."""
     yield _python()
-    yield _checked("java", "Spark finds a Java that it can use", check_java)
-    master = f"Spark runs on {settings.master or 'threads of the driver'}"
-    yield _checked("master", master, partial(check_master, settings.master))
-    for address in filter(None, (listen, settings.control, settings.metrics)):
-        yield _checked(f"port {address}", "it is free", partial(check_free, parse_address(address)))
+    good = {
+        "master": f"Spark runs on {settings.master or 'threads of the driver'}",
+        "java": "Spark finds a Java that it can use",
+    }
+    for name, check in start_checks(settings, listen):
+        yield _checked(name, good.get(name, "it is free"), check)
     yield from _disk(directory, settings.disk_free_bytes_min)
     yield _cache()
     yield _open_files()
@@ -147,7 +142,7 @@ def _meminfo() -> Mapping[str, int]:
 
 def _clock(directory: Path) -> MachineCheck:
     """The clock must not be behind what an earlier run of the pipeline has seen."""
-    last = max((line["committed_ns"] for line in EpochTail(directory / "epochs.jsonl").new()), default=0)
+    last = max((line["committed_ns"] for line in EpochTail(directory / "epochs.jsonl", TAIL_BYTES).new()), default=0)
     behind_s = (last - time.time_ns()) / 1e9
     if behind_s > CLOCK_AHEAD_MAX_S:
         sentence = f"the clock is {behind_s:,.0f} seconds behind the last commit of this pipeline"
@@ -187,7 +182,7 @@ def report(findings: list[MachineCheck]) -> Iterator[str]:
 
 def summary(findings: list[MachineCheck]) -> dict[str, Any]:
     """The findings for scripts."""
-    return {"is_ready": is_ready(findings), "findings": [finding.as_dict() for finding in findings]}
+    return {"is_ready": is_ready(findings), "findings": list(map(asdict, findings))}
 
 
 def is_ready(findings: list[MachineCheck]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.checkpoint import read_pipeline
-from procession.driver.epoch_log import EpochTail
+from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError
 from procession.storage.secret import Secret, find_secret
 from procession.supervisor.cookies import PIPELINES
@@ -60,7 +60,9 @@ def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -
 def _rate(directory: Path) -> float:
     """Committed records per second. 0 if none was committed recently."""
     since_ns = time.time_ns() - int(RATE_WINDOW_S * 1e9)
-    recent = [line for line in EpochTail(directory / "epochs.jsonl").new() if line["committed_ns"] >= since_ns]
+    recent = [
+        line for line in EpochTail(directory / "epochs.jsonl", TAIL_BYTES).new() if line["committed_ns"] >= since_ns
+    ]
     records: int = sum(line["records"] for line in recent)
     return round(records / RATE_WINDOW_S, 1)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from procession.address import Address, check_free, parse_address
@@ -253,10 +254,16 @@ class LocalPipeline:
 def check_start(settings: Settings, listen: str = HERE) -> None:
     """Raise ConfigError, before anything is started or written, if Java is missing, the master is invalid, or an
     address is in use."""
-    check_master(settings.master)
-    check_java()
+    for _, check in start_checks(settings, listen):
+        check()
+
+
+def start_checks(settings: Settings, listen: str = HERE) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What is checked before a start: names, and functions that raise an error if a pipeline cannot start."""
+    yield "master", partial(check_master, settings.master)
+    yield "java", check_java
     for address in filter(None, (listen, settings.control, settings.metrics)):
-        check_free(parse_address(address))
+        yield f"port {address}", partial(check_free, parse_address(address))
 
 
 def gateway_arguments(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
