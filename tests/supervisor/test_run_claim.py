@@ -14,9 +14,9 @@ import pytest
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
-from procession.errors import ConfigError
+from procession.errors import ConfigError, StorageError
 from procession.supervisor.job_status import jobs, sentences, status
-from procession.supervisor.run_claim import claimed, holder, running, stop
+from procession.supervisor.run_claim import LOCK, claimed, holder, running, stop
 
 HOLDER = """
 import signal, sys
@@ -64,6 +64,12 @@ def test_a_directory_is_claimed_once_and_free_after_a_kill(tmp_path: Path) -> No
         with claimed(directory, "app", Path("x")):
             pass
     assert directory.stat().st_mode & 0o077 == 0
+
+
+def test_a_lock_file_that_cannot_be_opened_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(StorageError, match=f"Cannot open .*{LOCK}"), claimed(tmp_path, "orders", Path("app.py")):
+        pytest.fail("it was claimed")
 
 
 def test_stop_waits_for_the_end_and_says_if_it_does_not_come(tmp_path: Path) -> None:

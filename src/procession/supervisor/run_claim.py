@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from procession.errors import ConfigError
+from procession.storage.durable import storage_error
 from procession.storage.secret import make_pipeline_private
 
 LOCK, DESCRIPTION = "run.lock", "run.json"
@@ -43,7 +44,10 @@ class RunDescription:
 def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
     """Hold the claim on a pipeline's directory. Raises ConfigError if another `run` holds it."""
     make_pipeline_private(directory)
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise storage_error(directory / LOCK, "open", error) from error
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
