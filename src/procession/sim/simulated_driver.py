@@ -9,6 +9,7 @@ network.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procession.commit import round_events as ev
@@ -38,7 +39,7 @@ from procession.sim.simulated_files import SimulatedFileSystem, is_injected_dama
 from procession.sim.simulated_loop import AsyncioProcess
 from procession.sim.simulated_process import Steps
 from procession.sim.simulated_tasks import KEYED, RunsInMemory
-from procession.storage.driver_claim import read_claim
+from procession.storage.driver_claim import CURRENT, read_claim
 from procession.storage.log_ranges import LogOffset
 from procession.storage.run_store import Manifest
 from procession.storage.state_store import StateStore
@@ -76,6 +77,16 @@ class ObservedCoordinator(Coordinator):
         return actions
 
 
+class ObservedClaims(SimulatedFileSystem):
+    """The simulated disk. The oracle records what a driver has decided at the moment when a successor replaces it: from
+    then on, until the successor has its copy, no copy on disk says so."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        if new.name == CURRENT:
+            self.process.site.oracle.look()
+
+
 class SimulatedDriver(AsyncioProcess):
     def __init__(
         self,
@@ -85,7 +96,7 @@ class SimulatedDriver(AsyncioProcess):
         start_spark: Callable[[SimulatedDriver], Spark],
     ) -> None:
         super().__init__(site, DRIVER, machine)
-        self._files = SimulatedFileSystem(self, machine.disk)
+        self._files = ObservedClaims(self, machine.disk)
         self.checkpoint: Checkpoint
         self._states = StateStore(SimulatedPath(STATES), self._files)
         self.runs = RunsInMemory()
