@@ -6,11 +6,11 @@ downstream: `cli/kafka_commands`. Imports no client library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from procession.planner.connector import Connector, EpochLimits, SinkTraits, SourceTraits
-from procession.planner.connector_url import ConnectorUrl
+from procession.planner.connector_url import FLAG, NUMBER, TEXT, ConnectorUrl, OptionKind
 
 EPOCH_BYTES_MAX = 128 * 1024 * 1024
 """The largest epoch that a sink takes, if nothing else was asked for."""
@@ -18,9 +18,8 @@ EPOCH_BYTES_MAX = 128 * 1024 * 1024
 BROKEN_ORDERS = ("total", "stream")
 """The orders that a topic with several partitions does not keep. It keeps the order of each key."""
 
-FLAG, TEXT, NUMBER = "flag", "text", "number"
 _BOTH = {"envelope": FLAG, "client_config": TEXT, "schema_registry": TEXT, "broker_patience_s": NUMBER}
-SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "partition": NUMBER,
     "tombstones": FLAG,
     "timestamps": ("event", "publish"),
@@ -29,7 +28,7 @@ SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
     "control_topic": TEXT,
     "subject": TEXT,
 }
-SOURCE_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+SOURCE_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "partitions": TEXT,
     "start": TEXT,
     "stop_at_end": FLAG,
@@ -47,18 +46,11 @@ def check_source(url: ConnectorUrl) -> None:
     _check(url, SOURCE_OPTIONS)
 
 
-def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
+def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
     if not url.hosts or not url.path.strip("/") or url.user:
         url.refuse("is not a URL of a Kafka topic", "write kafka://HOST:PORT/TOPIC")
     url.check_options(known)
-    for name, value in url.options.items():
-        kind = known[name]
-        if kind == NUMBER:
-            url.count(name, 0)
-        elif kind == FLAG and value not in ("true", "false"):
-            url.refuse(f"has {name}={value}", f"write {name}=true or {name}=false")
-        elif not isinstance(kind, str) and value not in kind:
-            url.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
+    url.check_values(known)
 
 
 def program_arguments(url: ConnectorUrl, directory: Path) -> list[str]:

@@ -7,12 +7,12 @@ library.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
 from procession.planner.connector import Connector, SinkTraits, SourceTraits
-from procession.planner.connector_url import ConnectorUrl
+from procession.planner.connector_url import FLAG, LIST, NUMBER, TEXT, ConnectorUrl, OptionKind
 from procession.record import stream_id
 
 LIBPQ = frozenset(
@@ -24,9 +24,8 @@ LIBPQ = frozenset(
 """Parameters that are passed on with the URL."""
 SLOT = "procession"
 """The slot of a source, if nothing else was asked for."""
-FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
 _BOTH = {"lock_timeout_s": NUMBER, "database_patience_s": NUMBER, "session_pooler": FLAG}
-SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
+SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "table": TEXT,
     "column": LIST,
     "key": LIST,
@@ -36,7 +35,7 @@ SINK_OPTIONS: Mapping[str, str | Sequence[str]] = _BOTH | {
     "format": ("json", "arrow"),
     "token_table": TEXT,
 }
-SOURCE_OPTIONS: Mapping[str, str | Sequence[str]] = {
+SOURCE_OPTIONS: Mapping[str, OptionKind] = {
     "table": LIST,
     "slot": TEXT,
     "publication": TEXT,
@@ -67,21 +66,14 @@ def check_source(url: ConnectorUrl) -> None:
         url.refuse("polls, which reads one table", "add table=TABLE to its options")
 
 
-def _check(url: ConnectorUrl, known: Mapping[str, str | Sequence[str]]) -> None:
+def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
     if not url.place.startswith("//"):
         url.refuse("is not a URL of a PostgreSQL database", "write postgres://USER@HOST:PORT/DATABASE")
     url.check_options(known.keys() | LIBPQ)
-    for name, value in url.options.items():
-        kind = known.get(name, TEXT)
-        if kind == NUMBER:
-            url.count(name, 0)
-        elif kind == FLAG and value not in ("true", "false"):
-            url.refuse(f"has {name}={value}", f"write {name}=true or {name}=false")
-        elif not isinstance(kind, str) and value not in kind:
-            url.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
+    url.check_values(known)
 
 
-def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, str | Sequence[str]]) -> list[str]:
+def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, OptionKind]) -> list[str]:
     """The words for the program: the URL with the parameters of libpq, the directory, and the options."""
     parameters = {name: value for name, value in url.options.items() if name not in known}
     arguments = [url.text.partition("?")[0] + (f"?{urlencode(parameters)}" if parameters else ""), str(directory)]

@@ -6,14 +6,17 @@ Invariant: a URL holds no secret. It is shown by `explain`, logged, and passed o
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from procession.errors import PlanError
 
 URL_CHARACTERS_MAX = 4096
+FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
+OptionKind: TypeAlias = str | Sequence[str]
+"""The kind of an option: one of those above, or the values that it can have."""
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 _PASSWORD = re.compile(r"//[^/?#]*:[^/?#]*@|//[^/?#@,]*:(?!\d*(?:[,/?#]|$))[^@?]*@")
@@ -92,6 +95,17 @@ class ConnectorUrl:
             if name not in known:
                 listed = ", ".join(sorted(known)) or "none"
                 self.refuse(f"has an option {name!r} that is not known", f"the options of {self.scheme}: are {listed}")
+
+    def check_values(self, kinds: Mapping[str, OptionKind]) -> None:
+        """Raises PlanError if the value of an option is not of its kind. An option without a kind is text."""
+        for name, value in self.options.items():
+            kind = kinds.get(name, TEXT)
+            if kind == NUMBER:
+                self.count(name, 0)
+            elif kind == FLAG and value not in ("true", "false"):
+                self.refuse(f"has {name}={value}", f"write {name}=true or {name}=false")
+            elif not isinstance(kind, str) and value not in kind:
+                self.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
 
     def count(self, name: str, least: int = 1, most: int = 2**53) -> int | None:
         """A numeric option; None if it is not given."""
