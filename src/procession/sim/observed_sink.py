@@ -7,6 +7,7 @@ they do. The log is made to compact often. `simulated_sink` opens it.
 from __future__ import annotations
 
 import json
+import zlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def durable_output(disk: Disk, sink: str) -> bytes:
     """What of the sink's output is committed, and would survive a power cut now."""
     ledger = TransactionStates()
     for line in (disk.durable_file(str(log_path(sink))) or b"").splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            break
+        if not line.endswith(b"\n") or line[:8] != b"%08x" % zlib.crc32(line[9:-1]):
+            break  # a power cut has torn it, or has scattered its sectors
         ledger.take(_entry(line))
     return (disk.durable_file(str(output_path(sink))) or b"")[: ledger.committed_end]
