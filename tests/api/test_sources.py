@@ -9,7 +9,7 @@ import pytest
 
 from procession import Pipeline, PlanError
 from procession.api.sources import number_of_stream
-from procession.record import stream_id
+from procession.record import id_in_share, stream_id
 
 
 def test_a_stream_is_named_by_its_id_its_name_or_its_file() -> None:
@@ -45,3 +45,27 @@ def test_a_source_of_a_url_has_streams_of_its_own() -> None:
 def _with_sink(pipeline: Pipeline, **options: Any) -> Pipeline:
     pipeline.source("in", **options).sink("out", to="file:out")
     return pipeline
+
+
+def test_the_files_of_a_url_are_one_stream_in_event_time_order_which_other_urls_cannot_have() -> None:
+    pipeline = Pipeline("p", order_by="event_time")
+    (node,) = _with_sink(pipeline, from_="file:*.log", event_time_field="at", event_time_unit="ms").graph().sources
+    assert node.share is not None
+    assert node.streams == {id_in_share(node.share, stream_id(b"files"))} == node.awaited
+    assert (node.time_field, node.unit) == ("at", "ms")
+    with pytest.raises(PlanError, match="whose streams are not known before the start"):
+        pipeline.source("other", from_="kafka://broker:9092/topic")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"event_time_field": "at"}, "but no from_: its producers give the event times"),
+        ({"event_time_unit": "ms"}, "has event_time_unit='ms', but no event_time_field"),
+        ({"from_": "file:a", "event_time_field": ""}, "event_time_field='' of source 'in' is not the name of a field"),
+        ({"from_": "file:a", "event_time_field": "at", "event_time_unit": "m"}, "unit='m' is not known"),
+    ],
+)
+def test_an_event_time_field_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlanError, match=sentence):
+        Pipeline("p").source("in", **options)

@@ -14,6 +14,7 @@ import pytest
 from procession.address import Address, parse_address
 from procession.connectors.file_source import stream_id_of
 from procession.connectors.generator_source import GeneratorSource, Recipe
+from procession.exit_status import Status
 from procession.sdk.source_records import Stream
 from tests.connectors.commands import Command, command, until
 from tests.sdk.gateways import LivingGateway, living_gateway
@@ -45,6 +46,33 @@ def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
         rows = gateway.rows(stream_id_of(tmp_path / name))
         assert [row.payload for row in rows] == [b"one", b"", b"two\n"]
         assert all(row.event_time for row in rows)
+
+
+def test_files_of_one_stream_are_sent_in_the_order_of_their_names_with_the_times_of_a_field(
+    tmp_path: Path, gateway: LivingGateway
+) -> None:
+    for name, times in (("b", [30, 40]), ("a", [10, 20])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"at": {time}}}\n' for time in times))
+    arguments = ["file", str(tmp_path / "*.jsonl"), "--one-stream", "days", "--state", str(tmp_path / "state")]
+    arguments += ["--event-time-field", "at", "--event-time-unit", "ms", "--to", gateway.listen]
+    with command(*arguments) as source:
+        assert source.status() == 0, source.said
+    rows = gateway.rows(Stream.named("days").id)
+    assert [row.event_time for row in rows] == [10_000_000, 20_000_000, 30_000_000, 40_000_000]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--one-stream", "days"], "--one-stream takes one pattern and needs --state"),
+        (["--one-stream", "days", "--state", "s", "other"], "--one-stream takes one pattern and needs --state"),
+        (["--stamp", "--event-time-field", "at"], "--stamp and --event-time-field exclude each other"),
+    ],
+)
+def test_options_that_exclude_each_other_are_a_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
+    with command("file", str(tmp_path / "f"), *options, "--to", "127.0.0.1:1") as source:
+        assert source.status() == Status.USAGE, source.said
+        assert sentence in source.said
 
 
 def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gateway: LivingGateway) -> None:

@@ -25,6 +25,7 @@ from procession.commit.round_record import (
     SinkShare,
 )
 from procession.connectors import (
+    file_sequence,
     kafka_identity,
     kafka_positions,
     kafka_token,
@@ -303,6 +304,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`_procession/OUTPUT/*.json` of a Parquet table": parquet_directory.FORMAT,
         "`_procession/OUTPUT/ranges/*.json` of a Parquet table": parquet_ranges.FORMAT,
         "`*.kafka` (`source kafka`)": kafka_positions.FORMAT,
+        "`files.json` (`source file --one-stream`)": file_sequence.FORMAT,
         "`position.json` (`source postgres`)": postgres_position.FORMAT,
         "`--spool` (`*.segment`; `unsent`, an empty file, until the first record is sent)": segment.VERSION,
         "`--acks`": ack_log.FORMAT,

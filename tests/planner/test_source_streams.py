@@ -69,7 +69,7 @@ def test_inputs_of_connectors_end_the_sources_that_read_them_and_no_others() -> 
     ("options", "order_by", "why"),
     [
         ({"from_": "file:a", "streams": [7]}, "arrival", "reads a URL and names streams"),
-        ({"from_": "file:a"}, "event_time", "not known before the start"),
+        ({"from_": "kafka://b:1/t"}, "event_time", "not known before the start"),
         ({"from_": "mqtt://a"}, "arrival", "source 's' names 'mqtt://a'"),
         ({"from_": "here:7100"}, "arrival", "there is no source for HOST:PORT"),
         ({"from_": ""}, "arrival", "names ''"),

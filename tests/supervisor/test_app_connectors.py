@@ -13,6 +13,7 @@ from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
 from procession.record import id_in_share, share_of
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
+from procession.supervisor.local_pipeline import connector_arguments
 from tests.connectors import tape
 
 
@@ -78,3 +79,25 @@ def test_the_run_says_what_its_connectors_read_and_write() -> None:
         "sink 'o0' writes to tape:y",
         "sink 'o1' writes to tape:y",
     ]
+
+
+def test_files_that_are_followed_do_not_end_the_run_and_their_program_gets_the_options(tmp_path: Path) -> None:
+    pipeline = Pipeline("p", order_by="event_time")
+    followed = pipeline.source("a", from_="file:a*", ends=False, event_time_field="at", event_time_unit="ms")
+    followed.sink("out", to="file:out")
+    (source,) = pipeline.graph().sources
+    assert ending_parts(pipeline.graph(), has_inputs=False) == []
+    assert connected_streams(pipeline.graph()) == frozenset(), "a file need not be there yet"
+    assert connector_arguments(source, tmp_path) == [
+        *("a*", "--one-stream", "files", "--state", str(tmp_path), "--follow"),
+        *("--event-time-field", "at", "--event-time-unit", "ms"),
+    ]
+
+
+def test_files_in_event_time_order_are_one_stream_that_ends(tmp_path: Path) -> None:
+    pipeline = Pipeline("p", order_by="event_time")
+    pipeline.source("a", from_=f"file:{tmp_path}/*.log").sink("out", to="file:out")
+    with pytest.raises(ConfigError, match="No file matches"):
+        connected_streams(pipeline.graph())
+    (tmp_path / "a.log").touch()
+    assert connected_streams(pipeline.graph()) == pipeline.graph().streams

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Literal
 from procession.errors import PlanError
 from procession.operators.named_types import NamedTypes
 from procession.operators.typed_json import TypedJson
+from procession.planner.connector import SourceTraits
 from procession.planner.connector_registry import source_of
+from procession.planner.connector_url import ConnectorUrl
 from procession.planner.event_order import EventTime
 from procession.planner.graph import Kind, Node, PayloadCodec
-from procession.planner.validation import checked_choice, checked_flag, checked_name
-from procession.record import share_of, stream_id
+from procession.planner.validation import checked_choice, checked_flag, checked_name, checked_unit
+from procession.record import id_in_share, share_of, stream_id
+from procession.times import Unit
 
 if TYPE_CHECKING:
     from procession.api.stage import Stage
@@ -41,6 +44,8 @@ class Sources:
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] | TypedJson = "bytes",
         streams: Iterable[int | str | Path] | None = None,
         ends: bool | None = None,
+        event_time_field: str | None = None,
+        event_time_unit: Unit = "s",
         parallelism: int | None = None,
     ) -> Stage:
         """Declare where records enter the pipeline. Producers send them to the gateway, or `from_` names a URL.
@@ -60,7 +65,10 @@ class Sources:
             ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
                 Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
                 the app runs with `--input`, or if the connector of its URL ends, as that of files does. `False`: it
-                never ends.
+                never ends; files are then followed, and new ones that match the pattern are read, too.
+            event_time_field: With `from_`: the field of JSON records that has the event time, such as "at" or
+                "after.at". Without it, the connector gives the event times, if it has any.
+            event_time_unit: The unit of numbers in that field: "s", "ms", "us" or "ns" since 1970. Texts are ISO 8601.
             parallelism: Number of tasks, if not that of the pipeline.
 
         Returns:
@@ -77,9 +85,13 @@ class Sources:
         share = None
         if from_ is not None:
             connector, url = source_of(from_, f"source {name!r}")
+            assert connector.source is not None
             share = self._share(name, taken)
+            if self.event_time is not None:
+                taken = self._declared(name, share, connector.source, url)
             if ends is None:
-                ends = connector.source is not None and connector.source.ends(url)
+                ends = connector.source.ends(url)
+        field = _time_field(name, event_time_field, event_time_unit, has_url=from_ is not None)
         for other in self._nodes:
             if other.kind is Kind.SOURCE and (
                 (other.streams is taken is None and other.share is share is None)
@@ -103,6 +115,8 @@ class Sources:
                 streams=taken,
                 ends=None if ends is None else checked_flag(ends, "ends", f"source {name!r}"),
                 awaited=taken or frozenset() if ends else frozenset(),
+                time_field=field,
+                unit=event_time_unit,
                 parallelism=parallelism,
             )
         )
@@ -114,12 +128,6 @@ class Sources:
                 f"source {name!r} reads a URL and names streams, but its streams are those of the URL",
                 next_step="leave streams away; or leave from_ away, and start the connector with `procession source`",
             )
-        if self.event_time is not None:
-            raise PlanError(
-                f"source {name!r} reads a URL, whose streams are not known before the start, but pipeline"
-                f" {self.name!r} is ordered by event time, for which they must be",
-                next_step="leave from_ away, name the streams, and start the connector with `procession source`",
-            )
         share = share_of(name)
         for other in self._nodes:
             if other.kind is Kind.SOURCE and other.share == share and other.name != name:
@@ -128,6 +136,38 @@ class Sources:
                     next_step="give one of them another name",
                 )
         return share
+
+    def _declared(self, name: str, share: int, traits: SourceTraits, url: ConnectorUrl) -> frozenset[int]:
+        """The streams of a URL in event-time order."""
+        if traits.declared is None:
+            raise PlanError(
+                f"source {name!r} reads a URL, whose streams are not known before the start, but pipeline"
+                f" {self.name!r} is ordered by event time, for which they must be",
+                next_step="leave from_ away, name the streams, and start the connector with `procession source`",
+            )
+        return frozenset(id_in_share(share, stream) for stream in traits.declared(url))
+
+
+def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> str:
+    if field is None:
+        if unit != "s":
+            raise PlanError(
+                f"source {name!r} has event_time_unit={unit!r}, but no event_time_field",
+                next_step="name the field that has the event time: event_time_field=…",
+            )
+        return ""
+    if not isinstance(field, str) or not field:
+        raise PlanError(
+            f"event_time_field={field!r} of source {name!r} is not the name of a field",
+            next_step='name a field of its JSON records, such as event_time_field="at"',
+        )
+    if not has_url:
+        raise PlanError(
+            f"source {name!r} has event_time_field={field!r}, but no from_: its producers give the event times",
+            next_step=f"start them with --event-time-field {field}; or call add_timestamps behind the source",
+        )
+    checked_unit(unit)
+    return field
 
 
 def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:

@@ -118,7 +118,12 @@ def run(
     ] = None,
     event_time: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="With --input: JSON field that holds a record's event time."),
+        typer.Option(
+            "--event-time-field",
+            "--event-time",
+            metavar="FIELD",
+            help="With --input: JSON field that holds a record's event time.",
+        ),
     ] = None,
     event_time_unit: Annotated[
         str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
@@ -136,15 +141,15 @@ def run(
     given: PipelineSettings,
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
-    from procession.connectors.timefield import checked_unit
     from procession.driver.app_values import export
+    from procession.sdk.event_time_field import checked_unit
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
 
     settings = load_settings(**given.given())
     export(sets or [])
     checked_unit(event_time_unit)
-    field = ["--event-time", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
+    field = ["--event-time-field", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
     figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
     print(json.dumps(figures) if as_json else sentence(figures))
     if not is_clean(figures):

@@ -17,6 +17,7 @@ from procession.cli.tls_options import ClientTlsOptions
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
+    from procession.sdk.event_time_field import EventTimeField
     from procession.sdk.push_source import PushStream
     from procession.sdk.source_options import SourceOptions
 
@@ -37,6 +38,15 @@ SourceName = Annotated[
 ]
 Rate = Annotated[float | None, typer.Option(help="Maximum records per second.")]
 Stamp = Annotated[bool, typer.Option("--stamp", help="Use the time of sending as event time.")]
+EventTime = Annotated[
+    str | None,
+    typer.Option(
+        "--event-time-field", "--event-time", metavar="FIELD", help="JSON field that holds a record's event time."
+    ),
+]
+EventTimeUnit = Annotated[
+    str, typer.Option("--event-time-unit", help="Unit of numbers in that field: s, ms, us or ns since 1970.")
+]
 Acks = Annotated[Path | None, typer.Option(help="Log acknowledgements and their times to this file.")]
 Patience = Annotated[
     float | None, typer.Option(show_default="no limit", help="Give up after this many seconds without a gateway.")
@@ -82,6 +92,8 @@ class SendOptions:
     to: To = GATEWAY
     rate: Rate = None
     stamp: Stamp = False
+    event_time_field: EventTime = None
+    event_time_unit: EventTimeUnit = "s"
     patience_s: Patience = None
     source_name: SourceName = None
     directory: PipelineDirectory = None
@@ -104,11 +116,23 @@ class SendOptions:
             self.tls.load(),
             rate=self.rate,
             is_stamping=self.stamp,
+            event_time=self._event_time(),
             share=None if self.source_name is None else share_of(self.source_name),
             acks=acks,
             patience_s=self.patience_s,
             stop_wait_s=stop_wait_s,
         )
+
+    def _event_time(self) -> EventTimeField | None:
+        from procession.errors import UsageError
+        from procession.sdk.event_time_field import EventTimeField, checked_unit
+
+        unit = checked_unit(self.event_time_unit)
+        if self.event_time_field is None:
+            return None
+        if self.stamp:
+            raise UsageError("--stamp and --event-time-field exclude each other.", next_step="Use one of them.")
+        return EventTimeField(self.event_time_field, unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +168,13 @@ def source_file(
     poll_s: Annotated[
         float, typer.Option(min=0.001, help="With --follow: seconds between two checks for new data.")
     ] = 0.1,
-    event_time: Annotated[
+    one_stream: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="JSON field that holds a record's event time."),
+        typer.Option(metavar="NAME", help="Send all files of the pattern as one stream, in the order of their names."),
     ] = None,
-    event_time_unit: Annotated[
-        str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
-    ] = "s",
+    state: Annotated[
+        Path | None, typer.Option(help="With --one-stream: directory for the positions of the files in the stream.")
+    ] = None,
     acks: Acks = None,
     *,
     send: SendOptions,
@@ -159,17 +183,30 @@ def source_file(
 
     A record is identified by the offset of its first byte. Files may grow between two runs, and must not change
     otherwise. A restart continues after the last committed record.
+
+    With --one-stream, files are read one after the other, and a file is complete when the next one exists. With
+    --follow, files that appear later are read, too; their names must sort behind all earlier ones.
     """
     from dataclasses import replace
 
+    from procession.connectors.file_sequence import FileSequence
     from procession.connectors.file_source import FOLLOWED_MAX, FileSource
     from procession.connectors.framing import parse_framing
-    from procession.connectors.timefield import EventTimeField, checked_unit
+    from procession.errors import UsageError
     from procession.sdk.connector_program import run_source
 
-    field = None if event_time is None else EventTimeField(event_time, checked_unit(event_time_unit))
-    source = FileSource(paths, framing=parse_framing(framing), is_following=follow, poll_s=poll_s, event_time=field)
     options = send.load("file", Path(paths[0]).name, acks=acks)
+    shape = parse_framing(framing)
+    source: FileSource | FileSequence
+    if (one_stream is None) != (state is None) or (one_stream is not None and len(paths) > 1):
+        raise UsageError(
+            "--one-stream takes one pattern and needs --state.",
+            next_step="Write: procession source file 'PATTERN' --one-stream NAME --state DIR",
+        )
+    if one_stream is not None and state is not None:
+        source = FileSequence(paths[0], one_stream, state, framing=shape, is_following=follow, poll_s=poll_s)
+    else:
+        source = FileSource(paths, framing=shape, is_following=follow, poll_s=poll_s)
     if follow:
         options = replace(options, streams_at_once_max=FOLLOWED_MAX)
     _end(run_source(source, send.to, options, is_json=send.as_json))

@@ -10,14 +10,12 @@ import asyncio
 import glob
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import structlog
 
 from procession.connectors.framing import RECORD_BYTES_MAX, LineFraming, RecordFraming
-from procession.connectors.timefield import EventTimeField
 from procession.errors import ConfigError, StorageError, UsageError
 from procession.planner.connector_url import ConnectorUrl
 from procession.record import stream_id
@@ -44,9 +42,7 @@ class FileSource:
         is_following: bool = False,
         poll_s: float = POLL_S,
         chunk_bytes: int | None = None,
-        event_time: EventTimeField | None = None,
     ) -> None:
-        self._event_time = event_time
         self._names = [str(name) for name in names]
         self._framing = framing or LineFraming()
         self._is_following = is_following
@@ -108,24 +104,18 @@ class FileSource:
                     log.info("source.file_found", path=str(path))
                     yield Stream(number, str(path))
 
-    def _timed(self, batch: Batch, path: Path) -> Batch:
-        if self._event_time is None:
-            return batch
-        times = self._event_time.times(batch.payloads, str(path), batch.message_ids.tolist())
-        return replace(batch, event_times=times)
-
     def _read(self, path: Path, after: int | None) -> Iterator[Batch]:
         with Cursor(path, self._framing, self._chunk_bytes) as cursor:
             cursor.go_after(after)
             while batch := cursor.read(is_growing=False):
-                yield self._timed(batch, path)
+                yield batch
 
     async def _follow(self, path: Path, after: int | None) -> AsyncIterator[Batch]:
         with Cursor(path, self._framing, self._chunk_bytes) as cursor:
             cursor.go_after(after)
             while True:
                 if batch := cursor.read(is_growing=True):
-                    yield self._timed(batch, path)
+                    yield batch
                 else:
                     cursor.check_same()
                     await asyncio.sleep(self._poll_s)
@@ -151,6 +141,11 @@ class Cursor:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
+
+    @property
+    def position(self) -> int:
+        """The end of the last record that was read."""
+        return self._position
 
     def go_after(self, after: int | None) -> None:
         """Move to the end of the record that begins at `after`; to the beginning of the file if None."""

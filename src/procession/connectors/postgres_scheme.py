@@ -116,6 +116,7 @@ CONNECTOR = Connector(
         arguments=lambda url, directory: program_arguments(url, directory, SOURCE_OPTIONS),
         ends=lambda url: url.options.get("stop_at_end") == "true",
         streams="procession.connectors.postgres_scheme:url_streams",
+        declared=url_streams,
     ),
     commands="procession.cli.postgres_commands",
     modules=("psycopg",),

@@ -44,6 +44,10 @@ def url_and_directory(url: ConnectorUrl, directory: Path) -> Sequence[str]:
     return [url.text, str(directory)]
 
 
+def no_arguments(_: ConnectorUrl, __: Path) -> Sequence[str]:
+    return []
+
+
 def no_limits(_: ConnectorUrl) -> EpochLimits:
     return EpochLimits()
 
@@ -100,6 +104,12 @@ class SourceTraits:
     """Whether the source ends by itself. The run then ends when everything is committed."""
     streams: str = ""
     """MODULE:FUNCTION that gives the ids of the streams of a source that ends, for a URL; it may read directories."""
+    declared: Callable[[ConnectorUrl], frozenset[int]] | None = None
+    """The ids of the streams in event-time order, which needs them before the start. None: the URL does not say."""
+    declared_arguments: Callable[[ConnectorUrl, Path], Sequence[str]] = no_arguments
+    """Arguments to add in event-time order, so that the program sends these streams and no others."""
+    endless_arguments: Sequence[str] = ()
+    """Arguments to add if the app says `ends=False`, so that a source that would end goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from procession.errors import ConfigError, PlanError
 from procession.planner.connector import Connector, Packing, SinkTraits, SourceTraits
 from procession.planner.connector_url import SCHEME, ConnectorUrl, without_secrets
+from procession.record import stream_id
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -33,6 +34,9 @@ OURS = {
     "iceberg": "procession.connectors.iceberg_scheme:CONNECTOR",
 }
 """Our schemes, and where their connectors are. A module that is not there yet is left out of lists."""
+
+FILES = "files"
+"""The one stream of a source that reads files in event-time order."""
 
 FILE = Connector(
     name="file",
@@ -51,6 +55,9 @@ FILE = Connector(
         arguments=lambda url, _: [url.place],
         ends=lambda _: True,
         streams="procession.connectors.file_source:url_streams",
+        declared=lambda _: frozenset({stream_id(FILES.encode())}),
+        declared_arguments=lambda _, directory: ["--one-stream", FILES, "--state", str(directory)],
+        endless_arguments=("--follow",),
     ),
 )
 

@@ -23,7 +23,7 @@ def explain(plan: Plan) -> str:
     lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
     lines += _event_time(plan) if graph.event_time is not None else []
     if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
-        shown = (f"  {node.kind.value} {node.name}: {node.target}" for node in connected)
+        shown = (f"  {node.kind.value} {node.name}: {node.target}{_time_field(node)}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]
     if graph.settings:
         lines += [
@@ -71,6 +71,10 @@ def _groups(plan: Plan) -> dict[str, list[str]]:
         if node.group:
             found.setdefault(node.group, []).append(_name(plan, index))
     return found
+
+
+def _time_field(node: Node) -> str:
+    return f", event time in field {node.time_field} ({node.unit})" if node.time_field else ""
 
 
 def order_note(plan: Plan, sink: Node) -> str:
@@ -176,6 +180,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
                 **({"url": node.target} if node.target else {}),
+                **({"event_time_field": node.time_field, "event_time_unit": node.unit} if node.time_field else {}),
                 **({"record": node.typed.record.__name__} if node.typed else {}),
                 **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,

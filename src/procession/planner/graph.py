@@ -152,8 +152,10 @@ class Node:
     """The key of a keyed stage. For a sink in blocks, the key that a record is written with, if it is not its own."""
     time: Callable[[Any], Any] | None = None
     """The event time of a record for a stage with a watermark. None: the time that the record was sent with."""
+    time_field: str = ""
+    """The field of JSON payloads that has the event time, for the connector of a source. Empty: the connector's own."""
     unit: Unit = "s"
-    """The unit of times that a function returns."""
+    """The unit of times that a function returns, or of that field."""
     operator: Operator | None = None
     """What a stage with state does."""
     output: int = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from procession.sdk.batching import GatherLimits
     from procession.sdk.connector_program import run_source
+    from procession.sdk.event_time_field import EventTimeField
     from procession.sdk.output import Output
     from procession.sdk.payloads import Payloads
     from procession.sdk.sender import Sender, send
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "EventTimeField",
     "Forgetful",
     "GatherLimits",
     "Output",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "Batch": "source_records",
+    "EventTimeField": "event_time_field",
     "Forgetful": "source_records",
     "GatherLimits": "batching",
     "SinkDirectory": "sink_directory",

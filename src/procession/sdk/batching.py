@@ -7,11 +7,12 @@ be sent raises an error that names the stream. `sdk/stream_reader` takes a batch
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from procession.errors import RecordError
+from procession.sdk.event_time_field import EventTimeField
 from procession.sdk.source_records import Batch, Item, Stream
 
 
@@ -34,10 +35,14 @@ class GatherLimits:
 class StreamBatcher:
     """The batches of one stream: at most one complete batch, and one that is being filled. See `has_room`."""
 
-    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
+    def __init__(
+        self, stream: Stream, after: int | None, limits: GatherLimits, event_time: EventTimeField | None = None
+    ) -> None:
         self._stream = stream
+        self._event_time = event_time
         self._after = after
         self._limits = limits
+        self.delay_s = limits.delay_s
         self._whole: deque[Batch] = deque()
         self._clear()
 
@@ -97,7 +102,13 @@ class StreamBatcher:
         batch.check(self._stream, self._after)
         if len(batch):
             self._after = int(batch.message_ids[-1])
-            self._whole.append(batch)
+            self._whole.append(self._timed(batch))
+
+    def _timed(self, batch: Batch) -> Batch:
+        if self._event_time is None:
+            return batch
+        stream = f"stream {self._stream.name!r}"
+        return replace(batch, event_times=self._event_time.times(batch.payloads, stream, batch.message_ids.tolist()))
 
     def _of_arrow(self, item: object) -> Batch:
         if not isinstance(item, pa.RecordBatch):

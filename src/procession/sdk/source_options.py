@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procession.sdk.batching import GatherLimits
+from procession.sdk.event_time_field import EventTimeField
 from procession.sdk.pacing import FIRST_S, LIMIT_S
 from procession.sdk.source_report import Report
 from procession.tls import ClientTls
@@ -30,6 +31,8 @@ class SourceOptions:
     """Maximum records per second over all streams. None: no limit."""
     is_stamping: bool = False
     """Use the time of sending as event time."""
+    event_time: EventTimeField | None = None
+    """Field of JSON payloads that has the event time. None: the source gives event times."""
     share: int | None = None
     """The share of the stream ids of the source of the pipeline that this is (`sdk/source_share`). None: no share."""
     acks: Path | None = None

@@ -276,7 +276,8 @@ class StreamFeed:
         stream, after = progress.stream, progress.committed
         if before := self._readings.get(stream.id):
             await before.ended.wait()
-        reading = begin_reading(stream, after, self._source.read(stream, after), self._options.gather)
+        options = self._options
+        reading = begin_reading(stream, after, self._source.read(stream, after), options.gather, options.event_time)
         self._readings[stream.id] = reading
         try:
             async for batch in reading:

@@ -15,15 +15,16 @@ from typing import Self
 
 from procession.errors import RecordError
 from procession.sdk.batching import GatherLimits, StreamBatcher
+from procession.sdk.event_time_field import EventTimeField
 from procession.sdk.source_records import Batch, Item, Items, Stream
 
 
 class StreamReader:
     """An asynchronous iterator of batches. `stop` ends it; `ended` is set when the author's code has returned."""
 
-    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits) -> None:
-        self._gather = StreamBatcher(stream, after, limits)
-        self._delay_s = limits.delay_s
+    def __init__(self, batcher: StreamBatcher) -> None:
+        self._gather = batcher
+        self._delay_s = batcher.delay_s
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Condition()
         """Over the gather and what follows; the author's side waits on it for room."""
@@ -82,8 +83,8 @@ class StreamReader:
 
 
 class _InThread(StreamReader):
-    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: Iterable[Item]) -> None:
-        super().__init__(stream, after, limits)
+    def __init__(self, stream: Stream, batcher: StreamBatcher, items: Iterable[Item]) -> None:
+        super().__init__(batcher)
         # A daemon: an author's read that blocks for ever must not keep a program from ending.
         threading.Thread(target=self._run, args=(items,), name=f"read {stream.name}", daemon=True).start()
 
@@ -124,8 +125,8 @@ class _InThread(StreamReader):
 
 
 class _InTask(StreamReader):
-    def __init__(self, stream: Stream, after: int | None, limits: GatherLimits, items: AsyncIterable[Item]) -> None:
-        super().__init__(stream, after, limits)
+    def __init__(self, stream: Stream, batcher: StreamBatcher, items: AsyncIterable[Item]) -> None:
+        super().__init__(batcher)
         self._room = asyncio.Event()
         self._task = self._loop.create_task(self._run(items), name=f"read {stream.name}")
         self._task.add_done_callback(self._done)  # also if it was cancelled before it began
@@ -155,12 +156,15 @@ class _InTask(StreamReader):
         self._task.cancel()
 
 
-def begin_reading(stream: Stream, after: int | None, items: Items, limits: GatherLimits) -> StreamReader:
+def begin_reading(
+    stream: Stream, after: int | None, items: Items, limits: GatherLimits, event_time: EventTimeField | None = None
+) -> StreamReader:
     """Let the author's iterator run."""
+    batcher = StreamBatcher(stream, after, limits, event_time)
     if isinstance(items, AsyncIterable):
-        return _InTask(stream, after, limits, items)
+        return _InTask(stream, batcher, items)
     if isinstance(items, Iterable):
-        return _InThread(stream, after, limits, items)
+        return _InThread(stream, batcher, items)
     raise RecordError(
         f"The source's read gave {type(items).__name__} for stream {stream.name!r}, which is not an iterator.",
         next_step="Write read as a generator: def or async def, with yield.",

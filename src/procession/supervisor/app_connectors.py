@@ -21,12 +21,12 @@ def check_connectors(graph: Graph) -> None:
 
 def connected_streams(graph: Graph) -> frozenset[int]:
     """The streams of sources that end and read a URL. Raises ConfigError if there is nothing to read."""
-    return frozenset(
-        id_in_share(source.share, stream)
-        for source in graph.connected
-        if _ends(source) and source.share is not None and source.source_traits.streams
-        for stream in load(source.source_traits.streams)(source.url)
-    )
+    found: set[int] = set()
+    for source in graph.connected:
+        if _ends(source) and source.share is not None and source.source_traits.streams:
+            streams = load(source.source_traits.streams)(source.url)
+            found |= source.streams or {id_in_share(source.share, stream) for stream in streams}
+    return frozenset(found)
 
 
 def ending_parts(graph: Graph, *, has_inputs: bool) -> list[str]:
@@ -44,4 +44,5 @@ def connector_lines(graph: Graph) -> list[str]:
 
 
 def _ends(source: Node) -> bool:
-    return source.source_traits.ends(source.url)
+    is_endless = source.ends is False and bool(source.source_traits.endless_arguments)
+    return not is_endless and source.source_traits.ends(source.url)

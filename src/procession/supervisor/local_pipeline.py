@@ -142,7 +142,7 @@ class LocalPipeline:
         """Start the connectors of the app's sources that read a URL."""
         for turn, source in enumerate(self.graph.connected):
             directory = self.directory / "sources" / source.name
-            arguments = source.source_traits.arguments(source.url, directory)
+            arguments = connector_arguments(source, directory)
             argv = ["source", source.connector.name, *arguments, *self._sending(turn), "--source", source.name]
             self._start_sending(f"{SOURCE}-{source.name}", argv)
 
@@ -249,6 +249,17 @@ class LocalPipeline:
 
     def _client_tls(self) -> list[str]:
         return _option_arguments(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
+
+
+def connector_arguments(source: Node, directory: Path) -> list[str]:
+    """The arguments of the program that reads a source's URL, without those of every source."""
+    traits = source.source_traits
+    argv = list(traits.arguments(source.url, directory))
+    argv += traits.declared_arguments(source.url, directory) if source.streams is not None else []
+    argv += traits.endless_arguments if source.ends is False else []
+    return argv + (
+        ["--event-time-field", source.time_field, "--event-time-unit", source.unit] if source.time_field else []
+    )
 
 
 def check_start(settings: Settings, listen: str = HERE) -> None:

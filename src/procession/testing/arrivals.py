@@ -23,6 +23,7 @@ from procession.operators.codecs import ENCODE, decoder_of
 from procession.planner.graph import Graph, Node
 from procession.planner.source_streams import streams_of
 from procession.record import id_in_share, stream_id
+from procession.sdk.event_time_field import EventTimeField
 from procession.storage.segment import KIND_RECORD
 from procession.times import nanoseconds
 
@@ -125,8 +126,12 @@ class Arrivals:
         self._lasts[number] = len(self._rows)
         key = record.key.encode() if isinstance(record.key, str) else bytes(record.key)
         message_id = 1 if last < 0 else self._rows[last].message_id + 1
+        payload = payload_of(source, record.value)
         time = nanoseconds(record.event_time, "s") if record.event_time else 0
-        self._rows.append(LogRow(KIND_RECORD, number, message_id, time, key, payload_of(source, record.value)))
+        if source.time_field and not time:
+            field = EventTimeField(source.time_field, source.unit)
+            time = int(field.times(pa.array([payload], pa.binary()), self.names[number], [message_id])[0])
+        self._rows.append(LogRow(KIND_RECORD, number, message_id, time, key, payload))
 
     def _name(self, number: int, source: Node, stream: Stream | None = None) -> None:
         self.names.setdefault(number, f"source {source.name!r}" if stream is None else f"stream {str(stream)!r}")

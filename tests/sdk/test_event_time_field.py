@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +9,25 @@ import pytest
 
 from procession import Pipeline, PlanError
 from procession.connectors.file_source import FileSource, stream_id_of
-from procession.connectors.timefield import EventTimeField, checked_unit
 from procession.errors import ConfigError, UsageError
-from procession.sdk.source_records import Batch, Stream
+from procession.sdk.batching import GatherLimits, StreamBatcher
+from procession.sdk.event_time_field import EventTimeField, checked_unit
+from procession.sdk.source_records import Stream
 
 SECOND = 1_700_000_000_000_000_000
 
 
 def times_of(path: Path, field: EventTimeField) -> list[int]:
-    source = FileSource([path], event_time=field)
+    source = FileSource([path])
     (stream,) = source.streams()  # type: ignore[misc]
     assert isinstance(stream, Stream)
     batches: Any = source.read(stream, None)
-    return [time for batch in batches for time in batch.event_times.tolist()]
+    gather = StreamBatcher(stream, None, GatherLimits(), field)
+    for batch in batches:
+        gather.add(batch)
+    found = gather.take()
+    assert found is not None
+    return found.event_times.tolist()
 
 
 @pytest.mark.parametrize(
@@ -51,22 +55,25 @@ def test_the_field_says_when_to_the_digit(tmp_path: Path, value: str, unit: Any,
 def test_a_record_without_an_event_time_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "f"
     path.write_text(f'{{"at": 1}}\n{line}\n')
-    with pytest.raises(ConfigError, match=f"The record at byte 10 of {path} has no event time"):
+    with pytest.raises(ConfigError, match=f"Message 10 of stream '{path}' has no event time"):
         times_of(path, EventTimeField("at"))
 
 
-def test_a_file_that_is_followed_has_event_times_too(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_text('{"at": 1}\n')
-    source = FileSource([path], is_following=True, event_time=EventTimeField("at"))
+@pytest.mark.parametrize(
+    "line", ['{"after": {"at": 2}}', '{"after.at": 2, "after": {"at": 9}}', '{"after": {"at": "1970-01-01T00:00:02Z"}}']
+)
+def test_a_field_of_a_nested_object_is_named_by_its_path(tmp_path: Path, line: str) -> None:
+    (tmp_path / "f").write_text(f"{line}\n")
+    assert times_of(tmp_path / "f", EventTimeField("after.at")) == [2_000_000_000]
 
-    async def first() -> Batch:
-        batches: Any = source.read(Stream(stream_id_of(path), str(path)), None)
-        found: Batch = await anext(batches)
-        await batches.aclose()
-        return found
 
-    assert asyncio.run(first()).event_times.tolist() == [1_000_000_000]
+def test_records_that_come_one_by_one_have_event_times_too() -> None:
+    gather = StreamBatcher(Stream(1, "one"), None, GatherLimits(), EventTimeField("at", "ms"))
+    gather.add((1, 0, b"", b'{"at": 1500}'))
+    gather.add((2, 7, b"", b'{"at": 2500}'))
+    found = gather.take()
+    assert found is not None
+    assert found.event_times.tolist() == [1_500_000_000, 2_500_000_000]
 
 
 def test_a_unit_that_there_is_not_is_refused() -> None:
@@ -86,11 +93,3 @@ def test_streams_are_named_by_name_by_number_and_as_files(tmp_path: Path, monkey
 def test_what_names_no_stream_is_refused(streams: Any) -> None:
     with pytest.raises(PlanError, match="not all ids or names of streams"):
         Pipeline("p").source("a", streams=streams)
-
-
-def test_records_of_json_are_sent_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_text(json.dumps({"at": 1.5, "x": "ü"}) + "\n")
-    source = FileSource([path], event_time=EventTimeField("at"))
-    batches: Any = source.read(Stream(stream_id_of(path), str(path)), None)
-    assert [batch.payloads.to_pylist() for batch in batches] == [[path.read_bytes().rstrip(b"\n")]]
