@@ -254,3 +254,16 @@ async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_rese
     site.gateway.handle(AckIntervalPassed())
     assert not site.status["is_disk_short"]
     assert talk(waited_for, 1, ids, times) > 0
+
+
+@in_loop
+async def test_while_the_gateway_is_paused_nobody_gets_credit_and_nobody_is_read(tmp_path: Path) -> None:
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
+    Client(site, 1)
+    (session,), state = site.gateway.state.sessions, site.gateway.state
+    await site.gateway.pause(True, is_kept=False)
+    assert state.allowed(session) == 0
+    assert state.holds(session), "although the merge waits for its stream"
+    await site.gateway.pause(False, is_kept=False)
+    assert state.allowed(session) > 0
+    assert not state.holds(session)

@@ -1,17 +1,22 @@
-"""The commands `procession jobs`, `procession status` and `procession stop`: pipelines on this machine.
+"""The commands `procession jobs`, `status`, `stop`, `pause`, `resume` and `drain`: pipelines on this machine.
 
-As in `cli/main`, they only parse and print; `supervisor/job_status` reads, `supervisor/run_claim` stops.
+As in `cli/main`, they only parse and print; `supervisor/job_status` reads, `supervisor/run_claim` stops,
+`supervisor/intake` pauses and drains.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from procession.cli.command_options import ControlCookieFile, PipelineDirectory, with_groups
 from procession.cli.tls_options import ClientTlsOptions
+
+if TYPE_CHECKING:
+    from procession.supervisor.intake import Intake
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -63,6 +68,62 @@ def stop(
     directory = chosen_pipeline(directory)
     pid = end(directory, timeout_s)
     print(f"no pipeline runs in {directory}" if pid is None else f"stopped the pipeline in {directory} (process {pid})")
+
+
+@with_groups
+def pause(
+    directory: PipelineDirectory = None,
+    control_cookie_file: ControlCookieFile = None,
+    *,
+    tls: ClientTlsOptions,
+    as_json: Json = False,
+) -> None:
+    """Stop reading from producers, until `procession resume`. What was received is processed. Nothing is lost."""
+    intake = _intake(directory, control_cookie_file, tls)
+    gateways = intake.pause()
+    print(json.dumps({"paused": gateways}) if as_json else f"paused {', '.join(gateways)} of {intake.directory}")
+
+
+@with_groups
+def resume(
+    directory: PipelineDirectory = None,
+    control_cookie_file: ControlCookieFile = None,
+    *,
+    tls: ClientTlsOptions,
+    as_json: Json = False,
+) -> None:
+    """Read from producers again, after `procession pause`."""
+    intake = _intake(directory, control_cookie_file, tls)
+    gateways = intake.resume()
+    print(json.dumps({"resumed": gateways}) if as_json else f"resumed {', '.join(gateways)} of {intake.directory}")
+
+
+@with_groups
+def drain(
+    directory: PipelineDirectory = None,
+    control_cookie_file: ControlCookieFile = None,
+    *,
+    tls: ClientTlsOptions,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds until everything must be committed.")] = 300.0,
+    as_json: Json = False,
+) -> None:
+    """Stop reading from producers, commit everything received, record the epoch, and stop the pipeline.
+
+    If that takes longer than --timeout-s, the pipeline goes on as before."""
+    intake = _intake(directory, control_cookie_file, tls)
+    done = intake.drain(timeout_s)
+    epoch = "no epoch was committed" if done["epoch"] is None else f"last committed epoch {done['epoch']:,}"
+    sentence = f"drained and stopped the pipeline in {intake.directory}: {epoch}, {done['committed']:,} records in"
+    print(json.dumps(done) if as_json else sentence)
+
+
+def _intake(directory: Path | None, control_cookie_file: Path | None, tls: ClientTlsOptions) -> Intake:
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.supervisor.cookies import control_cookie
+    from procession.supervisor.intake import Intake
+
+    directory = chosen_pipeline(directory)
+    return Intake(directory, control_cookie(directory / "gateway", control_cookie_file), tls.load())
 
 
 def _cell(column: str, value: object) -> str:

@@ -32,7 +32,7 @@ from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
-from procession.cli.job_commands import jobs, status, stop
+from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
@@ -64,6 +64,9 @@ app.command()(jobs)
 app.command()(simulate)
 app.command()(status)
 app.command()(stop)
+app.command()(pause)
+app.command()(resume)
+app.command()(drain)
 app.command()(streams)
 app.command()(verify)
 app.command()(cat)

@@ -11,6 +11,8 @@ gateway. Clients are `control_client` and `leader_link`; `performer` and `leader
     commit  fence, epoch, end, positions, epochs_kept ->
     fence   fence, offered, known                     -> committed_end, next_sequence, identity, order, gateways
     status                                            -> see `Gateway.status`
+    pause   is_kept                                   -> producers are not read; after a restart neither if is_kept
+    resume                                            -> producers are read again, after a restart too
     order                                             -> order: what streams are put in order by, or null
     streams first_id, streams_max                     -> streams, next_id: see `gateway_metrics.stream_rows`
     and what `leader_control` has: gateways, leave, join, notify, relinquish, beat, left
@@ -241,6 +243,12 @@ class ControlServer:
                 }
             case "status":
                 return gateway.status()
+            case "pause":
+                await gateway.pause(True, is_kept=request.get("is_kept") is True)
+                return {}
+            case "resume":
+                await gateway.pause(False, is_kept=True)
+                return {}
             case "order":
                 return {"order": _order_json(self._config.declared)}
             case "streams":

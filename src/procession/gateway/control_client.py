@@ -187,6 +187,13 @@ class ControlClient:
         """Ask a gateway to leave when all its records are committed. Leader only."""
         self._ask("leave", name=name)
 
+    def pause(self, *, is_kept: bool) -> None:
+        """Stop reading from producers. `is_kept`: also after a restart of the gateway."""
+        self._ask("pause", is_kept=is_kept)
+
+    def resume(self) -> None:
+        self._ask("resume")
+
     def status(self) -> dict[str, Any]:
         return self._ask("status")
 

@@ -68,6 +68,8 @@ class CreditFlow:
         """Whether the disk is low on space. No credits are granted then."""
         self.is_disk_full = False
         """Whether less than half of the minimum space is free. Producers are not read then."""
+        self.is_paused = False
+        """Whether an operator has paused the gateway. No credits are granted then, and producers are not read."""
         self._unappended_bytes = 0
         self.window: AdaptiveWindow | None = None
         if limits.credits == "adaptive":
@@ -107,7 +109,7 @@ class CreditFlow:
 
         At least `credits_min` as long as anything is left. Credits that are held but not used do not count.
         """
-        if self.is_disk_short or self.lag.bytes > self._limits.lag_bytes_max:
+        if self.is_withheld or self.lag.bytes > self._limits.lag_bytes_max:
             return 0
         if self.window is None:
             return self._limits.credits_max
@@ -117,11 +119,21 @@ class CreditFlow:
         return min(self._limits.credits_max, max(self._limits.credits_min, room // max(1, sessions)))
 
     @property
+    def is_withheld(self) -> bool:
+        """Whether no session gets credits, whatever it waits for."""
+        return self.is_disk_short or self.is_paused
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no session is read, whatever it sends."""
+        return self.is_disk_full or self.is_paused
+
+    @property
     def is_over(self) -> bool:
         """Whether so much has arrived on credits granted before that nothing more may be read."""
         limits = self._limits
         bound = limits.lag_bytes_max + self.lag.reserve_bytes + limits.overrun_bytes_max
-        return self.is_disk_full or self.lag.bytes + self._unappended_bytes > bound
+        return self.is_closed or self.lag.bytes + self._unappended_bytes > bound
 
     def first(self, sessions: int) -> int:
         """Credits of a new session: the fixed number, or its share of the window.
@@ -147,6 +159,7 @@ class CreditFlow:
             "credits": self._limits.credits,
             "buffered": self.buffered,
             "is_disk_short": self.is_disk_short,
+            "is_paused": self.is_paused,
             "is_over": self.is_over,
         }
         if self.window is not None:

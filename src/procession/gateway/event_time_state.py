@@ -195,8 +195,9 @@ class EventTimeOrder:
 
     def spares(self, state: GatewayState, session: int) -> bool:
         """Whether this session may send while others are paused: its account has reserve left; or it has sent nothing
-        yet, and may be about to open the stream that the merge waits for. Never if the disk is full."""
-        if state.flow.is_disk_full:
+        yet, and may be about to open the stream that the merge waits for. Never if the disk is full, or if the gateway
+        is paused."""
+        if state.flow.is_closed:
             return False
         account = self._account(state, session)
         is_new = account == NOBODY and not state.sessions[session].has_sent
@@ -213,8 +214,8 @@ class EventTimeOrder:
         return waits_for if waits_for in state.sessions[session].streams else None
 
     def allowed(self, state: GatewayState, session: int, among_all: int) -> int:
-        if state.flow.is_disk_short:
-            return 0  # no disk space, no reserve
+        if state.flow.is_withheld:
+            return 0  # no reserve either
         return self.shares.allowed(state.sessions[session].streams, among_all)
 
     # Commits

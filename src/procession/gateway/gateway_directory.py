@@ -1,4 +1,5 @@
-"""The small files of a gateway's directory: its identity, its snapshot, and the members that a leader knows.
+"""The small files of a gateway's directory: its identity, its snapshot, whether it is paused, and the members that a
+leader knows.
 
 Invariant: each file is replaced as a whole, and is on disk when the call returns. `recovery` reads the files,
 `performer` writes snapshots, and `members` stores the gateways of the pipeline. The log is in a subdirectory.
@@ -13,11 +14,13 @@ from pathlib import Path
 from procession.gateway.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.durable import read_if_there, storage_error, write_durably
+from procession.storage.durable import fsync_dir, read_if_there, remove, storage_error, write_durably
 from procession.storage.flight_reader import IDENTITY, read_identity, written_identity
 
 SNAPSHOT = "positions.json"
 MEMBERS = "gateways.json"
+PAUSED = "paused"
+"""The file that keeps a gateway paused over restarts."""
 
 
 def save_snapshot(directory: Path, snapshot: Snapshot, files: FileSystem = HOST_FILES) -> None:
@@ -28,6 +31,22 @@ def load_snapshot(directory: Path, files: FileSystem = HOST_FILES) -> Snapshot |
     """The last snapshot. None: nothing was ever committed. Raises StorageError if it is damaged."""
     data = read_if_there(directory / SNAPSHOT, files)
     return None if data is None else decode_snapshot(data, directory / SNAPSHOT)
+
+
+def is_paused(directory: Path, files: FileSystem = HOST_FILES) -> bool:
+    return files.exists(directory / PAUSED)
+
+
+def keep_paused(directory: Path, paused: bool, files: FileSystem = HOST_FILES) -> None:
+    """Whether the gateway is paused, for its next start."""
+    if paused:
+        write_durably(directory / PAUSED, b"", files)
+    elif is_paused(directory, files):
+        try:
+            remove(directory / PAUSED, files)
+        except OSError as error:
+            raise storage_error(directory / PAUSED, "remove", error) from error
+        fsync_dir(directory, files)
 
 
 def random_identity() -> str:

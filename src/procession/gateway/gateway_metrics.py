@@ -91,6 +91,7 @@ def _of_gateway(gateway: GatewayPerformer) -> Iterator[Metric]:
     yield metric("gauge", "lag_bytes", "Bytes in the log that are not committed.", state.flow.lag.bytes)
     yield metric("gauge", "lag_bytes_max", "Producers wait while more is not committed.", state.limits.lag_bytes_max)
     yield metric("gauge", "over", "1 while so much has come that producers are not read.", state.flow.is_over)
+    yield metric("gauge", "paused", "1 while an operator has paused the gateway.", state.flow.is_paused)
     yield metric("gauge", "disk_short", "1 while the disk has too little room.", state.flow.is_disk_short)
     if gateway.ordering is not None:
         waiting = gateway.ordering.order.waiting

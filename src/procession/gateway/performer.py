@@ -23,7 +23,7 @@ from procession.gateway import gateway_events as ev
 from procession.gateway import retired_file
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
-from procession.gateway.gateway_directory import save_snapshot
+from procession.gateway.gateway_directory import is_paused, keep_paused, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
@@ -74,6 +74,7 @@ class GatewayPerformer:
             end, recovered = self.log.next_sequence, self.ordering.recovered
             order = EventTimeOrder(config.declared, recovered)
             self.state = GatewayState(config.limits, snapshot, recovered.tail, end, is_leading=is_leading, order=order)
+        self.state.flow.is_paused = is_paused(config.directory)
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""
         self.leader: Leader | None = None
@@ -203,6 +204,18 @@ class GatewayPerformer:
                 log.info("gateway.disk_has_room", path=str(self.log.directory), producers="go on", **room)
         self.state.flow.is_disk_short = is_short
         self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
+
+    async def pause(self, paused: bool, *, is_kept: bool) -> None:
+        """Stop reading from producers, or go on. `is_kept`: a restart of the gateway does not change that."""
+        if is_kept:
+            await self._durably(keep_paused, self.config.directory, paused)
+        if paused is not self.state.flow.is_paused:
+            if paused:
+                log.info("gateway.paused", is_kept=is_kept)
+            else:
+                log.info("gateway.resumed")
+        self.state.flow.is_paused = paused
+        self.handle(ev.AckIntervalPassed())
 
     async def _durably(self, *call: Any) -> None:
         """Runs a blocking disk call in a thread. A disk error ends the gateway."""

@@ -19,7 +19,7 @@ from procession.storage.secret import Secret, find_secret
 from procession.supervisor.cookies import PIPELINES
 from procession.supervisor.progress import PipelineProgress
 from procession.supervisor.run_app import last_round
-from procession.supervisor.run_claim import running
+from procession.supervisor.run_claim import DRAINED, running
 from procession.tls import ClientTls
 
 PATIENCE_S = 2.0
@@ -40,7 +40,7 @@ def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -
     found: dict[str, Any] = {
         "pipeline": name,
         "directory": str(directory),
-        "state": "stopped" if at is None else "running",
+        "state": _stopped(directory) if at is None else "running",
         "pid": None if at is None else at.pid,
         "app": None if at is None else at.app,
         "started_s": None if at is None else at.started_s,
@@ -52,9 +52,14 @@ def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -
         "records_per_s": None if at is None else _rate(directory),
         "lag": None,
         "away": [],
+        "paused": [],
         "disks_low": [],
     }
     return found if at is None else found | _progress(directory, cookie, tls)
+
+
+def _stopped(directory: Path) -> str:
+    return "drained" if (directory / DRAINED).exists() else "stopped"
 
 
 def _rate(directory: Path) -> float:
@@ -72,6 +77,8 @@ def _progress(directory: Path, cookie: bytes, tls: ClientTls | None) -> dict[str
     return {
         "lag": progress.records_in - progress.committed if progress.is_answered else None,
         "away": list(progress.away),
+        "paused": list(progress.paused),
+        "state": "paused" if progress.paused else "running",
         "disks_low": [str(path) for path in progress.disks_low],
     }
 
@@ -85,18 +92,21 @@ def jobs(root: Path = PIPELINES) -> list[dict[str, Any]]:
 
 def sentences(found: Mapping[str, Any]) -> Iterator[str]:
     """The status as text."""
-    if found["state"] == "running":
+    if found["pid"] is not None:
         since = datetime.fromtimestamp(found["started_s"]).astimezone().isoformat(" ", "seconds")
         yield f"pipeline {found['pipeline']!r} runs since {since}, in process {found['pid']}"
     else:
-        yield f"pipeline {found['pipeline']!r} does not run"
+        drained = "; it was drained: everything received is committed" if found["state"] == "drained" else ""
+        yield f"pipeline {found['pipeline']!r} does not run{drained}"
     epoch = "no epoch is committed" if found["epoch"] is None else f"last committed epoch {found['epoch']:,}"
     yield f"{epoch}; {found['committed']:,} records in, {found['records_out']:,} out"
     if found["late"] or found["dead_letters"]:
         yield f"{found['late']:,} late records, {found['dead_letters']:,} dead letters"
-    if found["state"] == "running":
+    if found["pid"] is not None:
         lag = "its gateway does not answer" if found["lag"] is None else f"{found['lag']:,} received, not committed"
         yield f"{found['records_per_s']:,.0f} records/s; {lag}"
+    if found["paused"]:
+        yield f"paused: {', '.join(found['paused'])}; producers wait until `procession resume`"
     if found["away"]:
         yield f"gateways that do not answer: {', '.join(found['away'])}"
     for path in found["disks_low"]:

@@ -53,6 +53,8 @@ class PipelineProgress:
     """Gateways that the leader cannot reach. With event-time order nothing is emitted without them."""
     disks_low: tuple[Path, ...] = ()
     """Directories of gateways whose disk has fewer free bytes than `disk_free_bytes_min`. Their producers wait."""
+    paused: tuple[str, ...] = ()
+    """Gateways that an operator has paused."""
     latency: Latency = field(default_factory=Latency)
     _end: int = 0
     """The number of the first record that is not committed."""
@@ -83,11 +85,12 @@ class PipelineProgress:
         for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
                 self._clients[path.parent.name] = self._client(path.parent)
-        low = set(self.disks_low)
+        low, paused = set(self.disks_low), set(self.paused)
         for name, client in self._clients.items():
             try:
                 status = client.status()
                 (low.add if status.get("is_disk_short") else low.discard)(self.directory / name)
+                (paused.add if status.get("is_paused") else paused.discard)(name)
                 # Ends of streams have sequence numbers too, but do not count as committed records.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
                 self._waiting[name] = _rows(status) - ends
@@ -95,7 +98,7 @@ class PipelineProgress:
                     self.away = tuple(member["name"] for member in client.gateways() if not member["is_connected"])
             except ProcessionError:
                 client.close()
-        self.disks_low = tuple(sorted(low))
+        self.disks_low, self.paused = tuple(sorted(low)), tuple(sorted(paused))
         # Not the maximum so far: between two reads the end of a stream, or a stream that moves, may count twice.
         self.records_in = self.committed + self.waiting(self._end)
         now = time.monotonic()
@@ -170,6 +173,7 @@ class Display(LiveDisplay):
         super().__init__(refreshes_per_second=8, is_silent=is_silent)
         self._next_line = 0.0
         self._disks_low: tuple[Path, ...] = ()
+        self._paused: tuple[str, ...] = ()
 
     def show(self, progress: PipelineProgress, restarts: int) -> None:
         for path in set(progress.disks_low).difference(self._disks_low):
@@ -177,6 +181,11 @@ class Display(LiveDisplay):
         for path in set(self._disks_low).difference(progress.disks_low):
             self.say(f"the disk of {path} has enough free space again: producers continue")
         self._disks_low = progress.disks_low
+        for name in set(progress.paused).difference(self._paused):
+            self.say(f"{name} is paused: producers wait until `procession resume --dir {progress.directory}`")
+        for name in set(self._paused).difference(progress.paused):
+            self.say(f"{name} is not paused any more: producers continue")
+        self._paused = progress.paused
         cells = _cells(progress, restarts)
         if self.is_live:
             self.draw(table_of(cells))
@@ -205,6 +214,7 @@ def _cells(progress: PipelineProgress, restarts: int) -> dict[str, str]:
         "latency p50/p99": "-" if p50 is None or p99 is None else f"{p50:,.0f}/{p99:,.0f} ms",
         "restarts": str(restarts),
         **({"away": " ".join(progress.away)} if progress.away else {}),
+        **({"paused": " ".join(progress.paused)} if progress.paused else {}),
         **({"disk low": " ".join(map(str, progress.disks_low))} if progress.disks_low else {}),
     }
 

@@ -24,6 +24,8 @@ from procession.storage.durable import storage_error
 from procession.storage.secret import make_pipeline_private
 
 LOCK, DESCRIPTION = "run.lock", "run.json"
+DRAINED = "drained.json"
+"""Says at which epoch the pipeline was drained. The next `run` removes it."""
 
 _FLOCK = "hhqqi"
 """The kernel's `struct flock`: type, whence, start, length, process."""
@@ -60,6 +62,7 @@ def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
         draft = directory / f"{DESCRIPTION}.draft"
         draft.write_text(json.dumps(asdict(described)))
         draft.replace(directory / DESCRIPTION)
+        (directory / DRAINED).unlink(missing_ok=True)
         try:
             yield
         finally:
