@@ -210,10 +210,7 @@ class GatewayPerformer:
         if is_kept:
             await self._durably(keep_paused, self.config.directory, paused)
         if paused is not self.state.flow.is_paused:
-            if paused:
-                log.info("gateway.paused", is_kept=is_kept)
-            else:
-                log.info("gateway.resumed")
+            log.info("gateway.pause_changed", is_paused=paused, is_kept=is_kept)
         self.state.flow.is_paused = paused
         self.handle(ev.AckIntervalPassed())
 
