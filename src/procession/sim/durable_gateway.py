@@ -49,8 +49,10 @@ class DurableSnapshot:
 
 def is_durable_anywhere(disks: Mapping[str, Disk], stream_id: int, point: int) -> bool:
     """Whether, after a power cut, any gateway would still know that this id is committed. For a stream that has moved,
-    that is its last holder."""
-    for part, disk in disks.items():
+    that is its last holder. A directory that an older copy has replaced counts: it is put back, or the copy gets what
+    it lacks."""
+    directories = ((part, disk) for name, disk in disks.items() for part in (name, set_aside(name)))
+    for part, disk in directories:
         found = read_snapshot(disk.durable_file(snapshot_path(part)))
         position = found.streams.get(stream_id)
         if position is not None and position.committed >= point:
@@ -61,6 +63,11 @@ def is_durable_anywhere(disks: Mapping[str, Disk], stream_id: int, point: int) -
             if kept is not None and kept >= point:
                 return True
     return False
+
+
+def set_aside(part: str) -> str:
+    """Where the newest directory of a gateway is while an older copy has its place."""
+    return f"{part}.newest"
 
 
 def log_end(directory: Directory) -> int:

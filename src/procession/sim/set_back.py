@@ -13,7 +13,7 @@ from collections.abc import Callable
 from procession.errors import StorageError
 from procession.gateway.gateway_directory import SNAPSHOT
 from procession.sim.disk import Directory, File
-from procession.sim.durable_gateway import log_end, read_snapshot, snapshot_path
+from procession.sim.durable_gateway import log_end, read_snapshot, set_aside, snapshot_path
 from procession.sim.environment import Environment, Machine
 from procession.sim.simulated_leader_link import name_of
 
@@ -53,7 +53,7 @@ class SetBackOperator:
             self._site.tell(part, "= the copy is taken")
             self._is_mending.discard(part)
             self._site.set_back.discard(part)
-            self._change(part, {_aside(part): None})
+            self._change(part, {set_aside(part): None})
 
     def _when(self, delay_s: float, is_time: Callable[[], bool], do: Callable[[], None]) -> None:
         def look() -> None:
@@ -76,7 +76,7 @@ class SetBackOperator:
         self._site.tell(part, "! the directory is %s", "lost" if copy is None else "an older copy from here on")
         self._site.set_back.add(part)
         newest = self._machines[part].disk.directory(part)
-        self._change(part, {part: copy, _aside(part): newest})
+        self._change(part, {part: copy, set_aside(part): newest})
 
     def _put_back(self, part: str) -> None:
         if part not in self._site.set_back:
@@ -85,8 +85,8 @@ class SetBackOperator:
         self._site.tell(part, "= the newest directory is put back")
         self._is_mending.discard(part)
         self._site.set_back.discard(part)
-        newest = self._machines[part].disk.directory(_aside(part))
-        self._change(part, {part: newest, _aside(part): None})
+        newest = self._machines[part].disk.directory(set_aside(part))
+        self._change(part, {part: newest, set_aside(part): None})
 
     def _change(self, part: str, names: dict[str, File | Directory | None]) -> None:
         """What a power cut may do to the files themselves it still may."""
@@ -112,10 +112,6 @@ def copied(directory: Directory) -> Directory:
 def _snapshot_of(directory: Directory) -> bytes | None:
     found = directory.names.get(SNAPSHOT)
     return bytes(found.data) if isinstance(found, File) else None
-
-
-def _aside(part: str) -> str:
-    return f"{part}.newest"
 
 
 def blamed(error: StorageError, *, is_injected_damage: bool) -> StorageError:
