@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from procession.connectors.delta_table import DeltaLakeTable
 from procession.connectors.parquet_sink import LakeOptions, lake_opener
-from procession.errors import ConfigError
+from procession.errors import ConfigError, StorageError
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.transaction_log import TransactionLog
 
@@ -110,12 +110,44 @@ def test_commits_of_others_are_noticed_even_if_the_log_was_cleaned_up_meanwhile(
 
 
 def test_a_table_that_nobody_has_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    participant = opened(tmp_path / "sink", DeltaLakeTable(str(tmp_path / "table")))
+    table = DeltaLakeTable(str(tmp_path / "table"))
+    participant = opened(tmp_path / "sink", table)
     commit(participant, 1, id=1)
+    table.token("app", 0, -1)  # the update behind the commit has ended
     updates = []
     update = DeltaTable.update_incremental
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: updates.append(update(table)))
     commit(participant, 2, id=2)
     commit(participant, 3, id=3)
-    assert len(updates) == 2
     participant.close()
+    assert len(updates) == 2
+
+
+def test_an_update_that_fails_behind_a_commit_stops_the_next_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = DeltaLakeTable(str(tmp_path / "table"))
+    participant = opened(tmp_path / "sink", table)
+
+    update = DeltaTable.update_incremental
+    reasons = [OSError("the store is away")]
+
+    def fail_once(updated: DeltaTable) -> None:
+        if reasons:
+            raise reasons.pop()
+        update(updated)
+
+    monkeypatch.setattr(DeltaTable, "update_incremental", fail_once)
+    commit(participant, 1, id=1)
+    with pytest.raises(StorageError, match="the store is away"):
+        commit(participant, 2, id=2)
+    assert table.token("app", 0, -1).end == participant.committed_end
+    participant.close()
+
+
+def test_a_new_table_has_checkpoints_often_enough_for_short_epochs(tmp_path: Path) -> None:
+    participant = opened(tmp_path / "sink", DeltaLakeTable(str(tmp_path / "table")))
+    for number in range(1, 21):
+        commit(participant, number, id=number)
+    participant.close()
+    assert list((tmp_path / "table/_delta_log").glob("*.checkpoint.parquet"))

@@ -10,7 +10,7 @@ import pytest
 
 from procession.connectors import parquet_spool
 from procession.connectors.parquet_columns import ColumnNames, RecordFormat, RowConverter
-from procession.connectors.parquet_spool import ParquetSpool
+from procession.connectors.parquet_spool import ParquetSpool, repeating_columns
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm
 
@@ -46,4 +46,33 @@ def test_arrow_records_of_a_slice_of_messages_are_read_from_their_place(tmp_path
     spool.finish()
     spool.wait_for_sync()
     assert pq.read_table(spool.path).column("id").to_pylist() == [2, 3, 4]
+    spool.close()
+
+
+def test_columns_of_ever_new_values_are_written_without_a_dictionary() -> None:
+    rows = parquet_spool.DICTIONARY_SAMPLE_ROWS
+    table = pa.table(
+        {"id": range(rows), "kind": ["a", "b"] * (rows // 2), "text": [f"row {row}" for row in range(rows)]}
+    )
+    assert repeating_columns(table) == ["kind"]
+    assert repeating_columns(table.slice(1)) is True, "too few rows to tell"
+    nested = table.append_column("point", pa.array([{"x": row} for row in range(rows)]))
+    assert repeating_columns(nested) is True, "inner columns have names of their own"
+    assert repeating_columns(table.append_column("none", pa.nulls(rows))) == ["kind", "none"]
+
+
+def test_the_file_has_dictionaries_for_the_other_columns(tmp_path: Path) -> None:
+    rows = parquet_spool.DICTIONARY_SAMPLE_ROWS
+    spool = ParquetSpool(
+        tmp_path / "spool", RowConverter(RecordFormat.ARROW, ColumnNames()), RecordForm.MESSAGES, lambda schema: schema
+    )
+    batch = pa.record_batch({"id": pa.array(range(rows)), "kind": pa.array(["a", "b"] * (rows // 2))})
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, batch.schema) as writer:
+        writer.write_batch(batch)
+    spool.append(0, [stream.getvalue().to_pybytes()])
+    spool.finish()
+    spool.wait_for_sync()
+    group = pq.read_metadata(spool.path).row_group(0)
+    assert [group.column(index).has_dictionary_page for index in range(2)] == [False, True]
     spool.close()

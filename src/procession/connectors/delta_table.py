@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +38,9 @@ COMMIT_RETRIES_MAX = 20
 """How often a commit is tried again behind other writers' commits, which do not touch our token."""
 HISTORY_COMMITS_MAX = 1000
 """Number of latest commits that are searched for one of ours after a crash."""
+CONFIGURATION = {"delta.checkpointInterval": "20"}
+"""Of tables that the sink makes. Each commit reads all commits behind the last checkpoint: with the interval of
+deltalake, 100, it takes more than twice as long."""
 TRANSACTION = "procession.transaction"
 FEATURES = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "timestampNtz", "deletionVectors"}
@@ -69,8 +73,12 @@ class DeltaLakeTable(LakeTable):
         self._table: DeltaTable | None = None
         self._tokens: dict[str, LakeToken] = {}
         """The tokens of the snapshot in `_table`, as far as they were read."""
+        self._thread = ThreadPoolExecutor(1, "delta")
+        self._updating: Future[None] | None = None
+        """The update behind our last commit, while the next epoch arrives. Meanwhile nobody else may use `_table`."""
 
     def schema(self) -> pa.Schema | None:
+        self._wait_for_update()
         self._tokens.clear()
         with self._translated_errors("read"):
             try:
@@ -92,7 +100,9 @@ class DeltaLakeTable(LakeTable):
                 ) from error
             if self._log is not None:
                 self.store.spool_path(Path("spool"))  # makes the directory, durably
-            DeltaTable.create(self.url, columns, mode="ignore", storage_options=self._options)
+            DeltaTable.create(
+                self.url, columns, mode="ignore", configuration=CONFIGURATION, storage_options=self._options
+            )
         found = self.schema()
         assert found is not None
         self._sync_log(range(1))
@@ -134,11 +144,13 @@ class DeltaLakeTable(LakeTable):
                 [add], mode="append", schema=self._table.schema(), commit_properties=properties
             )
         self._sync_log(range(before + 1, self._last_version(before) + 1) if self._log else range(0))
+        self._updating = self._thread.submit(self._update)
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
         if is_fresh:
             self._commits += 1
             return
+        self._wait_for_update()
         assert self._table is not None
         with self._translated_errors("read"):
             commits = self._table.history(HISTORY_COMMITS_MAX)
@@ -157,6 +169,7 @@ class DeltaLakeTable(LakeTable):
             return
         self._commits = 0
         try:
+            self._wait_for_update()
             self._update()
             before = self._table.version()
             done = self._table.optimize.compact(target_size=self._file_bytes)
@@ -169,10 +182,11 @@ class DeltaLakeTable(LakeTable):
         log.info("sink.compacted", table=self.url, added=done["numFilesAdded"], removed=done["numFilesRemoved"])
 
     def close(self) -> None:
-        """Nothing."""
+        self._thread.shutdown()
 
     def _refreshed(self) -> DeltaTable | None:
         """The table as it is now. An update reads all commits behind the last checkpoint, even if nothing is new."""
+        self._wait_for_update()
         if self._table is None:
             self.schema()
         else:
@@ -183,6 +197,12 @@ class DeltaLakeTable(LakeTable):
                 with self._translated_errors("read"):
                     self._update()
         return self._table
+
+    def _wait_for_update(self) -> None:
+        updating, self._updating = self._updating, None
+        if updating is not None:
+            with self._translated_errors("read"):
+                updating.result()
 
     def _update(self) -> None:
         assert self._table is not None

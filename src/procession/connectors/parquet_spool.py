@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from procession import faults
@@ -38,6 +39,10 @@ ROW_GROUP_BYTES_MAX = 32 * 1024 * 1024
 ROW_GROUP_ROWS_MAX = 1_000_000
 DICTIONARY_BYTES_MAX = 64 * 1024
 """A column with more bytes of different values is written without a dictionary, which would cost more than it saves."""
+DICTIONARY_SAMPLE_ROWS = 4096
+DICTIONARY_DISTINCT_MAX = 0.9
+"""Share of different values in the sample above which a column is written without a dictionary from the start: it has
+so many that they would not fit."""
 TEXT_BOUND_CHARACTERS_MAX = 32
 """A column whose least or greatest text is longer has no bounds in the statistics."""
 
@@ -159,12 +164,13 @@ class ParquetSpool:
 
     def _write(self, rows: list[pa.Table]) -> None:
         try:
+            assert self._columns.schema is not None
+            table = pa.concat_tables(rows) if rows else self._columns.schema.empty_table()
             if self._writer is None:
-                assert self._columns.schema is not None
-                self._writer = _new_writer(self.path, self._columns.schema)
+                self._writer = _new_writer(self.path, table.schema, repeating_columns(table))
             faults.disk("full")
             if rows:
-                self._writer.write_table(pa.concat_tables(rows), row_group_size=ROW_GROUP_ROWS_MAX)
+                self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 
@@ -212,8 +218,28 @@ def merge_files(sources: Iterable[pa.NativeFile], schema: pa.Schema, path: Path)
         raise storage_error(path, "write", error) from error
 
 
-def _new_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="snappy", dictionary_pagesize_limit=DICTIONARY_BYTES_MAX)
+def _new_writer(path: Path, schema: pa.Schema, dictionaries: bool | list[str] = True) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="snappy",
+        use_dictionary=dictionaries,
+        dictionary_pagesize_limit=DICTIONARY_BYTES_MAX,
+    )
+
+
+def repeating_columns(first: pa.Table) -> bool | list[str]:
+    """The columns that a dictionary may make smaller, judged by the first rows; True: all."""
+    sample = first.slice(0, DICTIONARY_SAMPLE_ROWS)
+    if len(sample) < DICTIONARY_SAMPLE_ROWS or any(pa.types.is_nested(field.type) for field in first.schema):
+        return True
+    return [field.name for field in first.schema if not _is_distinct(sample.column(field.name))]
+
+
+def _is_distinct(values: pa.ChunkedArray) -> bool:
+    kind = values.type
+    is_counted = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return is_counted and bool(pc.count_distinct(values).as_py() > DICTIONARY_DISTINCT_MAX * len(values))
 
 
 def _facts(path: Path) -> FileFacts:

@@ -26,6 +26,7 @@ from procession.log_format import keep_quiet, tell_uncaught_as_sentences
 from procession.sdk.output import Wait
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.payloads import Payloads
+from procession.sdk.session_stream import SessionStream
 from procession.tls import ServerTls, TlsListener
 from procession.wire import columns, two_phase_commit
 from procession.wire.connection import Connection, Event, Violation
@@ -63,7 +64,6 @@ HANDSHAKE_TIMEOUT_S = 10.0
 GRACE_S = 0.5
 """How long a session is still read after its time for HELLO: the server may have been too busy to read it before."""
 LINGER_S = 2.0
-READ_BYTES_MAX = 1024 * 1024
 COLUMNS_FROM_MESSAGES = 100_000
 """Number of messages after which decoding by columns is worth its start-up cost."""
 WRITE_BYTES_MAX = 64 * 1024
@@ -129,9 +129,7 @@ class SinkServer:
         if self._tls:
             server = TlsListener(listener, self._tls, self._stream, handshake_timeout_s=self.handshake_timeout_s)
         else:
-            server = await asyncio.start_server(
-                self._accept, sock=listener, limit=READ_BYTES_MAX, backlog=ACCEPTS_AT_ONCE
-            )
+            server = await self._loop.create_server(self._stream, sock=listener, backlog=ACCEPTS_AT_ONCE)
             listener.listen(BACKLOG)
         try:
             await self._failure
@@ -139,8 +137,8 @@ class SinkServer:
             server.close()
             await self._stop()
 
-    def _stream(self) -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_BYTES_MAX), self._accept)
+    def _stream(self) -> SessionStream:
+        return SessionStream(self._accept, WRITE_BYTES_MAX)
 
     async def _stop(self) -> None:
         """Waits for work in threads, cancels coroutines, and reads nothing more."""
@@ -194,8 +192,8 @@ class SinkServer:
             with self._waiting:
                 self._waited_for.discard(future)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = SinkSession(self, reader, writer)
+    async def _accept(self, stream: SessionStream) -> None:
+        session = SinkSession(self, stream)
         self._sessions[session] = None
         try:
             if self._has_room():
@@ -242,18 +240,17 @@ class ServedInstance:
 class SinkSession:
     """A connection of a driver."""
 
-    def __init__(self, server: SinkServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, server: SinkServer, stream: SessionStream) -> None:
         self._server = server
-        self._reader = reader
-        self._writer = writer
+        self._stream = stream
+        self._transport = stream.transport
         self._connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK, server.frame_bytes_max)
         self._instance: ServedInstance | None = None
         self.is_silent = False
         """Connected, without a HELLO so far."""
         self.is_refused = False
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
-        writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
-        notice_silence(writer.get_extra_info("socket"))
+        notice_silence(self._transport.get_extra_info("socket"))
 
     async def run(self) -> None:
         """Runs until either side ends. An exception that escapes is a failure of the output, not of the peer."""
@@ -279,10 +276,10 @@ class SinkSession:
             log.debug("session.lost", error=str(error))
 
     async def _listen(self) -> None:
-        while data := await self._reader.read(READ_BYTES_MAX):
+        while data := await self._stream.read():
             for event in self._connection.receive(data):
                 await self._take(event)
-            await self._writer.drain()
+            await self._stream.drain()
 
     async def refuse(self, reason: str) -> None:
         """Sends the reason, and discards what still arrives: closing with unread bytes resets the connection."""
@@ -290,23 +287,23 @@ class SinkSession:
         self.say_error(reason)
         with suppress(OSError):
             async with asyncio.timeout(LINGER_S):
-                while await self._reader.read(READ_BYTES_MAX):
+                while await self._stream.read():
                     pass
 
     def say_error(self, reason: str) -> None:
         """Sends an ERROR frame and closes our half of the connection."""
-        log.warning("session.refused", peer=peer_of(self._writer.get_extra_info("socket")), reason=reason)
-        if not self._writer.is_closing():
-            self._writer.write(self._connection.error_frame(reason))
-            if self._writer.can_write_eof():  # not with TLS
-                self._writer.write_eof()
+        log.warning("session.refused", peer=peer_of(self._transport.get_extra_info("socket")), reason=reason)
+        if not self._transport.is_closing():
+            self._transport.write(self._connection.error_frame(reason))
+            if self._transport.can_write_eof():  # not with TLS
+                self._transport.write_eof()
 
     def close(self) -> None:
-        self._writer.close()
+        self._transport.close()
 
     @property
     def is_closed(self) -> bool:
-        return self._writer.is_closing()
+        return self._transport.is_closing()
 
     def give_up(self) -> None:
         """Ends the time for HELLO now."""
@@ -314,7 +311,7 @@ class SinkSession:
         self._deadline.reschedule(asyncio.get_running_loop().time())
 
     def abort(self) -> None:
-        self._writer.transport.abort()
+        self._transport.abort()
 
     async def _take(self, event: Event) -> None:
         match event:
@@ -367,8 +364,8 @@ class SinkSession:
 
     def _send(self, frame: Frame) -> None:
         # A violation later in the same segment has ended the connection before this answer.
-        if not self._connection.is_over and not self._writer.is_closing():
-            self._writer.write(self._connection.send(frame))
+        if not self._connection.is_over and not self._transport.is_closing():
+            self._transport.write(self._connection.send(frame))
 
 
 def _talk(participant: SinkParticipant, messages: Messages, answers: list[TwoPhase]) -> None:

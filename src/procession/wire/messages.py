@@ -105,7 +105,7 @@ MessageFields = tuple[int, int, int, bytes, bytes]
 COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 
 
-def _binaries(values: Sequence[bytes]) -> pa.Array:
+def binaries(values: Sequence[bytes]) -> pa.Array:
     if len(values) != 1:
         return pa.array(values, pa.binary())
     # A single value may be large, such as a block of records: refer to it.
@@ -141,8 +141,8 @@ class Messages:
             np.array(stream_ids, np.uint64),
             np.array(message_ids, np.uint64),
             np.array(event_times, np.int64),
-            _binaries(keys),
-            _binaries(payloads),
+            binaries(keys),
+            binaries(payloads),
         )
 
     @classmethod

@@ -228,6 +228,8 @@ def encode_messages(
     body_lengths = _MESSAGE_HEADER.itemsize - _LENGTH_BYTES + key_lengths + payload_lengths
     if int(body_lengths.max()) > frame_bytes_max:
         raise LocalProtocolError(f"a frame of {int(body_lengths.max())} bytes, the limit is {frame_bytes_max}")
+    if count == 1:
+        return _single_frame(stream_id, int(message_ids[0]), int(event_times[0]), keys, payloads)
     if columns.is_ready():
         ids, times = np.ascontiguousarray(message_ids, np.uint64), np.ascontiguousarray(event_times, np.int64)
         return columns.encode(stream_id, ids, times, keys, payloads)
@@ -251,6 +253,23 @@ def encode_messages(
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", kind)).buffers()[2].slice(0, size_bytes)
 
 
+def _single_frame(
+    stream_id: int, message_id: int, event_time: int, keys: pa.Array | None, payloads: pa.Array
+) -> pa.Buffer:
+    """Encode one frame, which may be large, such as a block of records: its payload is copied once."""
+    key = b"" if keys is None else bytes(_data_of(keys))
+    payload = memoryview(_data_of(payloads)).cast("B")
+    frame = pa.allocate_buffer(_MESSAGE_HEADER.itemsize + len(key) + len(payload))
+    room = memoryview(frame).cast("B")
+    length = len(room) - _LENGTH_BYTES
+    fields = (length, MESSAGE_TAG, stream_id, message_id, event_time, len(key))
+    start = _MESSAGE_HEADER.itemsize
+    room[:start] = np.array(fields, _MESSAGE_HEADER).tobytes()
+    room[start : start + len(key)] = key
+    room[start + len(key) :] = payload
+    return frame
+
+
 def _even_frames(
     stream_id: int, message_ids: Integers, event_times: Integers, payloads: pa.Array, size: int
 ) -> pa.Buffer:
@@ -269,6 +288,8 @@ def _even_frames(
 def _data_of(array: pa.Array) -> pa.Buffer:
     """Return the concatenated bytes of the rows."""
     _, offsets, data = array.buffers()
+    if data is None:
+        return pa.py_buffer(b"")
     is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
     edges = np.frombuffer(offsets, np.int64 if is_large else np.int32)
     return data[int(edges[array.offset]) : int(edges[array.offset + len(array)])]
