@@ -170,6 +170,8 @@ def letter_of(record: Record, stage: str, error: Exception) -> bytes:
             "message_id": record["message_id"],
             "stage": stage,
             "error": f"{type(error).__name__}: {error}",
+            **({"event_time": record["event_time"]} if record["event_time"] else {}),
+            **({"key": base64.b64encode(record["key"]).decode()} if record["key"] else {}),
             "payload": base64.b64encode(record["payload"]).decode(),
         }
     ).encode()

@@ -201,9 +201,11 @@ def test_a_dead_letter_tells_all_that_is_needed_to_send_the_record_again() -> No
     pipeline.source().map(picky, name="strict").sink("out", to="file:out")
     letter = json.loads(outputs(pipeline.graph(), batch_of([b"x", b"bad\xff"]))["dead-letter"])
     assert base64.b64decode(letter.pop("payload")) == b"bad\xff"
+    assert base64.b64decode(letter.pop("key")) == b"k"
     assert letter == {
         "stream_id": 7,
         "message_id": 10,
+        "event_time": 1,
         "stage": "strict",
         "error": "ValueError: cannot take b'bad\\xff'",
     }

@@ -33,6 +33,7 @@ from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
 from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
+from procession.cli.letters_command import letters_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
@@ -57,6 +58,7 @@ app.add_typer(frames_app, name="frames")
 app.add_typer(bench_app, name="bench")
 app.add_typer(gateways_app, name="gateways")
 app.add_typer(state_app, name="state")
+app.add_typer(letters_app, name="letters")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)

@@ -69,6 +69,8 @@ class DeadLetters:
             "message_id": record["message_id"],
             "stage": name,
             "error": reason,
+            **({"event_time": record["event_time"]} if record["event_time"] else {}),
+            **({"key": base64.b64encode(record["key"]).decode()} if record["key"] else {}),
             "payload": base64.b64encode(record["payload"]).decode(),
         }
         tail = tuple(int(column[row]) for column in flow.tail)
