@@ -87,7 +87,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("gateway.gateway_options", "GatewayConfig.segment_bytes_max", "one file of the ingress log"),
     ("operators.chain", "CHAIN_RECORDS_MAX", "records that a task holds as Python objects"),
     ("api.pipeline", "PARALLELISM_MAX", "tasks of a stage"),
-    ("planner.rules", "RUNS_MAX", "runs that one exchange writes in an epoch"),
+    ("planner.rules", "RUNS_MAX", "runs of one exchange in an epoch, if it is not wide"),
     ("storage.inline_runs", "CELL_BYTES_MAX", 'bytes of payload in a cell, with exchange="spark"'),
     ("storage.inline_runs", "TASK_BYTES_MAX", 'bytes of cells that a task or the driver holds, with exchange="spark"'),
     ("api.stage", "CONNECTIONS_MAX", "connections of a sink, and so its outputs"),

@@ -281,8 +281,17 @@ def test_with_strict_what_needs_no_merge_is_not_refused() -> None:
         assert planned(pipeline).exchanges
 
 
-def test_an_exchange_of_more_runs_than_a_directory_should_hold_is_refused() -> None:
-    pipeline = Pipeline("p", parallelism=1024)
+def test_manifests_of_a_wide_exchange_grow_with_the_tasks_and_not_with_their_pairs() -> None:
+    def moved(tasks: int) -> int:
+        pipeline = Pipeline("p", parallelism=tasks)
+        pipeline.source().filter(keep).rebalance().sink("out", to="file:out")
+        return sum(edge.rows for edge in planned(pipeline).edges)
+
+    assert [moved(tasks) for tasks in (4, 31, 32, 1024)] == [16, 961, 64, 2048]
+
+
+def test_an_exchange_of_more_cells_than_spark_should_move_is_refused() -> None:
+    pipeline = Pipeline("p", parallelism=1024, exchange="spark")
     pipeline.source().filter(keep).rebalance(name="spread").sink("out", to="file:out")
     with pytest.raises(PlanError, match="'spread' would write 1,048,576 runs") as caught:
         planned(pipeline)

@@ -14,7 +14,7 @@ from procession.planner.compatibility import keyed_stages
 from procession.planner.plan import Plan
 from procession.spark.epoch_tasks import deal, run_first
 from procession.spark.exchange import ExchangeLevel
-from procession.spark.manifest_routing import RoutedManifest, addressed, from_rows, manifests, slots
+from procession.spark.manifest_routing import RoutedManifest, addressed, from_rows, is_shared, manifests, slots
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log import IngressLog
 from procession.storage.run_store import Manifest, RunStore
@@ -88,10 +88,16 @@ def _hop(task: Task, epoch: int, level: int, envelopes: list[RoutedManifest], ch
     order = list(range(len(slots(task.plan, level))))
     chance.shuffle(order)
     for slot in order:
-        mine = [envelope for envelope in envelopes if addressed(task.plan, level, envelope) == slot]
+        shared = [envelope for envelope in envelopes if is_shared(level, envelope)]
+        mine = [
+            envelope
+            for envelope in envelopes
+            if addressed(task.plan, level, envelope) == slot and not is_shared(level, envelope)
+        ]
         chance.shuffle(mine)
+        chance.shuffle(shared)
         for attempt in range(chance.randint(1, 2)):
-            out = list(ExchangeLevel(task, level).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
+            out = list(ExchangeLevel(task, level, shared).run(Context(epoch, slot, attempt), mine))  # type: ignore[arg-type]
         yield from (envelope for batch in out for envelope in from_rows(batch))
 
 

@@ -303,6 +303,24 @@ def test_a_single_source_of_one_record_or_many_is_in_order_behind_exchanges_into
     assert ran.outputs(pipeline, batch, [*[1, 300][: count // 2], count]) == in_turn(single(), batch)
 
 
+def wide() -> Pipeline:
+    """A wide exchange, then a narrow one; and one past the wide level, whose envelopes pass it."""
+    pipeline = Pipeline("wide", parallelism=32)
+    source = pipeline.source()
+    many = source.rebalance(last_digits, parallelism=32).map(quick)
+    many.rebalance(parallelism=2).map(quick).sink("out", to="file:out")
+    source.rebalance(parallelism=2).map(quick).sink("beside", to="file:out")
+    return pipeline
+
+
+def test_the_driver_routes_the_manifests_of_a_wide_exchange_and_the_order_is_kept(
+    spark: Session, tmp_path: Path
+) -> None:
+    assert [make_plan(wide().graph()).is_wide(level) for level in (1, 2)] == [True, False]
+    batch = batch_of(RECORDS[1:901], ends=[(900, 0)])
+    assert Ran(spark, Exchange.RUNS, tmp_path).outputs(wide(), batch, []) == in_turn(wide(), batch)
+
+
 def test_values_of_every_codec_go_over_exchanges_and_come_out_in_order(ran: Ran) -> None:
     batch = batch_of(of_every_codec(400), FIRST_STREAM, len(CODECS))
     wanted = in_turn(every_codec(), batch)

@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from procession import Pipeline
 from procession.errors import RoundError, StorageError
+from procession.planner.plan import Plan
 from procession.planner.rules import make_plan
 from procession.spark.manifest_routing import (
     RoutedManifest,
@@ -16,15 +18,17 @@ from procession.spark.manifest_routing import (
     as_rows,
     attempts_digest,
     from_rows,
+    is_shared,
     loaded,
     manifests,
     opened,
     sent,
     slots,
     unloaded,
+    wide_exchanges,
 )
 from procession.storage.inline_runs import CELL_BYTES_MAX, CellStore
-from procession.storage.run_store import Manifest, Run
+from procession.storage.run_store import EVERY_BUCKET, Manifest, Run
 from tests.planner.pipelines import PIPELINES
 
 PLAN = make_plan(PIPELINES["w1"]().graph())
@@ -80,6 +84,32 @@ def test_an_envelope_that_is_missing_doubled_misdirected_or_of_another_chain_is_
     for wrong in (mine[:-1], [*mine, mine[0]], [], [*mine[:-1], other[0]], [*mine, replace(mine[0], chain=2)]):
         with pytest.raises(StorageError):
             opened(PLAN, 1, 2, wrong)
+
+
+def wide() -> Plan:
+    pipeline = Pipeline("wide", parallelism=40)
+    pipeline.source().filter(len).rebalance().sink("out", to="file:out")
+    return make_plan(pipeline.graph())
+
+
+def test_a_task_sends_one_envelope_to_all_tasks_behind_a_wide_exchange_and_each_reads_its_own_bucket() -> None:
+    plan = wide()
+    (to,) = wide_exchanges(plan, 0)
+    made = [
+        envelope
+        for task in range(40)
+        for envelope in sent(plan, of_first(task, Run(to, EVERY_BUCKET, f"file-{task}", 9, 9)), 40)
+    ]
+    shared = [envelope for envelope in made if is_shared(1, envelope)]
+    assert len(made) == 2 * 40, "one for the tasks behind, one for the driver"
+    assert len(shared) == 40
+    for slot in (0, 17, 39):
+        runs = [envelope.run for envelope in opened(plan, 1, slot, reversed(shared))]
+        assert [(run.file, run.bucket) for run in runs if run is not None] == [
+            (f"file-{task}", slot) for task in range(40)
+        ]
+    with pytest.raises(StorageError, match="missing or duplicates"):
+        opened(plan, 1, 17, shared[1:])
 
 
 TASKS = ((0, 2), (1, 4), (2, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procession.errors import StorageError
-from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
 from tests.storage.disks import file_size_limit
 
 EPOCH = 4
@@ -64,6 +65,29 @@ def test_each_bucket_has_a_run_of_its_own_with_the_columns_that_it_was_given(tmp
     assert {bucket: (run.count, run.keys) for bucket, run in runs.items()} == {0: (2, 2), 1: (4, 2)}
     (batch,) = store.read(EPOCH, runs[0])
     assert batch.column("order_0").to_pylist() == [0, 7]
+
+
+def test_the_runs_of_all_buckets_are_in_one_file_and_each_is_read_by_itself(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    writer = store.writer(EPOCH, 0, 0, 1)
+    for number, bucket in enumerate((2, 0, 2, 1)):
+        writer.add("spread", rows([b"%d" % number]), bucket)
+    published = writer.publish(manifest())
+    assert len(list(tmp_path.rglob("*.arrow"))) == 1
+    assert {run.bucket: read(store, run) for run in published.runs} == {0: [b"1"], 1: [b"3"], 2: [b"0", b"2"]}
+
+
+def test_for_a_wide_exchange_the_manifest_has_one_run_in_place_of_one_for_each_bucket(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    writer = store.writer(EPOCH, 0, 0, 1)
+    for bucket in range(3):
+        writer.add("wide", rows([b"x" * (bucket + 1)]), bucket)
+        writer.add("narrow", rows([b"y"]), bucket)
+    runs = writer.publish(manifest(), wide={"wide"}).runs
+    assert [(run.to, run.bucket) for run in runs if run.to == "narrow"] == [("narrow", 0), ("narrow", 1), ("narrow", 2)]
+    (wide,) = (run for run in runs if run.to == "wide")
+    assert (wide.bucket, wide.count, wide.payload_bytes) == (EVERY_BUCKET, 3, 6)
+    assert [read(store, replace(wide, bucket=bucket)) for bucket in (1, 3)] == [[b"xx"], []]
 
 
 def test_a_second_attempt_gets_the_manifest_that_the_first_has_published(tmp_path: Path) -> None:

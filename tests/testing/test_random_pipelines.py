@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline
+from procession.planner import plan as planned
 from procession.planner.rules import make_plan
 from procession.testing import Record, run
 from procession.testing.arrivals import Arrivals, cuts_of
@@ -45,6 +46,18 @@ def test_neither_epochs_nor_tasks_can_be_seen_in_the_output(
 ) -> None:
     inputs = inputs_of(pipeline, payloads)
     assert run(pipeline, inputs, epochs=epochs, parallelism=tasks).bytes == run(pipeline, inputs).bytes
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pipeline=pipelines(), payloads=PAYLOADS, tasks=st.integers(2, 5))
+def test_a_wide_exchange_cannot_be_seen_in_the_output(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, payloads: list[bytes], tasks: int
+) -> None:
+    inputs = inputs_of(pipeline, payloads)
+    monkeypatch.setattr(planned, "WIDE_PAIRS_MIN", 1)
+    wide = run(pipeline, inputs, epochs=7, parallelism=tasks).bytes
+    monkeypatch.undo()
+    assert wide == run(pipeline, inputs).bytes
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from procession.operators.end_of_input import EndCondition
-from procession.planner.graph import Graph, Kind, Node, Order
+from procession.planner.graph import Exchange, Graph, Kind, Node, Order
 from procession.planner.inputs import StageInputs
 from procession.planner.sharing import Sharing
 from procession.planner.strategies import Strategy, is_timed
@@ -24,6 +24,12 @@ SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """The kinds of stages whose function sees the key, time, stream and message id of a record."""
 
 
+WIDE_PAIRS_MIN = 1024
+"""Number of pairs of a sending and a receiving task from which on an exchange is wide. Then Spark does not shuffle a
+manifest for each pair: the driver collects one from each sender and ships all of them to the receivers. This is one
+more Spark job, which costs about as much as the shuffle of so many manifests."""
+
+
 @dataclass(frozen=True)
 class Edge:
     """Two stages, and how the order is kept between them."""
@@ -35,7 +41,8 @@ class Edge:
     paths: int = 1
     """Number of sorted paths that meet in one task, which a merge has to read."""
     rows: int = 0
-    """Number of manifests that Spark shuffles in an epoch. 0: this edge is not an exchange."""
+    """Number of manifests that Spark moves in an epoch: one for each pair of tasks, or for each task if the exchange is
+    wide. 0: this edge is not an exchange."""
     is_merged: bool = False
     """Whether records carry their order key over this edge, to be sorted by it."""
 
@@ -137,6 +144,22 @@ class Plan:
     def fed_by(self, exchange: int) -> tuple[PlannedChain, ...]:
         """The chains that write to this exchange."""
         return tuple(chain for chain in self.chains if exchange in chain.feeds)
+
+    def is_wide(self, level: int) -> bool:
+        """Whether the exchanges into this level have so many pairs of tasks that the driver routes their manifests."""
+        chains = self.at_level(level)
+        if self.graph.exchange is Exchange.SPARK or any(self._is_transform(chain) for chain in chains):
+            return False  # the runs themselves are rows of Spark
+        pairs = sum(
+            chain.tasks * sender.tasks
+            for chain in chains
+            if chain.root is not None
+            for sender in self.fed_by(chain.root)
+        )
+        return pairs >= WIDE_PAIRS_MIN
+
+    def _is_transform(self, chain: PlannedChain) -> bool:
+        return chain.root is not None and self.node(chain.root).kind is Kind.TRANSFORM
 
     def steps(self, number: int) -> list[list[int]]:
         """The steps of a chain. Consecutive stages with a function of one record are one step."""

@@ -20,7 +20,7 @@ from procession.planner.sharing import find_sharing
 from procession.planner.strategies import TABLE, Routing, Strategy, is_timed, numbers_of, routing_of
 
 RUNS_MAX = 65_536
-"""Maximum number of runs that an exchange writes in an epoch: a file for each pair of tasks before and after it."""
+"""Maximum number of runs for which Spark shuffles a manifest of their own, in an exchange and an epoch."""
 
 SEQUENCE = "sequence"
 # Kinds that keep the number of records, so that equal ranges stay equal.
@@ -322,7 +322,7 @@ def _exchange(plan: Plan, parent: int, index: int) -> Edge:
     producers = [plan.chains[number] for number in sorted(plan.chains_of[parent])]
     paths = sum(chain.tasks for chain in producers)
     (consumer,) = (chain for chain in plan.chains if chain.root == index)
-    rows = paths * consumer.tasks
+    rows = paths + consumer.tasks if plan.is_wide(consumer.level) else paths * consumer.tasks
     if rows > RUNS_MAX:
         raise PlanError(
             f"the exchange before stage {node.name!r} would write {rows:,} runs in each epoch, from {paths:,} tasks to"

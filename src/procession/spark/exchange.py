@@ -7,7 +7,8 @@ without hashing, so every partition has exactly one task's work. `spark/log_sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -18,16 +19,18 @@ from pyspark.util import PythonEvalType
 
 from procession.spark.epoch_tasks import run_slot
 from procession.spark.log_source import attempt_of, freeze_once
-from procession.spark.manifest_routing import SCHEMA, RoutedManifest, as_rows, from_rows, slots
+from procession.spark.manifest_routing import SCHEMA, RoutedManifest, as_rows, from_rows, slot_count
 from procession.spark.tasks import Task
 
 
-def with_exchanges(rows: DataFrame, task: Task, first: int, end: int) -> DataFrame:
-    """Send envelopes through the chains of the levels in [first, end)."""
+def with_exchanges(
+    rows: DataFrame, task: Task, first: int, end: int, shared: Sequence[RoutedManifest] = ()
+) -> DataFrame:
+    """Send envelopes through the chains of the levels in [first, end). Each task of the first level also gets `shared`,
+    the envelopes that are for many tasks."""
     for level in range(first, end):
-        rows = map_in_arrow(
-            rows.repartitionById(len(slots(task.plan, level)), "at"), ExchangeLevel(task, level), SCHEMA
-        )
+        function = ExchangeLevel(task, level, shared if level == first else ())
+        rows = map_in_arrow(rows.repartitionById(slot_count(task.plan, level), "at"), function, SCHEMA)
     return rows
 
 
@@ -46,9 +49,10 @@ def physical_plan(rows: DataFrame) -> str:
 class ExchangeLevel:
     """Runs one level of the plan in Spark's workers: reads envelopes, returns envelopes."""
 
-    def __init__(self, task: Task, level: int) -> None:
+    def __init__(self, task: Task, level: int, shared: Sequence[RoutedManifest] = ()) -> None:
         self._task = task
         self._level = level
+        self._shared = shared
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -58,5 +62,6 @@ class ExchangeLevel:
 
     def run(self, context: TaskContext, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
         slot = context.partitionId()
-        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, envelopes)
+        known = (envelope for envelope in self._shared if envelope.slot <= slot < envelope.slot + envelope.width)
+        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, chain(known, envelopes))
         yield from as_rows(self._task.plan, self._level + 1, made)

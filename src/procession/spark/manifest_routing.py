@@ -4,6 +4,9 @@ A manifest travels in an envelope (`RoutedManifest`) with the address of a task.
 opens its envelopes only if there is exactly one from every task that feeds it. The driver accepts an epoch only if all
 readers of a task read the same attempt of it. A missing or duplicate envelope, or one of another attempt, would lose or
 duplicate records, so it fails the epoch. The driver gets every manifest.
+
+An envelope to a wide level (`Plan.is_wide`) is for all tasks of a chain. The driver collects these envelopes and ships
+them with the function of the level (`spark/query`). So their number is that of the tasks, not of the pairs of tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from procession.errors import RoundError, StorageError
 from procession.operators.end_of_input import StreamChange
 from procession.planner.plan import Plan
 from procession.storage.inline_runs import CELL_BYTES_MAX, CellStore
-from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
 
 SCHEMA = "at int, envelope string, cell binary"
 """A row in Spark: the partition that the envelope goes to next, the envelope, and, with exchange="spark", one chunk of
@@ -49,6 +52,8 @@ class RoutedManifest:
     piece: int = 0
     pieces: int = 1
     """A run that travels inside envelopes is cut into cells, one per row: this is cell `piece` of `pieces`."""
+    width: int = 1
+    """The envelope is for so many slots, from `slot` on."""
     cell: bytes | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
@@ -69,9 +74,21 @@ def slots(plan: Plan, level: int) -> list[tuple[int, int]]:
     return [(chain.number, bucket) for chain in plan.at_level(level) for bucket in range(chain.tasks)]
 
 
+def slot_count(plan: Plan, level: int) -> int:
+    return sum(chain.tasks for chain in plan.at_level(level))
+
+
+def wide_exchanges(plan: Plan, chain: int) -> frozenset[str]:
+    """Return the exchanges for which the tasks of this chain send one envelope to all tasks, by their ids."""
+    behind = (other for other in plan.chains if other.root in plan.chains[chain].feeds)
+    return frozenset(
+        plan.node(other.root).id for other in behind if other.root is not None and plan.is_wide(other.level)
+    )
+
+
 def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
     """Return what a finished task of `tasks` sends: an envelope to each task that it feeds, and its manifest to the
-    driver."""
+    driver. For a wide exchange, one envelope is for all tasks behind it."""
     chain = plan.chains[manifest.stage]
     runs = {(run.to, run.bucket): run for run in manifest.runs}
     envelopes = []
@@ -79,10 +96,11 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
         to = plan.node(exchange).id
         behind = next(other for other in plan.chains if other.root == exchange)
         first = slots(plan, behind.level).index((behind.number, 0))
+        is_wide = plan.is_wide(behind.level)
         envelopes += [
             RoutedManifest(
                 behind.level,
-                first + bucket,
+                first + max(bucket, 0),
                 chain.number,
                 manifest.partition,
                 tasks,
@@ -90,8 +108,9 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
                 is_failed=manifest.failure is not None,
                 attempt=manifest.attempt,
                 changes=manifest.changes,
+                width=behind.tasks if is_wide else 1,
             )
-            for bucket in range(behind.tasks)
+            for bucket in ([EVERY_BUCKET] if is_wide else range(behind.tasks))
         ]
     # The driver gets only the runs for sinks; the other runs are for tasks.
     sinks = {plan.node(sink).id for sink in chain.sinks}
@@ -153,7 +172,12 @@ def unloaded(envelopes: Iterable[RoutedManifest], store: RunStore | CellStore) -
 
 def addressed(plan: Plan, level: int, envelope: RoutedManifest) -> int:
     """Return the partition of this level that an envelope goes to: its slot, or any if it is for a later level."""
-    return envelope.slot if envelope.level == level else envelope.slot % max(1, len(slots(plan, level)))
+    return envelope.slot if envelope.level == level else envelope.partition % max(1, slot_count(plan, level))
+
+
+def is_shared(level: int, envelope: RoutedManifest) -> bool:
+    """Whether an envelope is for many tasks of this level."""
+    return envelope.level == level and envelope.width > 1
 
 
 def as_rows(plan: Plan, level: int, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
@@ -180,9 +204,10 @@ def _batch(plan: Plan, level: int, envelopes: Sequence[RoutedManifest]) -> pa.Re
 
 
 def from_rows(batch: pa.RecordBatch) -> Iterator[RoutedManifest]:
-    """Decode the envelopes in Spark's rows."""
+    """Decode the envelopes in Spark's rows. A row without one only starts a task."""
     for text, cell in zip(batch.column("envelope").to_pylist(), batch.column("cell").to_pylist(), strict=True):
-        yield RoutedManifest.from_json(text, cell)
+        if text is not None:
+            yield RoutedManifest.from_json(text, cell)
 
 
 def attempts_digest(envelopes: Iterable[RoutedManifest]) -> int:
@@ -206,7 +231,8 @@ def opened(plan: Plan, level: int, slot: int, envelopes: Iterable[RoutedManifest
     chain, _ = slots(plan, level)[slot]
     root = plan.chains[chain].root
     assert root is not None
-    found = sorted(envelopes, key=lambda envelope: (envelope.chain, envelope.partition))
+    mine = (_narrowed(envelope, slot) for envelope in envelopes)
+    found = sorted(mine, key=lambda envelope: (envelope.chain, envelope.partition))
     if any(envelope.slot != slot for envelope in found):
         raise StorageError(
             f"task {slot} of level {level} got an envelope for another task: Spark partitioned them wrongly"
@@ -218,6 +244,14 @@ def opened(plan: Plan, level: int, slot: int, envelopes: Iterable[RoutedManifest
     if {envelope.chain for envelope in found} != {feeding.number for feeding in plan.fed_by(root)}:
         raise StorageError(f"task {slot} of level {level} got envelopes from a chain that does not feed it")
     return found
+
+
+def _narrowed(envelope: RoutedManifest, slot: int) -> RoutedManifest:
+    """Return what an envelope for many slots says to one of them."""
+    if envelope.width == 1 or not 0 <= slot - envelope.slot < envelope.width:
+        return envelope
+    run = None if envelope.run is None else replace(envelope.run, bucket=slot - envelope.slot)
+    return replace(envelope, slot=slot, width=1, run=run)
 
 
 def manifests(plan: Plan, envelopes: Sequence[RoutedManifest], runs: RunStore | None = None) -> list[Manifest]:

@@ -8,7 +8,7 @@ manifests; the driver passes `commit/performer` as `on_epoch`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,7 @@ from procession import faults
 from procession.errors import ProcessionError
 from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.log_source import FORMAT, EpochFeed, IngressSource
-from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, manifests
+from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, is_shared, manifests, slot_count
 from procession.spark.plan_check import check_paths
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
@@ -41,8 +41,9 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises."""
 
-    # One job runs all levels of an epoch. A level with a Spark SQL transform starts another job.
-    edges = [*sql_levels(task.plan), task.plan.levels]
+    # One job runs all levels of an epoch. A wide level, or one with a Spark SQL transform, starts another job.
+    with_sql = sql_levels(task.plan)
+    edges = [*sorted({*with_sql, *filter(task.plan.is_wide, range(1, task.plan.levels))}), task.plan.levels]
     is_checked = False
 
     def run_epoch(rows: DataFrame, epoch: int) -> None:
@@ -55,11 +56,13 @@ def start_query(
                 is_checked = True
             envelopes = collected(rows)
             for level, following in pairwise(edges):
-                envelopes = through_sql(rows.sparkSession, task, level, envelopes)
-                batch = [(addressed(task.plan, level, item), item.to_json(), item.cell) for item in envelopes]
-                hops = with_exchanges(rows.sparkSession.createDataFrame(batch, SCHEMA), task, level, following)
+                here = [item for item in envelopes if item.level >= following]  # they need not go through the job
+                moving = [item for item in envelopes if item.level < following]
+                if level in with_sql:
+                    moving = through_sql(rows.sparkSession, task, level, moving)
+                hops = _job(rows.sparkSession, task, level, following, moving)
                 check_paths(task.plan, physical_plan(hops), range(level, following))
-                envelopes = collected(hops)
+                envelopes = here + collected(hops)
             reported = manifests(task.plan, envelopes, RunStore(task.runs_directory))
         except ProcessionError as error:
             # A manifest carries the failure to `on_epoch`; Spark would wrap it into a Java exception.
@@ -74,6 +77,19 @@ def start_query(
         .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/log_source`)
         .start()
     )
+
+
+def _job(spark: SparkSession, task: Task, level: int, following: int, envelopes: Sequence[RoutedManifest]) -> DataFrame:
+    """Return the job that runs the levels [level, following) on these envelopes. Those for many tasks are part of its
+    function, which Spark sends once to each executor. The others are rows."""
+    plan = task.plan
+    shared = [item for item in envelopes if is_shared(level, item)]
+    batch: list[tuple[int, str | None, bytes | None]] = [
+        (addressed(plan, level, item), item.to_json(), item.cell) for item in envelopes if not is_shared(level, item)
+    ]
+    # A task needs a row to start.
+    batch += [(slot, None, None) for slot in range(slot_count(plan, level) if shared else 0)]
+    return with_exchanges(spark.createDataFrame(batch, SCHEMA), task, level, following, shared)
 
 
 def collected(rows: DataFrame) -> list[RoutedManifest]:

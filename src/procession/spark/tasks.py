@@ -31,6 +31,7 @@ from procession.planner.graph import Exchange, Graph, Node
 from procession.planner.plan import Plan
 from procession.planner.strategies import is_whole
 from procession.spark.async_map import await_all
+from procession.spark.manifest_routing import wide_exchanges
 from procession.spark.task_state import TaskStateStore
 from procession.storage.flight_reader import FlightAccess, open_log
 from procession.storage.flight_reader import RowReader as LogRows
@@ -214,10 +215,11 @@ class Task:
             )
             for output in chain.run_all(pieces):
                 writer.add(self.plan.node(output.to).id, output.rows, output.bucket)
+            wide = wide_exchanges(self.plan, empty.stage)
             if states is None:
-                return writer.publish(replace(manifest(), counts=dict(chain.counts)))
+                return writer.publish(replace(manifest(), counts=dict(chain.counts)), wide)
             made = writer.publish(
-                replace(manifest(), states=states.finish(), late=chain.late, counts=dict(chain.counts))
+                replace(manifest(), states=states.finish(), late=chain.late, counts=dict(chain.counts)), wide
             )
             assert self.keeping is not None
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
 
@@ -29,6 +31,10 @@ ALIGNMENT = 64
 
 _HEADER, _BLOCK, _TRAILER = struct.Struct("<4sI56x"), struct.Struct("<QQQII"), struct.Struct("<II4s")
 _BEGIN, _END = b"PRBF", b"PRBE"
+
+# The index as columns: a file may have a batch for each of a thousand tasks, and a reader wants those of one.
+_INDEX = np.dtype([("position", "<u8"), ("length", "<u8"), ("mark", "<u8"), ("rows", "<u4"), ("checksum", "<u4")])
+assert _INDEX.itemsize == _BLOCK.size
 
 
 class Target(Protocol):
@@ -88,9 +94,10 @@ class BatchFile:
         except (OSError, pa.ArrowInvalid) as error:
             raise self._damaged(str(error)) from error
         self.size: int = self._buffer.size
-        schema, *self._blocks = self._index()
-        self._is_checked = [False] * len(self._blocks)
-        self.schema = pa.ipc.read_schema(self._checked(schema))
+        index = self._index()
+        self._blocks = index[1:]
+        self._is_checked = bytearray(len(self._blocks))
+        self.schema = pa.ipc.read_schema(self._checked(_Block(*index[0].item())))
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -98,24 +105,28 @@ class BatchFile:
     @property
     def rows(self) -> int:
         """How many rows there are, in all batches."""
-        return sum(block.rows for block in self._blocks)
+        return int(self._blocks["rows"].sum())
 
     @property
     def marks(self) -> list[int]:
         """The mark of each batch."""
-        return [block.mark for block in self._blocks]
+        marks: list[int] = self._blocks["mark"].tolist()
+        return marks
 
     def batch(self, number: int) -> pa.RecordBatch:
         """One batch, which shares the file's memory. Raises StorageError if it is damaged."""
-        block = self._blocks[number]
+        block = _Block(*self._blocks[number].item())
         data = self._slice(block) if self._is_checked[number] else self._checked(block)
-        self._is_checked[number] = True
+        self._is_checked[number] = 1
         return pa.ipc.read_record_batch(data, self.schema)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        return map(self.batch, range(len(self)))
+    def batches(self, mark: int | None = None) -> Iterator[pa.RecordBatch]:
+        """The batches in the order in which they were written: those with this mark, or all."""
+        if mark is None:
+            return map(self.batch, range(len(self)))
+        return map(self.batch, np.flatnonzero(self._blocks["mark"] == mark).tolist())
 
-    def _index(self) -> list[_Block]:
+    def _index(self) -> npt.NDArray[Any]:
         if self.size >= _HEADER.size:
             magic, number = _HEADER.unpack_from(self._buffer)
             if (magic, number) != (_BEGIN, FORMAT):
@@ -130,7 +141,7 @@ class BatchFile:
         index = memoryview(self._buffer)[start:at]
         if crc32(index) != checksum:
             raise self._damaged("its index does not match its checksum")
-        return [_Block(*fields) for fields in _BLOCK.iter_unpack(index)]
+        return np.frombuffer(index, _INDEX)
 
     def _slice(self, block: _Block) -> pa.Buffer:
         return self._buffer.slice(block.position, block.length)

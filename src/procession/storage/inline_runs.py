@@ -7,7 +7,7 @@ other records: `spark/manifest_routing`, where all manifests meet, checks which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -86,7 +86,9 @@ class CellWriter:
         step = max(1, rows.num_rows * CELL_BYTES_MAX // max(size, 1))
         self._store.put(run.file, (_as_cell(rows.slice(start, step)) for start in range(0, rows.num_rows, step)))
 
-    def publish(self, manifest: Manifest) -> Manifest:
+    def publish(self, manifest: Manifest, wide: Collection[str] = ()) -> Manifest:
+        """Return the manifest with the runs. No exchange is wide, because a run travels to its own task only."""
+        assert not wide
         return replace(manifest, attempt=self._task_attempt, runs=tuple(self._runs.values()))
 
 

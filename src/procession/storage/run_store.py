@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,14 +26,20 @@ from procession.storage.batch_file import BatchFile, BatchWriter
 from procession.storage.durable import storage_error
 from procession.storage.log_ranges import LogRange
 
-FORMAT = 1
-"""Format number of manifests. Only the driver that wrote a manifest, and its tasks, read it, so any other number is an
-error."""
+FORMAT = 2
+"""Format number of manifests and of the layout of runs; in format 1 each run had its own file. Only the driver that
+wrote a manifest, and its tasks, read it, so any other number is an error."""
+
+
+EVERY_BUCKET = -1
+"""The bucket of a `Run` that stands for the runs of all buckets of an exchange, which are in one file."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one path, in order: for the sink, or for a bucket of the exchange, whose node has `to` as its id."""
+    """Rows of one path, in order: for the sink, or for a bucket of the exchange, whose node has `to` as its id.
+
+    The file has the rows of all buckets: its batches are marked with their bucket."""
 
     to: str
     bucket: int
@@ -132,7 +138,8 @@ class RunStore:
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch, mapped rather than read."""
         # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
-        yield from BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run").batches()
+        file = BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run")
+        yield from file.batches(mark=run.bucket)
 
     def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
         """Keep a run that came another way than by a writer of this store."""
@@ -143,7 +150,7 @@ class RunStore:
                 writer = None
                 for batch in batches:
                     writer = writer or BatchWriter(file, batch.schema)
-                    writer.write(batch)
+                    writer.write(batch, mark=run.bucket)
                 if writer is not None:
                     writer.close()
         except OSError as error:
@@ -166,42 +173,45 @@ class RunStore:
 
 
 class RunWriter:
-    """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file."""
+    """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file. There is one
+    file for each sink and exchange, so the number of files does not depend on the number of buckets."""
 
     def __init__(self, folder: Path, task: str, task_attempt: int) -> None:
         self._folder = folder
         self._task = task
         self._task_attempt = task_attempt
-        self._files: dict[tuple[str, int], tuple[pa.OSFile, BatchWriter]] = {}
+        self._files: dict[str, tuple[pa.OSFile, BatchWriter]] = {}
         self._runs: dict[tuple[str, int], Run] = {}
 
     def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
         """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
         if not rows.num_rows:
             return
-        place = to, bucket
+        name = f"{self._task}-{self._task_attempt}-{to}.arrow"
         try:
-            if place not in self._files:
-                name = f"{self._task}-{self._task_attempt}-{to}-{bucket}.arrow"
+            if to not in self._files:
                 file = pa.OSFile(str(self._folder / name), "wb")
-                self._files[place] = file, BatchWriter(file, rows.schema)
-                keys = sum(column.startswith(ORDER) for column in rows.schema.names)
-                self._runs[place] = Run(to, bucket, name, 0, 0, keys)
-            self._files[place][1].write(rows)
+                self._files[to] = file, BatchWriter(file, rows.schema)
+            self._files[to][1].write(rows, mark=bucket)
         except OSError as error:
             raise storage_error(self._folder, "write runs in", error) from error
-        run = self._runs[place]
+        place = to, bucket
+        run = self._runs.get(place)
+        if run is None:
+            run = Run(to, bucket, name, 0, 0, sum(column.startswith(ORDER) for column in rows.schema.names))
         self._runs[place] = replace(
             run,
             count=run.count + rows.num_rows,
             payload_bytes=run.payload_bytes + payload_bytes(rows.column("payload")),
         )
 
-    def publish(self, manifest: Manifest) -> Manifest:
-        """Close the runs and publish the manifest with them; the one published first counts."""
+    def publish(self, manifest: Manifest, wide: Collection[str] = ()) -> Manifest:
+        """Close the runs and publish the manifest with them; the one published first counts.
+
+        For the exchanges in `wide` the manifest has one run in place of one for each bucket."""
         published = self._folder / f"{self._task}.manifest"
         draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
-        whole = replace(manifest, attempt=self._task_attempt, runs=tuple(self._runs.values()))
+        whole = replace(manifest, attempt=self._task_attempt, runs=tuple(joined_runs(self._runs.values(), wide)))
         try:
             for file, writer in self._files.values():
                 writer.close()
@@ -219,6 +229,20 @@ class RunWriter:
         finally:
             draft.unlink()
         return whole
+
+
+def joined_runs(runs: Iterable[Run], wide: Collection[str]) -> Iterator[Run]:
+    """The runs; those for an exchange in `wide` as one."""
+    joined: dict[str, Run] = {}
+    for run in runs:
+        if run.to not in wide:
+            yield run
+            continue
+        so_far = joined.get(run.to, replace(run, bucket=EVERY_BUCKET, count=0, payload_bytes=0))
+        joined[run.to] = replace(
+            so_far, count=so_far.count + run.count, payload_bytes=so_far.payload_bytes + run.payload_bytes
+        )
+    yield from joined.values()
 
 
 def _sealed(manifest: Manifest) -> bytes:

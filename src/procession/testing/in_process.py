@@ -35,7 +35,7 @@ from procession.planner.plan import Plan
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.validation import checked_count
 from procession.spark.epoch_tasks import ranges_of, run_first, run_slot
-from procession.spark.manifest_routing import RoutedManifest, addressed, manifests
+from procession.spark.manifest_routing import RoutedManifest, addressed, is_shared, manifests
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Attempt, Task, TaskTables
 from procession.storage.log_ranges import FIRST_GATEWAY, NOTHING, LogLocation, LogOffset
@@ -273,7 +273,9 @@ class _Hosted:
         for level in range(1, plan.levels):
             by_slot: dict[int, list[RoutedManifest]] = defaultdict(list)
             for manifest in routed:
-                by_slot[addressed(plan, level, manifest)].append(manifest)
+                slot = addressed(plan, level, manifest)
+                for number in range(slot, slot + (manifest.width if is_shared(level, manifest) else 1)):
+                    by_slot[number].append(manifest)
             routed = [
                 manifest
                 for slot in sorted(by_slot)
