@@ -224,3 +224,13 @@ def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) 
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step
+
+
+def test_all_timers_of_a_key_can_be_cancelled() -> None:
+    def one_left(state: Any, event: Any, context: ProcessContext) -> tuple[Any, list[str]]:
+        context.timer_at(context.time + 1)
+        context.cancel_timers()
+        context.timer_at(context.time + 5)
+        return event[1], []
+
+    assert out([("a", 1), ("a", 2), ("b", 3)], one_left, told) == ["a@7 2", "b@8 3"]

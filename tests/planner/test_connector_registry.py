@@ -29,7 +29,7 @@ from procession.planner.connector_registry import (
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 SINK_ONLY = Connector(name="tape", form="tape:DRIVE", sink=SinkTraits(help="Write a tape."))
-SOURCE_ONLY = Connector(name="clock", form="clock:ZONE", source=SourceTraits(help="Send the time."))
+SOURCE_ONLY = Connector(name="sundial", form="sundial:ZONE", source=SourceTraits(help="Send the time."))
 NOT_A_CONNECTOR = object()
 
 
@@ -40,7 +40,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         name: EntryPoint(name, f"{__name__}:{attribute}", GROUP)
         for name, attribute in {
             "tape": "SINK_ONLY",
-            "clock": "SOURCE_ONLY",
+            "sundial": "SOURCE_ONLY",
             "broken": "NOT_THERE",
             "odd": "NOT_A_CONNECTOR",
         }.items()
@@ -80,7 +80,7 @@ def test_an_unknown_scheme_names_all_that_are_known(plugins: None) -> None:
         sink_of("mqtt://a/b", "sink 'x'")
     for form in ("file:DIR", "tape:DRIVE", "HOST:PORT"):
         assert form in caught.value.next_step
-    assert "clock" not in caught.value.next_step
+    assert "sundial" not in caught.value.next_step
 
 
 def test_an_unknown_scheme_repeats_no_password() -> None:
@@ -91,12 +91,12 @@ def test_an_unknown_scheme_repeats_no_password() -> None:
 
 def test_a_connector_of_another_package_is_found_by_its_scheme(plugins: None) -> None:
     assert connector_of("tape:a") is SINK_ONLY
-    assert {connector.name for connector in connectors()} >= {"file", "tape", "clock"}
+    assert {connector.name for connector in connectors()} >= {"file", "tape", "sundial"}
 
 
 def test_a_source_is_no_sink_and_a_sink_is_no_source(plugins: None) -> None:
-    with pytest.raises(PlanError, match="there is no sink for clock:ZONE"):
-        sink_of("clock:utc", "sink 'x'")
+    with pytest.raises(PlanError, match="there is no sink for sundial:ZONE"):
+        sink_of("sundial:utc", "sink 'x'")
     with pytest.raises(PlanError, match="there is no source for tape:DRIVE"):
         source_of("tape:a", "source 'x'")
     with pytest.raises(PlanError, match="there is no source for HOST:PORT"):
@@ -151,3 +151,9 @@ def test_a_scheme_of_ours_is_found_without_looking_at_installed_packages() -> No
         "sink_of('kafka://broker/topic', 'x'); print('importlib.metadata' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_clock_is_a_url_although_it_looks_like_an_address() -> None:
+    assert source_of("clock:1", "source 'x'")[0].name == "clock"
+    with pytest.raises(PlanError, match="there is no source for HOST:PORT"):
+        source_of("here:7100", "source 'x'")

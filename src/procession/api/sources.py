@@ -121,6 +121,25 @@ class Sources:
             )
         )
 
+    def clock(self, interval_s: float = 1.0, *, name: str = "clock") -> Stage:
+        """A clock: a source whose records are the time, for timers by the clock (`process(…, clock=…)`).
+
+        Each tick is a record of the log, so timers fire at the same place if an epoch is run again. The output depends
+        on when records arrive, so two runs may differ. `procession run` starts the clock, and the pipeline then runs
+        until it is stopped. In a test, the ticks are inputs: `("clock", 10.5)`.
+
+        Args:
+            interval_s: Seconds between two ticks, from 0.01 to 3600. A timer fires up to two intervals late.
+            name: Name of the source.
+
+        Returns:
+            The stage of ticks: numbers of seconds since 1970.
+
+        Raises:
+            PlanError: The interval is not possible, or the pipeline has this source already.
+        """
+        return self.source(name, from_=f"clock:{interval_s}", codec="json")
+
     def _share(self, name: str, streams: frozenset[int] | None) -> int:
         """The share of the stream ids for a source that reads a URL."""
         if streams is not None:

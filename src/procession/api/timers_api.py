@@ -10,7 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from procession.api.stateful_api import Key, StatefulStage, Time
+from procession.errors import PlanError
+from procession.operators.clock_process import TICK_STEP_NS, ClockProcess, before_clock, tick_key, tick_time
 from procession.operators.process import OnRecord, OnTimer, ProcessOperator
+from procession.operators.stream_join import Sided
 from procession.operators.windows import Length, span
 from procession.planner.graph import Kind
 from procession.planner.keys import KeyCodec
@@ -35,6 +38,7 @@ class Timers(StatefulStage):
         unit: Unit = "s",
         lateness_s: Length = 0,
         step_s: Length = 1,
+        clock: Stage | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
@@ -54,6 +58,8 @@ class Timers(StatefulStage):
             time: A record's event time, as in `window`. Without it, the time that the record was sent with.
             unit: Unit of `time` and of the timers: "s", "ms", "us" or "ns".
             lateness_s: How much longer timers wait for late records.
+            clock: `pipeline.clock()`, for timers by the clock: `context.timer_after_s(5)`. The ticks of the clock then
+                fire the timers, and not event time. Needs `key`; `time`, `unit`, `lateness_s`, `step_s` are left out.
             step_s: Event time moves in steps of this many seconds, and a timer may fire one step late. A smaller step
                 is more exact and costs more.
 
@@ -75,6 +81,15 @@ class Timers(StatefulStage):
         kind = Kind.PROCESS
         checked_call(function, kind.value, "", ("state", "record", "context"))
         checked_call(on_timer, kind.value, "on_timer", ("state", "context"))
+        if clock is not None:
+            given: dict[str, tuple[Any, Any]] = {"time": (time, None), "unit": (unit, "s"), "step_s": (step_s, 1)}
+            for word, (value, default) in (given | {"lateness_s": (lateness_s, 0)}).items():
+                if value != default:
+                    raise PlanError(
+                        f".{kind.value}() has clock= and {word}=, but the clock alone fires its timers",
+                        next_step=f"leave {word} away; or leave clock away, for timers in event time",
+                    )
+            return self._by_clock(clock, function, on_timer, key, initial, name, parallelism)
         if time is not None:
             checked_function(time, kind.value, "time")
         by = self._key(kind, key)
@@ -89,3 +104,27 @@ class Timers(StatefulStage):
         )
         node = self._node(kind, None, name, parallelism)
         return self._add(replace(node, key=by, time=time, unit=unit, operator=operator))
+
+    def _by_clock(
+        self,
+        clock: Stage,
+        function: OnRecord,
+        on_timer: OnTimer,
+        key: Key | None,
+        initial: Any,
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stage:
+        kind = Kind.PROCESS
+        self._check_side(clock, kind.value, "clock")
+        if key is None:
+            raise PlanError(f".{kind.value}() with a clock has no key", next_step="pass key=, a function of a record")
+        checked_function(key, kind.value, "key")
+        keys = Sided(key, tick_key)
+        operator = ClockProcess(
+            function, on_timer, self._initial(kind, initial), TICK_STEP_NS, keys=KeyCodec(self._pipeline.types)
+        )
+        named = self._named(kind.value, name, 4)
+        node = self._both(clock, named)._node(kind, None, named, parallelism)
+        node = replace(node, is_named=name is not None, key=keys, time=Sided(before_clock, tick_time))
+        return self._add(replace(node, operator=operator))

@@ -302,6 +302,25 @@ def source_udp(
         source.close()
 
 
+@source_app.command("clock")
+@with_groups
+def source_clock(
+    interval_s: Annotated[float, typer.Argument(min=0.01, max=3600, help="Seconds between two ticks.")],
+    *,
+    send: SendOptions,
+) -> None:
+    """Send the time at an interval, until Ctrl-C. The ticks fire timers by the clock.
+
+    A record is a number of seconds since 1970. The time never goes back, even if the machine's clock does. A tick that
+    was lost is not sent again.
+    """
+    from procession.connectors.clock_source import ClockSource
+    from procession.sdk.connector_program import run_source
+
+    options = send.load("clock", "clock")
+    _end(run_source(ClockSource(interval_s), send.to, options, is_json=send.as_json))
+
+
 @source_app.command("generator")
 @with_groups
 def source_generator(

@@ -3,8 +3,9 @@
 Invariant: `operators/chain` calls `add`, `fire` and `end`, and the planner reads `state`; neither asks which kind of
 operator it is. The output of an operator depends on the sequence of its rows and on nothing else. It does not depend on
 epoch cuts, on the number of tasks, or on how many rows one call brings. Implemented by `operators/keyed`,
-`operators/expiry`, `operators/process`, `operators/pattern_match`, `operators/window_operator`,
-`operators/stream_join`, `operators/versions`, `operators/broadcast`, `operators/sort` and `operators/total`. Pure.
+`operators/expiry`, `operators/process`, `operators/clock_process`, `operators/pattern_match`,
+`operators/window_operator`, `operators/stream_join`, `operators/versions`, `operators/broadcast`, `operators/sort` and
+`operators/total`. Pure.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class StateSpec:
     """The function by which states are stored, if it is not that of the key."""
     outputs: tuple[Callable[..., Any], ...] = ()
     """The user's functions whose results leave the stage without being copied."""
+    is_by_clock: bool = False
+    """Whether a clock alone moves the watermark, so that no other input is waited for."""
     steps: Steps | None = None
     """How event times move the watermark. None: no watermark moves this operator."""
     fires_at_end: bool = False

@@ -9,10 +9,10 @@ State: under `k` and the key, the state and the times of the timers, in order.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from procession.operators.stage_rows import Numbers
 from procession.operators.timed import KeyState, Progress, TimedOperator
 from procession.planner.keys import PLAIN_KEYS, KeyCodec
 from procession.planner.ownership import separate
-from procession.times import Unit, in_unit, nanoseconds
+from procession.times import TIME_MAX, Unit, in_unit, length, nanoseconds
 
 TIMERS_MAX = 10_000
 """Maximum number of timers of one key. More stop the pipeline."""
@@ -53,6 +53,10 @@ class ProcessContext:
     """The time of the timer that fires. None: the call is for a record."""
     _asked: dict[int, bool] = field(default_factory=dict)
     """The timers that the function sets (true) and cancels (false), by their times in nanoseconds."""
+    _delays: list[int] | None = None
+    """The timers that it sets by the clock, in nanoseconds from now. None: the stage has no clock."""
+    _is_cancelling: bool = False
+    """Whether it cancels the timers that were set before."""
 
     def timer_at(self, time: float | Decimal | datetime) -> None:
         """Set a timer for this key: `on_timer` is called when event time reaches it.
@@ -70,9 +74,39 @@ class ProcessContext:
             raise ValueError(f"on_timer at {self.time} sets a timer at {time}, which is not later")
         self._asked[at] = True
 
+    def timer_after_s(self, seconds: float | timedelta) -> None:
+        """Set a timer by the clock for this key, in a stage with `clock=`.
+
+        It counts from the next tick of the clock, so it never fires early. In `on_timer` it counts from the tick that
+        fires.
+
+        Args:
+            seconds: The length of time, more than 0.
+
+        Raises:
+            PlanError: The stage has no clock.
+            ValueError: It is not a positive length of time.
+        """
+        if self._delays is None:
+            raise PlanError(
+                "context.timer_after_s() needs a clock, and this stage has none",
+                next_step="pass process(…, clock=pipeline.clock()), or set a timer in event time: context.timer_at()",
+            )
+        delay = length(seconds)
+        if delay is None or not 0 < delay <= TIME_MAX:
+            raise ValueError(f"timer_after_s({seconds!r}) is not a positive number of seconds")
+        self._delays.append(delay)
+
     def cancel_timer(self, time: float | Decimal | datetime) -> None:
         """Cancel the timer of this key for this time. Nothing happens if there is none."""
         self._asked[nanoseconds(time, self._unit)] = False
+
+    def cancel_timers(self) -> None:
+        """Cancel all timers of this key, also those that this call has set."""
+        self._is_cancelling = True
+        self._asked.clear()
+        if self._delays:
+            self._delays.clear()
 
 
 OnRecord = Callable[[Any, Any, ProcessContext], tuple[Any, Any]]
@@ -91,6 +125,13 @@ class KeyTimers(KeyState):
     @property
     def is_empty(self) -> bool:
         return self.state is None and not self.timers
+
+    @property
+    def count(self) -> int:
+        return len(self.timers)
+
+    def cancel_all(self) -> None:
+        self.timers.clear()
 
     def stored(self) -> list[Any]:
         return [self.state, self.timers]
@@ -136,11 +177,18 @@ class ProcessOperator(TimedOperator[KeyTimers]):
     def add_record(self, progress: Progress, value: Any, time: int, held: KeyTimers) -> None:
         """Call the function for a record. If it raises, no timer changes, and the state is what the function has left
         of it."""
-        context = ProcessContext(self.keys.decode(progress.key), in_unit(time, self.unit), self.unit)
+        self.call(progress, value, self.context_of(progress, time), held)
+
+    def context_of(self, progress: Progress, time: int, after: int | None = None) -> ProcessContext:
+        """The context of a call at this time; `after` is that of the timer that fires."""
+        return ProcessContext(self.keys.decode(progress.key), in_unit(time, self.unit), self.unit, after)
+
+    def call(self, progress: Progress, value: Any, context: ProcessContext, held: KeyTimers) -> None:
+        """Call the function for a record."""
         state, results = self.function(self._state(held), value, context)
         emitted = separate(results, is_held=is_open(state))
         held.state = state
-        self._set(progress, held, context)
+        self.set_timers(progress, held, context)
         emitted += [result for _, result in self.take_due(progress, held)]
         for number, result in enumerate(emitted):
             progress.emit(result, number)
@@ -149,18 +197,17 @@ class ProcessOperator(TimedOperator[KeyTimers]):
         """Fire the timers of a key that the watermark has reached, also those that are set meanwhile."""
         while held.timers and held.timers[0] <= progress.watermark:
             at = held.timers.pop(0)
-            key = self.keys.decode(progress.key)
-            context = ProcessContext(key, in_unit(at, self.unit), self.unit, at)
+            context = self.context_of(progress, at, at)
             try:
                 held.state, results = self.on_timer(self._state(held), context)
                 fired = separate(results, is_held=is_open(held.state))
             except Exception as error:
                 raise PlanError(
-                    f"the `on_timer` of key {key!r} raised {type(error).__name__}: {error}",
+                    f"the `on_timer` of key {context.key!r} raised {type(error).__name__}: {error}",
                     next_step="correct the function and start again: nothing of this epoch is committed, and it runs"
                     " again",
                 ) from error
-            self._set(progress, held, context)
+            self.set_timers(progress, held, context)
             for number, result in enumerate(fired):
                 yield (at, progress.key, number), result
 
@@ -170,21 +217,30 @@ class ProcessOperator(TimedOperator[KeyTimers]):
     def _state(self, held: KeyTimers) -> Any:
         return self.initial() if held.state is None else held.state
 
-    def _set(self, progress: Progress, held: KeyTimers, context: ProcessContext) -> None:
+    def set_timers(self, progress: Progress, held: KeyTimers, context: ProcessContext) -> None:
         """Set and cancel the timers that a function asked for. After the end of the input there is no time to set one
         for."""
+        if context._is_cancelling:
+            held.cancel_all()
         for at, is_set in {} if progress.is_ending else context._asked.items():
             place = bisect_left(held.timers, at)
             is_known = place < len(held.timers) and held.timers[place] == at
-            if is_set and not is_known:
-                insort(held.timers, at)
-                if at > progress.watermark:
-                    progress.timers.set_once(-(-at // self.step), progress.key)
-            elif is_known and not is_set:
+            if is_set:
+                self.set_timer(progress, held, at)
+            elif is_known:
                 del held.timers[place]
-        if len(held.timers) > TIMERS_MAX:
+        if held.count > TIMERS_MAX:
             raise PlanError(
                 f"key {context.key!r} has more than {TIMERS_MAX:,} timers",
                 next_step="set fewer timers: one for the earliest time, and in on_timer the next; nothing of this epoch"
                 " is committed",
             )
+
+    def set_timer(self, progress: Progress, held: KeyTimers, at: int) -> None:
+        """Set a timer for this time, unless the key has one."""
+        place = bisect_left(held.timers, at)
+        if place < len(held.timers) and held.timers[place] == at:
+            return
+        held.timers.insert(place, at)
+        if at > progress.watermark:
+            progress.timers.set_once(-(-at // self.step), progress.key)

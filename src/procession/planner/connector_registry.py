@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 GROUP = "procession.connectors"
 
 OURS = {
+    "clock": "procession.planner.connector_registry:CLOCK",
     "file": "procession.planner.connector_registry:FILE",
     "kafka": "procession.connectors.kafka_scheme:CONNECTOR",
     "postgres": "procession.connectors.postgres_scheme:CONNECTOR",
@@ -58,6 +59,30 @@ FILE = Connector(
         declared=lambda _: frozenset({stream_id(FILES.encode())}),
         declared_arguments=lambda _, directory: ["--one-stream", FILES, "--state", str(directory)],
         endless_arguments=("--follow",),
+    ),
+)
+
+CLOCK_STREAM = "clock"
+
+
+def _check_clock(url: ConnectorUrl) -> None:
+    try:
+        is_interval = 0.01 <= float(url.place) <= 3600
+    except ValueError:
+        is_interval = False
+    if not is_interval:
+        url.refuse("is not a clock", "write clock:SECONDS, with the seconds between two ticks, from 0.01 to 3600")
+
+
+CLOCK = Connector(
+    name="clock",
+    form="clock:SECONDS",
+    is_opaque=True,
+    source=SourceTraits(
+        help="Send the time at an interval, for timers by the clock.",
+        check=_check_clock,
+        arguments=lambda url, _: [url.place],
+        declared=lambda _: frozenset({stream_id(CLOCK_STREAM.encode())}),
     ),
 )
 
@@ -148,6 +173,8 @@ def load(reference: str) -> Any:
 
 def _known(text: str, owner: str, what: str) -> Connector:
     connector = connector_of(text) if isinstance(text, str) else None
+    if connector is ADDRESS and what == "source":  # no source is an address, so `clock:1` is a URL
+        connector = connector_named(text.partition(":")[0].lower()) or ADDRESS
     if connector is None:
         forms = [scheme.form for scheme in (*connectors(), ADDRESS) if getattr(scheme, what) is not None]
         raise PlanError(

@@ -12,7 +12,7 @@ from typing import Any
 from procession.planner.graph import Exchange, Kind, Node
 from procession.planner.inputs import StageInputs, number_of
 from procession.planner.plan import Edge, Plan, PlannedChain
-from procession.planner.strategies import TABLE
+from procession.planner.strategies import TABLE, is_by_clock
 
 LETTERS = "records on which the function of any stage raises"
 
@@ -22,6 +22,8 @@ def explain(plan: Plan) -> str:
     graph = plan.graph
     lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
     lines += _event_time(plan) if graph.event_time is not None else []
+    if clocked := [graph.shown_name(node) for node in graph.nodes if is_by_clock(node)]:
+        lines.append(f"by the clock: {', '.join(clocked)}: two runs may differ; an epoch that is run again does not")
     if connected := [node for node in graph.nodes if node.share is not None or node.is_in_blocks]:
         shown = (f"  {node.kind.value} {node.name}: {node.target}{_time_field(node)}" for node in connected)
         lines += ["", "connectors (`run` starts them)", *shown]

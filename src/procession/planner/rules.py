@@ -17,7 +17,7 @@ from procession.planner.inputs import inputs_of, number_of
 from procession.planner.keys import RecordKey
 from procession.planner.plan import Edge, Plan, PlannedChain
 from procession.planner.sharing import find_sharing
-from procession.planner.strategies import TABLE, Routing, Strategy, is_timed, numbers_of, routing_of
+from procession.planner.strategies import TABLE, Routing, Strategy, is_by_clock, is_timed, numbers_of, routing_of
 
 RUNS_MAX = 65_536
 """Maximum number of runs for which Spark shuffles a manifest of their own, in an exchange and an epoch."""
@@ -248,7 +248,7 @@ def find_inputs(plan: Plan) -> Plan:
     behind = {chain.root: origins[chain.number] for chain in plan.chains if chain.root is not None}
     inputs = {}
     for index in sorted(plan.exchanges):
-        if plan.graph.event_time is None and is_timed(nodes[index]):
+        if plan.graph.event_time is None and is_timed(nodes[index]) and not is_by_clock(nodes[index]):
             found = inputs_of(plan.graph, index, behind)
             if not found.is_one:
                 inputs[index] = found

@@ -149,6 +149,11 @@ def is_timed(node: Node) -> bool:
     return TABLE[node.kind].is_timed or (node.operator is not None and node.operator.state.steps is not None)
 
 
+def is_by_clock(node: Node) -> bool:
+    """Whether a clock moves the watermark of this stage."""
+    return node.operator is not None and node.operator.state.is_by_clock
+
+
 def is_firing(node: Node) -> bool:
     """Whether this stage emits results that belong to no record."""
     return TABLE[node.kind].is_firing or is_timed(node)
