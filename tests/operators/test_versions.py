@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from procession import Pipeline, PlanError
+from procession import Pipeline, PlanError, tables
 from procession.testing import Outputs, run
 from tests.operators.test_window_operator import RECORDS
 from tests.operators.timed_records import key, time
@@ -142,3 +145,77 @@ def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) 
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step
+
+
+ROWS = [
+    {"tariff": "a", "from": 10, "cents": 1},
+    {"tariff": "b", "from": 0, "cents": 5},
+    {"tariff": "a", "from": 0, "cents": 2},
+    {"tariff": "a", "from": 10, "cents": 3},
+]
+
+
+def rated(table: Any, calls: list[Any], **options: Any) -> Outputs:
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    source = pipeline.source("calls", codec="json")
+    options = {"key": lambda call: call[0], "time": lambda call: call[1], "valid_from": itemgetter("from"), **options}
+    source.as_of(table, join=lambda call, row: [*call, row and row["cents"]], **options).sink("out", to="file:out")
+    found = run(pipeline, {"calls": calls}, dead_letter_share_max=1)
+    for epochs, tasks in ((1, 1), (2, 3)):
+        again = run(pipeline, {"calls": calls}, epochs=epochs, parallelism=tasks, dead_letter_share_max=1)
+        assert again["out"] == found["out"]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["rows", "file"])
+def test_a_table_gives_the_row_that_was_valid_and_of_equals_the_last(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "prices.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    table = tables.of_rows(ROWS, by="tariff") if kind == "rows" else tables.of_json_lines(path, by="tariff")
+    calls = [["a", 12], ["a", 9], ["a", 10], ["a", -1], ["b", 99], ["c", 1]]
+    assert [call[2] for call in rated(table, calls)["out"]] == [3, 2, 3, None, 5, None]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9))),
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(-1, 10))),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_table_counts_as_a_stream_that_came_before_all_records(
+    versions: list[tuple[str, int]], calls: list[tuple[str, int]]
+) -> None:
+    rows = [{"tariff": key, "from": start, "cents": number} for number, (key, start) in enumerate(versions)]
+    pipeline = Pipeline("p")
+    prices = pipeline.source("prices", codec="json", streams=["prices"])
+    source = pipeline.source("calls", codec="json")
+    source.as_of(
+        prices,
+        join=lambda call, row: [*call, row and row["cents"]],
+        left_key=itemgetter(0),
+        right_key=itemgetter("tariff"),
+        time=itemgetter(1),
+        valid_from=itemgetter("from"),
+    ).sink("out", to="file:out")
+    wanted = run(pipeline, {"prices": rows, "calls": list(map(list, calls))})["out"]
+    assert rated(tables.of_rows(rows, by="tariff"), list(map(list, calls)))["out"] == wanted
+
+
+def test_a_row_without_a_valid_time_is_named_in_the_dead_letter() -> None:
+    table = tables.of_rows([{"tariff": "a", "from": "soon", "cents": 1}], by="tariff")
+    (letter,) = rated(table, [["a", 1]])["dead-letter"]
+    assert "valid_from of the row {'tariff': 'a', 'from': 'soon', 'cents': 1} of the table" in letter["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"key": None}, "with a table has no key"),
+        ({"right_key": len}, "was given right_key="),
+        ({"late": "drop"}, "was given late='drop' and a table"),
+        ({"versions_max": 3}, "was given versions_max=3 and a table"),
+        ({"unit": "m"}, "unit='m' is not known"),
+    ],
+)
+def test_what_a_table_of_versions_cannot_have_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlanError, match=sentence):
+        rated(tables.of_rows(ROWS, by="tariff"), [], **options)

@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from procession.api.joins import of_both, sided_key
 from procession.api.stateful_api import Key, StatefulStage, Time
+from procession.errors import PlanError
 from procession.operators.broadcast import BroadcastOperator, Updating, single_key
+from procession.operators.tables import SideTable, TableJoin, ValidRow
 from procession.operators.versions import VERSIONS_MAX, LateVersionRule, VersionJoin
 from procession.planner.effects import changes_nothing
-from procession.planner.graph import Kind
-from procession.planner.validation import checked_call, checked_choice, checked_count, checked_of_one, checked_unit
+from procession.planner.graph import Kind, Node
+from procession.planner.validation import (
+    checked_call,
+    checked_choice,
+    checked_count,
+    checked_name,
+    checked_of_one,
+    checked_unit,
+)
 from procession.times import Unit
 
 if TYPE_CHECKING:
@@ -82,7 +91,7 @@ class SideStreams(StatefulStage):
 
     def as_of(
         self,
-        versions: Stage,
+        versions: Stage | SideTable,
         *,
         join: Callable[[Any, Any], Any],
         time: Time,
@@ -103,13 +112,14 @@ class SideStreams(StatefulStage):
         record's time counts.
 
         Args:
-            versions: Another stage or source of the same pipeline.
+            versions: Another stage or source of the same pipeline; or a table (`procession.tables`) with a row for each
+                version, whose `by` is the key. The records then stay in their tasks, and no version is late.
             join: Takes a record and a version or None, and returns the result. It receives a copy of the version.
             time: A record's event time, as in `window`.
             valid_from: The time from which a version is valid. A later version with the same time replaces it.
             key: Returns the key, for both sides. Without keys, the key is that of `key_by` on both sides.
             left_key: The key of records only. Needs `right_key`.
-            right_key: The key of versions only.
+            right_key: The key of versions only. A table has its own.
             unit: Unit of the times: "s", "ms", "us" or "ns".
             late: What happens to a version that comes after records for whose time it was valid: it counts for records
                 that come after it ("keep"), is dropped ("drop"), or becomes a dead letter ("dead-letter"). All are
@@ -118,7 +128,8 @@ class SideStreams(StatefulStage):
             versions_max: Number of versions that are kept per key, those with the latest times.
 
         Raises:
-            PlanError: The other stage belongs to another pipeline, or there is no key.
+            PlanError: The other stage belongs to another pipeline, there is no key, or a table is given `late` or
+                `versions_max`.
 
         Example:
             >>> from procession import Pipeline
@@ -134,10 +145,20 @@ class SideStreams(StatefulStage):
             ... )
         """
         kind = Kind.AS_OF
-        self._check_side(versions, kind.value, "versions")
         checked_call(join, kind.value, "join", ("record", "version"))
         checked_of_one(time, kind.value, "time")
         checked_of_one(valid_from, kind.value, "valid_from")
+        if isinstance(versions, SideTable):
+            given: dict[str, tuple[Any, Any]] = {"right_key": (right_key, None), "late": (late, "keep")}
+            for word, (value, default) in (given | {"versions_max": (versions_max, VERSIONS_MAX)}).items():
+                if value != default:
+                    raise PlanError(
+                        f".{kind.value}() was given {word}={value!r} and a table, which has its own key",
+                        next_step=f"leave {word} away; or read the versions with a source",
+                    )
+            valid = ValidRow(time, valid_from, checked_unit(unit))
+            return self._valid_rows(versions, key or left_key, join, valid, name, parallelism)
+        self._check_side(versions, kind.value, "versions")
         keys = sided_key(self, versions, kind.value, of_both(kind.value, key, left_key, right_key, "key"))
         operator = VersionJoin(
             join,
@@ -151,3 +172,19 @@ class SideStreams(StatefulStage):
         both = self._both(versions, named)
         node = replace(both._node(kind, None, named, parallelism), is_named=name is not None)
         return self._add(replace(node, key=keys, unit=unit, operator=operator))
+
+    def _valid_rows(
+        self,
+        table: SideTable,
+        key: Key | None,
+        join: Callable[[Any, Any], Any],
+        valid: ValidRow,
+        name: str | None,
+        parallelism: int | None,
+    ) -> Stage:
+        if key is None:
+            raise PlanError(".as_of() with a table has no key", next_step="pass key=, a function of a record")
+        checked_of_one(key, Kind.AS_OF.value, "key")
+        function: Any = TableJoin(((table, key),), join, False, valid=valid)
+        named = checked_name(name, "a stage") if name is not None else ""
+        return self._add(Node(Kind.HASH_JOIN, named, (self._index,), function, parallelism))

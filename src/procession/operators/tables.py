@@ -13,7 +13,7 @@ which copy an epoch reads. `api/joins` declares the look-up of records in a tabl
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from procession.errors import PlanError, ProcessionError, StorageError
 from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
+from procession.times import TIME_MAX, Unit, nanoseconds
 
 ROWS_MAX = 5_000_000
 """Maximum number of rows of a table: every worker holds all of them."""
@@ -111,6 +112,32 @@ class SideTable:
 
 
 @dataclass(frozen=True)
+class ValidRow:
+    """Chooses the row of a key that was valid at a record's time: the one with the latest start at or before it."""
+
+    time: Callable[[Any], Any]
+    valid_from: Callable[[Any], Any]
+    unit: Unit = "s"
+
+    def of(self, record: Any, rows: Sequence[Any]) -> list[Any]:
+        """The row, or none. Of rows with the same start the last one counts."""
+        time = nanoseconds(self.time(record), self.unit)
+        found: list[Any] = []
+        latest = -TIME_MAX
+        for row in rows:
+            start = self._start(row)
+            if latest <= start <= time:
+                found, latest = [row], start
+        return found
+
+    def _start(self, row: Any) -> int:
+        try:
+            return nanoseconds(self.valid_from(row), self.unit)
+        except Exception as error:  # user code may raise any exception
+            raise ValueError(f"valid_from of the row {row!r} of the table: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
 class TableJoin:
     """What a record becomes: `join(record, row, …)` for each matching row, or pair of rows if there are two tables.
 
@@ -122,9 +149,13 @@ class TableJoin:
     is_inner: bool
     is_copying: bool = True
     """Whether `join` receives copies, because it or a later stage may change its arguments."""
+    valid: ValidRow | None = None
+    """Which of the matching rows of a table of versions counts. None: all of them."""
 
     def __call__(self, record: Any) -> list[Any]:
         found: list[list[Any]] = [side.matches(key(record)) for side, key in self.pairs]
+        if self.valid is not None:
+            found = [self.valid.of(record, rows) for rows in found]
         if not self.is_inner:
             found = [rows or [None] for rows in found]
         if not self.is_copying:

@@ -84,6 +84,7 @@ def _called(node: Node) -> Iterator[Callable[..., Any]]:
     if isinstance(node.function, TableJoin):
         yield node.function.join
         yield from (key for _, key in node.function.pairs)
+        yield from () if node.function.valid is None else (node.function.valid.time, node.function.valid.valid_from)
     elif isinstance(node.function, Tagging):
         yield from node.function.functions()
     elif node.function is not None:
