@@ -30,6 +30,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"api", "gateway", "commit", "spark", "sdk", "sos"}),
     frozenset({"connectors", "driver"}),
     frozenset({"verify", "testing"}),
+    frozenset({"pytest_plugin"}),
     frozenset({"supervisor"}),
     frozenset({"chaos", "sim"}),
     frozenset({"bench"}),

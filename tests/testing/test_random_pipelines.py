@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from procession import Pipeline
 from procession.planner import plan as planned
 from procession.planner.rules import make_plan
-from procession.testing import Record, run
+from procession.testing import Record, Schedule, run
 from procession.testing.arrivals import Arrivals, cuts_of
+from procession.testing.hypothesis_schedules import schedules
 from tests.operators import random_pipelines
 from tests.operators.random_pipelines import FIRST_STREAM, PAYLOADS, STREAMS, pipelines
 from tests.spark.cluster import written
@@ -36,16 +36,13 @@ def inputs_of(pipeline: Pipeline, payloads: list[bytes]) -> list[tuple[str, Reco
     ]
 
 
-EPOCHS = st.one_of(st.none(), st.integers(1, 20), st.lists(st.integers(0, 9), max_size=6))
-
-
 @settings(max_examples=60, deadline=None)
-@given(pipeline=pipelines(), payloads=PAYLOADS, epochs=EPOCHS, tasks=st.integers(1, 5))
-def test_neither_epochs_nor_tasks_can_be_seen_in_the_output(
-    pipeline: Pipeline, payloads: list[bytes], epochs: Any, tasks: int
+@given(pipeline=pipelines(), payloads=PAYLOADS, schedule=schedules(parallelism_max=5))
+def test_neither_epochs_nor_tasks_nor_crashes_can_be_seen_in_the_output(
+    pipeline: Pipeline, payloads: list[bytes], schedule: Schedule
 ) -> None:
     inputs = inputs_of(pipeline, payloads)
-    assert run(pipeline, inputs, epochs=epochs, parallelism=tasks).bytes == run(pipeline, inputs).bytes
+    assert schedule.run(pipeline, inputs).bytes == run(pipeline, inputs).bytes
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -15,5 +15,6 @@ The guide is docs/how-to/testing.md.
 from procession.testing.arrivals import Record
 from procession.testing.given_settings import with_settings
 from procession.testing.in_process import Outputs, run
+from procession.testing.schedules import Schedule, run_everywhere
 
-__all__ = ["Outputs", "Record", "run", "with_settings"]
+__all__ = ["Outputs", "Record", "Schedule", "run", "run_everywhere", "with_settings"]

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from procession.storage.state_version import StateVersion
 from procession.testing.arrivals import Arrivals, Inputs, cuts_of, in_event_order
 
 PARALLELISM_MAX = 1024
-FENCE = 1
+STATES = "states"
 MEMORY = Path("/dev/shm")
 """A directory in memory, on Linux: nothing there waits for a disk."""
 MEMORY_BYTES_MIN = 16 * 1024 * 1024
@@ -75,6 +75,7 @@ def run(
     *,
     epochs: int | Sequence[int] | None = None,
     parallelism: int | None = None,
+    crashes: Collection[int] = (),
     ends: bool = True,
     dead_letter_share_max: float = 0.5,
 ) -> Outputs:
@@ -86,8 +87,8 @@ def run(
     arrival, which here is the order in which they are written: all records of the first input, then all of the second.
     Pairs interleave them: `[("orders", order), ("payments", payment), ("orders", other)]`.
 
-    Neither `epochs` nor `parallelism` changes the output. A test that runs with several proves that the functions keep
-    to this. States are encoded, written and read again between epochs.
+    Neither `epochs` nor `parallelism` nor `crashes` changes the output. A test that runs with several proves that the
+    functions keep to this; `run_everywhere` does so. States are encoded, written and read again between epochs.
 
     Args:
         pipeline: The pipeline. It is not changed, and can be run again.
@@ -97,6 +98,8 @@ def run(
         epochs: Where the input is cut: 3 means at most three records in each epoch, [3, 2] three in the first, two in
             the second and the rest in a third. None means one epoch.
         parallelism: Used in place of what the pipeline and its stages ask for.
+        crashes: The numbers of epochs, from 0 on, that are lost before their commit, as after a crash: each is run once
+            more, with new tasks and the states of the last commit. Numbers above the last epoch have no effect.
         ends: Whether streams end. If not, what is still held back is not in the output.
         dead_letter_share_max: The share of records that may become dead letters, judged as in production: over at least
             1,000 records.
@@ -133,7 +136,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(rows.nbytes)) as directory:
         hosted = _Hosted(plan, rows, Path(directory), dead_letter_share_max)
         try:
-            for end in cuts:
+            for number, end in enumerate(cuts):
+                if number in crashes:
+                    hosted.lose_epoch(end)
                 hosted.run_epoch(end)
         except ProcessionError as error:
             _annotate(error, arrivals.names)
@@ -208,31 +213,67 @@ class _Hosted:
 
     def __init__(self, plan: Plan, rows: pa.RecordBatch, directory: Path, share_max: float) -> None:
         self._plan = plan
+        self._log = _Memory(rows)
+        self._directory = directory
         self._committed = _Committed()
         self._keyed = {chain: (name, StateVersion(kind=kind)) for chain, (name, kind) in keyed_stages(plan).items()}
         self._runs = RunStore(directory / "runs")
-        self._refresh = TableRefresh.of(plan.graph, directory / "sides", lambda _: None, FENCE)
-        self._refresh.begin({})
-        states = directory / "states"
-        states.mkdir()
-        tables = TaskTables(self._refresh.copies.directory, self._committed, self._refresh.first)
-        self._task = Task(
-            plan,
-            directory,
-            self._runs.directory,
-            TaskStateStore(states, self._committed, FENCE, is_warm=False),
-            tables=tables if self._refresh.sides else None,
-            rows=_Memory(rows),
-        )
+        (directory / STATES).mkdir()
+        self._fence = 0
+        self._start()
         letters = plan.graph.dead_letter
         self._limit = None if letters is None else DeadLetterLimit(letters.name, share_max)
         self._attempts = itertools.count(1)
         self._written: dict[str, list[bytes]] = {participant.name: [] for participant in plan.graph.participants}
 
+    def _start(self) -> None:
+        """Start a driver and its tasks, on what is committed."""
+        self._fence += 1
+        self._refresh = TableRefresh.of(self._plan.graph, self._directory / "sides", lambda _: None, self._fence)
+        self._refresh.begin({} if self._last is None else self._last.sides)
+        tables = TaskTables(self._refresh.copies.directory, self._committed, self._refresh.first)
+        self._task = Task(
+            self._plan,
+            self._directory,
+            self._runs.directory,
+            TaskStateStore(self._directory / STATES, self._committed, self._fence, is_warm=False),
+            tables=tables if self._refresh.sides else None,
+            rows=self._log,
+        )
+
+    @property
+    def _last(self) -> RoundRecord | None:
+        return self._committed.rounds.get(len(self._committed.rounds) - 1)
+
+    def lose_epoch(self, end: int) -> None:
+        """Run the rows up to this one, then crash: nothing of them is committed."""
+        self._computed(len(self._committed.rounds), end)
+        self._runs.drop(len(self._committed.rounds))
+        self._start()
+
     def run_epoch(self, end: int) -> None:
         """Run the rows up to this one, and commit them."""
-        epoch = len(self._committed.rounds)
-        last = self._committed.rounds.get(epoch - 1)
+        epoch, last = len(self._committed.rounds), self._last
+        task_manifests, runs, counters = self._computed(epoch, end)
+        for name, sink_runs in runs.items():
+            for column in payloads(self._runs, epoch, sink_runs):
+                self._written[name] += column.to_pylist()
+        self._committed.rounds[epoch] = RoundRecord(
+            epoch,
+            self._fence,
+            "",
+            0 if last is None else last.last,
+            end,
+            {},
+            counters=counters,
+            states=versions_after(self._keyed, task_manifests),
+            sides=self._refresh.current({} if last is None else last.sides),
+        )
+        self._runs.drop(epoch)
+
+    def _computed(self, epoch: int, end: int) -> tuple[list[Manifest], dict[str, list[Run]], dict[str, int]]:
+        """What the tasks made of the rows up to this one, by sink, and the counters after them."""
+        last = self._last
         start = 0 if last is None else last.last
         task_manifests = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
         for manifest in task_manifests:
@@ -243,22 +284,7 @@ class _Hosted:
             entry.name: runs_for(entry.sink.name, entry.bucket, task_manifests)
             for entry in self._plan.graph.participants
         }
-        counters = self._counters(epoch, task_manifests, runs, {} if last is None else last.counters)
-        for name, sink_runs in runs.items():
-            for column in payloads(self._runs, epoch, sink_runs):
-                self._written[name] += column.to_pylist()
-        self._committed.rounds[epoch] = RoundRecord(
-            epoch,
-            FENCE,
-            "",
-            start,
-            end,
-            {},
-            counters=counters,
-            states=versions_after(self._keyed, task_manifests),
-            sides=self._refresh.current({} if last is None else last.sides),
-        )
-        self._runs.drop(epoch)
+        return task_manifests, runs, self._counters(epoch, task_manifests, runs, {} if last is None else last.counters)
 
     def _routed_manifests(self, epoch: int, start: int, end: int) -> list[RoutedManifest]:
         plan, task = self._plan, self._task
