@@ -5,13 +5,17 @@ As in `cli/main`, it only parses; `gateway.server` does the work.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from procession.cli.command_options import ControlCookieFile, CookieFile, OpenProducers
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedName
+
+if TYPE_CHECKING:
+    from procession.metrics import Figures
 
 
 def gateway(
@@ -202,6 +206,7 @@ def gateway(
             link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
             advertise=advertise,
             metrics=metrics or "",
+            more_metrics=_pipeline_metrics(checkpoint, directory) if metrics and leader is None else None,
             metrics_streams_max=metrics_streams_max,
             flight=flight,
             machine=machine,
@@ -209,6 +214,13 @@ def gateway(
             disk_free_bytes_min=disk_free_bytes_min,
         )
     )
+
+
+def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:
+    """Return the figures of the pipeline. Its checkpoint may be created later."""
+    from procession.supervisor.app_metrics import app_metrics
+
+    return partial(app_metrics, checkpoint or directory.absolute().parent / "checkpoint")
 
 
 def _checkpoint_beside(directory: Path) -> Path | None:

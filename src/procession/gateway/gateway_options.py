@@ -7,6 +7,7 @@ from pathlib import Path
 
 from procession.gateway.gateway_limits import MIB, Limits
 from procession.merge.event_time import DeclaredOrder
+from procession.metrics import Figures
 from procession.storage.segment import INGRESS, ORDERED, LogUse
 from procession.tls import ClientTls, ServerTls
 from procession.wire.frame_codec import FRAME_BYTES_MAX
@@ -64,6 +65,8 @@ class GatewayConfig:
     """Machine whose executors read the log's files. Empty: this one."""
     checkpoint: Path | None = None
     """Where drivers claim their fences. None: unknown, and every fence with the right secret is accepted."""
+    more_metrics: Figures | None = None
+    """Figures of the pipeline that are served with those of the gateway. Called in the thread that serves them."""
     link_interval_s: float = 0.5
     """Interval of heartbeats to the leader."""
     link_timeout_s: float = 10.0

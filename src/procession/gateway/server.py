@@ -170,7 +170,9 @@ class GatewayServer:
         async def make() -> list[Metric]:
             return figures(self.gateway)
 
-        return asyncio.run_coroutine_threadsafe(make(), loop).result(self._config.metrics_timeout_s)
+        found = asyncio.run_coroutine_threadsafe(make(), loop).result(self._config.metrics_timeout_s)
+        more = self._config.more_metrics
+        return found if more is None else [*found, *more()]
 
     def _session(self, intake: ReadBuffer) -> ProducerSession:
         return ProducerSession(self.gateway, self._sessions, intake)
