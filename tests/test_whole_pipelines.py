@@ -1,0 +1,205 @@
+"""The three whole pipelines among the examples, compared with plain sequential Python programs: market surveillance,
+telecom rating and a clickstream. Each in this process, cut and dealt out in several ways; one also run for real."""
+
+from __future__ import annotations
+
+import json
+import random
+import runpy
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from procession import Pipeline
+from procession.exit_status import Status
+from procession.testing import Outputs, run
+from tests.walk.commands import run as run_command
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+BERLIN = ZoneInfo("Europe/Berlin")
+Record = dict[str, Any]
+
+
+def outputs(name: str, inputs: dict[str, list[Record]]) -> Outputs:
+    """What the example writes, however its input is cut and dealt out."""
+    pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
+    found = run(pipeline, inputs)
+    for epochs, tasks in ((37, 2), (200, 3)):
+        again = run(pipeline, inputs, epochs=epochs, parallelism=tasks)
+        assert (dict(again), again.counters) == (dict(found), found.counters)
+    return found
+
+
+# Market surveillance
+
+
+def market() -> tuple[list[Record], list[Record], list[Record]]:
+    """Events, limits, and the alerts: by construction. What a trader does is two minutes behind what it did before."""
+    chance = random.Random(22)
+    events, limits, alerts = [], [], []
+    for round_number in range(40):
+        for number, trader in enumerate("ABC"):
+            at = 1_000_000 + round_number * 120 + number * 20
+            limit = chance.choice([450, 600])
+            limits.append({"at": at, "trader": trader, "count": limit})
+            counts = [chance.choice([100, 500]) for _ in range(3)]
+            is_traded, is_cancelled = chance.random() < 0.7, chance.random() < 0.7
+            places = [("place", "buy", count) for count in counts]
+            others = [("trade", "sell", 5)] * is_traded + [("cancel", "buy", 500)] * (2 * is_cancelled)
+            for later, (kind, side, count) in enumerate(places + others, 1):
+                events.append({"at": at + later, "trader": trader, "kind": kind, "side": side, "count": count})
+                if kind == "place" and count > limit:
+                    alerts.append(
+                        {"alert": "limit", "trader": trader, "at": at + later, "count": count, "limit": limit}
+                    )
+            large = [at + later for later, count in enumerate(counts, 1) if count >= 400]
+            if len(large) >= 2 and is_traded and is_cancelled:
+                alerts.append({"alert": "spoofing", "trader": trader, "at": at + 6, "orders": large})
+    return events, limits, alerts
+
+
+def test_market_surveillance_finds_what_was_done() -> None:
+    events, limits, alerts = market()
+    assert {alert["alert"] for alert in alerts} == {"limit", "spoofing"}
+    assert outputs("market_surveillance", {"events": events, "limits": limits})["alerts"] == alerts
+
+
+def test_a_bad_event_and_a_late_one_become_dead_letters() -> None:
+    events, limits, alerts = market()
+    bad = {**events[0], "side": "both", "at": events[-1]["at"]}
+    late = events[3]
+    found = outputs("market_surveillance", {"events": [*events, bad, late], "limits": limits})
+    assert found["alerts"] == alerts
+    reasons = sorted(letter["error"].partition(":")[0] for letter in found["dead-letter"])
+    assert reasons == ["LateRecord", "ValueError"]
+
+
+@pytest.mark.slow  # tests/walk/test_daily_files.py runs files in event-time order every time
+def test_market_surveillance_runs_for_real(tmp_path: Path) -> None:
+    events, limits, alerts = market()
+    for name, records in (("events-1", events[:300]), ("events-2", events[300:]), ("limits", limits)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    done = run_command("run", EXAMPLES / "market_surveillance.py", "--listen", "127.0.0.1:0", cwd=tmp_path)
+    assert done.returncode == Status.DONE, done.stderr
+    lines = run_command("cat", "out", "--instance", "market-surveillance-alerts-0", cwd=tmp_path).stdout.splitlines()
+    assert [json.loads(line) for line in lines] == alerts
+
+
+# Telecom rating
+
+
+def month_of(at: datetime) -> tuple[int, int]:
+    local = at.astimezone(BERLIN)
+    first = local.replace(day=1, hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
+    after = (first + timedelta(days=40)).replace(day=1)
+    return int(first.replace(tzinfo=BERLIN).timestamp()), int(after.replace(tzinfo=BERLIN).timestamp())
+
+
+def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], list[int]]:
+    """Bills and calls without a price, one call after the other."""
+    bills: list[Record] = []
+    unrated: list[int] = []
+    sums: dict[tuple[int, int, str], list[Any]] = {}
+    fired: set[tuple[int, int, str]] = set()
+    watermark = 0.0
+
+    def tell(place: tuple[int, int, str], how: str, replaces: Any) -> None:
+        count, value = sums[place]
+        bill = {"key": place[2], "start": place[0], "end": place[1], "count": count, "value": str(value)}
+        bills.append({**bill, "fired": how, "replaces": replaces})
+
+    def fire() -> None:
+        for end, customer, start in sorted((end, customer, start) for start, end, customer in sums.keys() - fired):
+            if end <= watermark:
+                fired.add((start, end, customer))
+                tell((start, end, customer), "end", None)
+
+    for call in calls:
+        at = datetime.fromisoformat(call["at"])
+        valid = [
+            price
+            for price in prices
+            if (price["tariff"], price["zone"]) == (call["tariff"], call["zone"])
+            and datetime.fromisoformat(price["valid_from"]) <= at
+        ]
+        if not valid:
+            unrated.append(call["id"])
+            continue
+        price = max(valid, key=lambda one: str(one["valid_from"]))
+        cost = Decimal(price["per_minute"]) * -(-call["seconds"] // 60)
+        watermark = max(watermark, at.timestamp())
+        fire()
+        place = (*month_of(at), call["customer"])
+        before = sums.get(place)
+        sums[place] = [1, cost] if before is None else [before[0] + 1, before[1] + cost]
+        if place[1] <= watermark:
+            replaces = None if before is None else {"count": before[0], "value": str(before[1])}
+            fired.add(place)
+            tell(place, "update", replaces)
+    watermark = float("inf")
+    fire()
+    return bills, unrated
+
+
+def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
+    chance = random.Random(7)
+    prices = [
+        {"tariff": tariff, "zone": zone, "valid_from": f"2026-{month:02}-15T00:00:00Z", "per_minute": f"0.{cents}"}
+        for tariff, zone, month, cents in (
+            ("b", "EU", 1, 10),
+            ("b", "EU", 3, 12),
+            ("b", "US", 2, 45),
+            ("p", "EU", 1, 5),
+        )
+    ]
+    calls = []
+    for number in range(400):
+        # Through two changes of the month, and up to two days late.
+        at = datetime(2026, 2, 10, tzinfo=UTC) + timedelta(hours=number * 4, seconds=-chance.choice([0, 0, 170_000]))
+        keys = {"tariff": chance.choice("bp"), "zone": chance.choice(["EU", "US"]), "customer": chance.choice("xyz")}
+        calls.append({"id": number, **keys, "at": at.isoformat(), "seconds": chance.randrange(1, 600)})
+    bills, unrated = billed(prices, calls)
+    assert any(bill["fired"] == "update" for bill in bills)
+    assert unrated
+    found = outputs("telecom_rating", {"prices": prices, "calls": calls})
+    assert found["bills"] == bills
+    assert found["unrated"] == unrated
+
+
+# A clickstream
+
+
+def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
+    chance = random.Random(3)
+    clicks, at = [], 0
+    for _ in range(600):
+        at += chance.choice([1, 20, 40, 900])
+        page = chance.choice(["/a", "/b", "/cart", "/checkout", "/paid"])
+        clicks.append({"user": chance.choice(["u1", "u2", "u3", "u4", "bot1"]), "at": at, "page": page})
+    human = [click for click in clicks if click["user"] != "bot1"]
+    visits, hours = [], {}
+    for user in ("u1", "u2", "u3", "u4"):
+        own = [click for click in human if click["user"] == user]
+        breaks = [0, *(place for place in range(1, len(own)) if own[place]["at"] - own[place - 1]["at"] >= 1800)]
+        for first, behind in zip(breaks, [*breaks[1:], len(own)], strict=True):
+            visit = own[first:behind]
+            seconds, pages = visit[-1]["at"] - visit[0]["at"], len({click["page"] for click in visit})
+            visits.append({"user": user, "from": visit[0]["at"], "seconds": seconds, "pages": pages})
+        for click in own:
+            hours.setdefault(click["at"] // 3600 * 3600, {}).setdefault(user, []).append(click)
+    found = outputs("clickstream", {"clicks": clicks})
+    assert sorted(map(str, found["visits"])) == sorted(map(str, visits))
+    assert found.counters["counter robots"] == len(clicks) - len(human)
+    counts = {hour: sorted((len(own) for own in users.values()), reverse=True)[:3] for hour, users in hours.items()}
+    assert {entry["hour"]: [count for _, count in entry["users"]] for entry in found["busiest"]} == counts
+    assert all(len(hours[entry["hour"]][user]) == count for entry in found["busiest"] for user, count in entry["users"])
+    assert found["purchases"]
+    for purchase in found["purchases"]:
+        own = [click for click in human if click["user"] == purchase["user"]]
+        steps = [click["page"] for click in own if purchase["cart_at"] <= click["at"] <= purchase["paid_at"]]
+        assert (steps[0], steps[-1], "/checkout" in steps) == ("/cart", "/paid", True)
+        assert purchase["paid_at"] - purchase["cart_at"] <= 3600
