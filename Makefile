@@ -25,6 +25,7 @@ test: setup systems ## all tests, file by file on two workers (ARGS="tests/wire 
 	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 test-all: setup systems ## all tests, and those that take long
+	@scripts/s3 || true
 	@$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 check: setup ## format, lint, types, house rules

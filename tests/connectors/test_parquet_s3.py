@@ -23,21 +23,23 @@ from procession.sdk.sink_process import SinkProcess, Visible
 from procession.sdk.transaction_log import TransactionLog
 from procession.supervisor.local_pipeline import COMMAND
 from tests.connectors.lake_readers import joined
+from tests.systems.s3_file_server import S3FileServer
 from tests.systems.s3_server import S3Server, needs_s3
 
 pytestmark = needs_s3
 
 KINDS = ("parquet", "delta", "iceberg")
+Server = S3Server | S3FileServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with S3Server() as server:
+@pytest.fixture(scope="module", params=[S3Server, pytest.param(S3FileServer, marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with request.param() as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
-def environment(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
 
@@ -112,7 +114,7 @@ def _endpoint() -> str:
 
 @pytest.fixture(params=KINDS)
 def table(
-    request: pytest.FixtureRequest, server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> StoredTable:
     table = StoredTable(request.param, server.bucket(), tmp_path)
     for name, value in table.catalog.items():
@@ -160,7 +162,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_store_that_is_away_for_a_while_is_one_sentence_and_nothing_is_lost(
-    table: StoredTable, server: S3Server, tmp_path: Path
+    table: StoredTable, server: Server, tmp_path: Path
 ) -> None:
     participant = opened(table.open(), tmp_path / "sink")
     participant.phase2(prepare(participant, 1, 1), True)
@@ -191,7 +193,7 @@ def test_a_bucket_that_is_not_there_is_one_sentence(kind: str, tmp_path: Path) -
     assert "Make the bucket" in caught.value.next_step
 
 
-def test_refused_credentials_are_one_sentence(table: StoredTable, server: S3Server, tmp_path: Path) -> None:
+def test_refused_credentials_are_one_sentence(table: StoredTable, server: Server, tmp_path: Path) -> None:
     server.demand_credentials(True)
     try:
         with pytest.raises(ProcessionError) as caught:
@@ -209,7 +211,7 @@ def test_a_secret_in_the_url_is_refused() -> None:
     assert "secret@" not in caught.value.sentence
 
 
-def test_a_create_only_file_is_written_once_and_a_retry_of_ours_counts_as_ours(server: S3Server) -> None:
+def test_a_create_only_file_is_written_once_and_a_retry_of_ours_counts_as_ours(server: Server) -> None:
     store = RemoteStore(f"s3://{server.bucket()}/t")
     assert store.create("a.json", b"one")
     assert store.create("a.json", b"one"), "the same bytes: a retry of a request that went through"

@@ -21,6 +21,11 @@ needs_s3 = pytest.mark.skipif(is_left_out, reason="PROCESSION_WITHOUT names s3")
 _numbers = itertools.count()
 
 
+def bucket_name() -> str:
+    """A name that no other bucket of this process has."""
+    return f"bucket-{next(_numbers)}"
+
+
 class S3Server:
     """A server with any number of buckets. `environment` is what a client of it needs."""
 
@@ -48,7 +53,7 @@ class S3Server:
 
     def bucket(self) -> str:
         """A new bucket."""
-        name = f"bucket-{next(_numbers)}"
+        name = bucket_name()
         self._request("PUT", f"/{name}")
         return name
 

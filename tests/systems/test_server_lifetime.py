@@ -14,6 +14,7 @@ from tests.hostile import until
 from tests.systems import postgres_server
 from tests.systems.kafka_broker import needs_kafka
 from tests.systems.postgres_server import needs_postgres
+from tests.systems.s3_server import needs_s3
 
 OWNER = """
 import signal
@@ -29,6 +30,7 @@ with running() as server:
     [
         pytest.param("postgres_server", marks=needs_postgres),
         pytest.param("kafka_broker", marks=[needs_kafka, pytest.mark.slow]),
+        pytest.param("s3_file_server", marks=[needs_s3, pytest.mark.slow]),
     ],
 )
 def test_a_server_ends_when_its_owner_is_killed(module: str) -> None:

@@ -32,6 +32,9 @@ METADATA_SERVICE = "169.254.169.254"
 _STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIALS = "Set the credentials in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 
+_CERTIFICATE = "Correct the endpoint's host name, or name a file with the authority's certificate in SSL_CERT_FILE"
+_FULL = ("storagefull", "quotaexceeded", "insufficientstorage", "nospaceleft")
+
 
 def storage_options(environment: Mapping[str, str]) -> dict[str, str]:
     """Options for libraries on Rust's object_store. A plain-HTTP endpoint is used only if the environment names one."""
@@ -173,6 +176,13 @@ def store_error(url: str, doing: str, error: Exception) -> StorageError:
     letters = re.sub(r"[^a-z0-9]", "", text.lower())  # AccessDenied of one library is ACCESS_DENIED of another
     if "nosuchbucket" in letters:
         reason, step = "there is no such bucket", "Make the bucket, or correct the URL"
+    elif "requesttimetooskewed" in letters:
+        reason, step = "the clock of this machine differs too much from its clock", "Set the clock, for example by NTP"
+    elif "certificate" in letters:
+        reason, step = "its certificate is not trusted", _CERTIFICATE
+    elif any(word in letters for word in _FULL):
+        kind, reason = DiskError, "it has no room left"
+        step = "Free space in the store or raise its quota; the sink goes on by itself then"
     elif status == 401 or "signaturedoesnotmatch" in letters or "invalidaccesskeyid" in letters:
         reason, step = "it refuses the credentials", _CREDENTIALS
     elif status == 403 or "accessdenied" in letters:

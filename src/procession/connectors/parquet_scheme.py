@@ -14,6 +14,7 @@ from procession.planner.connector import Connector, SinkTraits
 from procession.planner.connector_url import ConnectorUrl
 
 ROW_OPTIONS = frozenset({"format", "schema", "key_column", "event_time_column", "position_column"})
+STORES = ("s3", "file")
 FORMATS = ("json", "arrow", "bytes")
 PASSWORD_HINT = "environment variables such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
@@ -23,6 +24,9 @@ def lake_check(known: Collection[str], numbers: Collection[str] = ()) -> Callabl
 
     def check(url: ConnectorUrl) -> None:
         url.check_options({*ROW_OPTIONS, *known, *numbers})
+        store, is_remote, _ = url.place.partition("://")
+        if is_remote and store not in STORES:
+            url.refuse(f"names a store {store}://, which is not known", "give a path, or s3://BUCKET/PREFIX")
         if url.options.get("format", "json") not in FORMATS:
             url.refuse(f"has format={url.options['format']}", f"give format one of {', '.join(FORMATS)}")
         for name in numbers:

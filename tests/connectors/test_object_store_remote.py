@@ -1,0 +1,149 @@
+"""What the lake sinks rely on in an object store: create-only writes that last, and one sentence for each refusal."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from procession.connectors.object_store_remote import RemoteStore
+from procession.errors import DiskError, StorageError
+from tests.certificates import Authority
+from tests.systems.s3_file_server import S3FileServer
+from tests.systems.s3_server import needs_s3
+
+pytestmark = needs_s3
+
+RACERS = 4
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3FileServer]:
+    with S3FileServer() as server:
+        yield server
+
+
+@pytest.fixture
+def environment(server: S3FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def answering(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: str, certificate: tuple[Path, Path] | None = None
+) -> Iterator[RemoteStore]:
+    """A store that answers each request with this error, in the form that S3 documents."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "http" if certificate is None else "https"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"{scheme}://127.0.0.1:{server.server_port}")
+        for name in ("AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setattr("procession.connectors.object_store_remote.RETRIES_MAX", 0)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield RemoteStore("s3://bucket/t")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_wrong_clock_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(monkeypatch, 403, "RequestTimeTooSkewed") as store, pytest.raises(StorageError) as caught:
+        store.create("a.json", b"one")
+    assert "the clock of this machine differs too much" in caught.value.sentence
+    assert not isinstance(caught.value, DiskError), "an operator must act"
+
+
+def test_a_full_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(monkeypatch, 507, "XMinioStorageFull") as store, pytest.raises(DiskError) as caught:
+        store.create("a.json", b"one")
+    assert "it has no room left" in caught.value.sentence
+
+
+def test_a_certificate_is_trusted_only_if_its_authority_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:
+        store.create("a.json", b"one")
+    assert "its certificate is not trusted" in caught.value.sentence
+    assert not isinstance(caught.value, DiskError), "an operator must act"
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:
+        store.create("a.json", b"one")
+    assert "it denies the access" in caught.value.sentence, "the request has reached the store"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment")
+def test_one_of_several_writers_creates_a_file_and_the_others_learn_that_it_is_there(server: S3FileServer) -> None:
+    url = f"s3://{server.bucket()}/t"
+    stores = [RemoteStore(url) for _ in range(RACERS)]
+    together = threading.Barrier(RACERS)
+
+    def create(number: int, name: str) -> bool:
+        together.wait()
+        return stores[number].create(name, f"writer {number}".encode())
+
+    with ThreadPoolExecutor(RACERS) as threads:
+        for round_number in range(20):
+            name = f"{round_number}.json"
+            created = list(threads.map(create, range(RACERS), [name] * RACERS))
+            assert created.count(True) == 1
+            assert stores[0].read(name, 100) == f"writer {created.index(True)}".encode()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment")
+def test_one_of_several_writers_publishes_a_file_under_a_name(server: S3FileServer) -> None:
+    url = f"s3://{server.bucket()}/t"
+    stores = [RemoteStore(url) for _ in range(RACERS)]
+    together = threading.Barrier(RACERS)
+    for number, store in enumerate(stores):
+        assert store.create(f"upload-{number}", f"writer {number}".encode())
+
+    def publish(number: int, name: str) -> bool:
+        together.wait()
+        return stores[number].publish(f"upload-{number}", name)
+
+    with ThreadPoolExecutor(RACERS) as threads:
+        for round_number in range(10):
+            name = f"{round_number}.parquet"
+            published = list(threads.map(publish, range(RACERS), [name] * RACERS))
+            assert published.count(True) == 1
+            assert stores[0].read(name, 100) == f"writer {published.index(True)}".encode()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("environment")
+def test_an_object_is_a_file_that_a_killed_server_finds_again(server: S3FileServer) -> None:
+    bucket = server.bucket()
+    store = RemoteStore(f"s3://{bucket}/t")
+    assert store.create("a.json", b"one")
+    server.kill()
+    assert (server.files / bucket / "t/a.json").read_bytes() == b"one"
+    server.start()
+    assert store.read("a.json", 100) == b"one"
+    assert not store.create("a.json", b"two")
