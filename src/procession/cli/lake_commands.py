@@ -135,15 +135,28 @@ def sink_parquet(
 def sink_delta(
     url: Url,
     directory: Directory,
+    key: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Replace the row with the same values in these columns: shop,hour.")
+    ] = "",
+    delete_when: Annotated[
+        str,
+        typer.Option(metavar="COLUMN=VALUE", help="With --key: records with this value delete the row of their key."),
+    ] = "",
     *,
     compaction: CompactionOptions,
     options: LakeSinkOptions,
 ) -> None:
-    """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none."""
+    """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none.
+
+    With --key, each epoch is merged instead: of the records with the same key, the last one counts.
+    """
+    from procession.connectors.delta_merge import MergeRule
     from procession.connectors.delta_table import DeltaLakeTable
 
+    rule = MergeRule.parse(key, delete_when)
+
     def open_table() -> LakeTable:
-        return DeltaLakeTable(url, **asdict(compaction))
+        return DeltaLakeTable(url, **asdict(compaction), rule=rule)
 
     options.serve(directory, open_table)
 

@@ -1,4 +1,4 @@
-"""A Delta table: an epoch is one commit of its log, with the file and an application transaction.
+"""A Delta table: an epoch is one commit of its log, with its rows and an application transaction.
 
 Invariant: the version of the application transaction `procession:<output>` is the token; that of
 `procession:<output>:transaction`, in the same commit, is a number made of the transaction's id. The token is compared
@@ -18,11 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import structlog
 
+from procession.connectors.delta_merge import MergeRule
 from procession.connectors.object_store import LocalStore, local_path, open_store
 from procession.connectors.object_store_remote import missing_package, storage_options, store_error
 from procession.connectors.parquet_output import FILE_BYTES, LakeTable, LakeToken, Upload, transaction_number
+from procession.connectors.parquet_spool import FileFacts
 from procession.errors import ConfigError, DiskError, StorageError
 from procession.runtime.host_files import sync
 from procession.storage.durable import fsync_dir, storage_error
@@ -60,10 +63,14 @@ class DeltaLakeTable(LakeTable):
         url: A path, or the URL of an object store.
         compact_every: Number of commits after which small files are compacted; 0: never.
         file_bytes: Target size of compacted files.
+        rule: How rows replace and delete those with the same key. None: they are appended.
     """
 
-    def __init__(self, url: str, *, compact_every: int = 0, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self, url: str, *, compact_every: int = 0, file_bytes: int = FILE_BYTES, rule: MergeRule | None = None
+    ) -> None:
         self.store = open_store(url)
+        self._rule = rule
         self.url = self.store.url
         self._compact_every = compact_every
         self._file_bytes = file_bytes
@@ -87,9 +94,14 @@ class DeltaLakeTable(LakeTable):
                 self._table = None
                 return None
             _refuse_what_appends_must_know(self._table, self.url)
-            return pa.schema(self._table.schema().to_arrow())
+            schema = pa.schema(self._table.schema().to_arrow())
+        if self._rule is not None:
+            self._rule.check_schema(schema, self.url)
+        return schema
 
     def create(self, schema: pa.Schema) -> pa.Schema:
+        if self._rule is not None:
+            self._rule.check_schema(schema, self.url)
         with self._translated_errors("make"):
             try:
                 columns = Schema.from_arrow(schema)
@@ -107,6 +119,10 @@ class DeltaLakeTable(LakeTable):
         assert found is not None
         self._sync_log(range(1))
         return found
+
+    def check(self, facts: FileFacts) -> None:
+        if self._rule is not None:
+            self._rule.check_rows(facts)
 
     def spool_path(self, spare: Path) -> Path:
         return self.store.spool_path(spare)
@@ -140,13 +156,36 @@ class DeltaLakeTable(LakeTable):
             ],
         )
         with self._translated_errors("commit to"):
+            if self._rule is not None:
+                self._merge(self._rule, upload, properties)
+                return
             self._table.create_write_transaction(
                 [add], mode="append", schema=self._table.schema(), commit_properties=properties
             )
         self._sync_log(range(before + 1, self._last_version(before) + 1) if self._log else range(0))
         self._updating = self._thread.submit(self._update)
 
+    def _merge(self, rule: MergeRule, upload: Upload, properties: CommitProperties) -> None:
+        """Apply the uploaded rows to those of the table. The file itself is no part of the table."""
+        assert self._table is not None
+        before = self._table.version()
+        with self.store.open_input(upload.name) as file:
+            rows = pq.read_table(file)
+        rule.merge(self._table, rule.last_rows(rows), properties)
+        if self._table.version() == before:  # nothing has changed, and then a MERGE commits nothing
+            self._table.create_write_transaction(
+                [], mode="append", schema=self._table.schema(), commit_properties=properties
+            )
+        if self._log is not None:
+            self._sync_added(range(before + 1, self._last_version(before) + 1))
+        self._updating = self._thread.submit(self._update)
+
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
+        self._settle(instance, upload, is_fresh=is_fresh)
+        if self._rule is not None:
+            self.store.delete(upload.name)
+
+    def _settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
         if is_fresh:
             self._commits += 1
             return

@@ -88,6 +88,10 @@ class LakeTable(Protocol):
     def upload_name(self, stem: str) -> str:
         """The name, relative to the store, of a file that no reader sees."""
 
+    def check(self, facts: FileFacts) -> None:
+        """Before the vote: raises RecordError if the rows of this file cannot be published."""
+        return
+
     def token(self, instance: str, position: int, last_start: int) -> LakeToken:
         """Reads the token from the table. It should be at `position` or later. The transaction that ended there started
         at `last_start`; -1: unknown. Tables whose token is hard to find look there."""
@@ -163,6 +167,7 @@ class LakeOutput(Output):
                 raise empty_records()
             return
         facts = self._spool.finish()
+        self._table.check(facts)
         token = self._token(transaction.start)
         if token.end != transaction.start:
             raise self._elsewhere(token, transaction.start)
