@@ -47,7 +47,7 @@ from procession.operators.tables import SideTable
 from procession.sdk import ack_log, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
-from procession.storage import batch_file, flight_reader, run_store, segment, state_version
+from procession.storage import batch_file, flight_reader, host_runs, run_store, segment, shared_files, state_version
 from procession.storage.flight_reader import FlightAccess, FlightLog, open_log
 from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
@@ -313,6 +313,9 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "requests at the control port": request_parsing.FORMAT,
         "answers at the control port": request_parsing.FORMAT,
         "Flight tickets": flight_reader.TICKET_FORMAT,
+        "requests to a host service": host_runs.TICKET_FORMAT,
+        "requests to a driver's file service": shared_files.REQUEST_FORMAT,
+        "`host.json` (`procession host`)": host_runs.FORMAT,
         "manifests in Spark's rows": run_store.FORMAT,
     }
     assert rows == {name: str(number) for name, number in numbers.items()}

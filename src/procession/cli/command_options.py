@@ -123,6 +123,22 @@ Gateways = Annotated[
     int | None, typer.Option(min=1, max=64, show_default="1", help="Number of gateways, each a process.")
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark master URL.")]
+HostServices = Annotated[
+    bool | None,
+    typer.Option(
+        "--host-services",
+        show_default="False",
+        help="Use `procession host` on each executor's machine. No directory need be shared.",
+    ),
+]
+DriverFiles = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default="127.0.0.1:0",
+        help="With --host-services: address of the driver for executors on other machines.",
+    ),
+]
 CookieFile = Annotated[
     Path | None,
     typer.Option(show_default="the pipeline's own", help="File with the secret for producers."),
@@ -153,6 +169,16 @@ SpareDriver = Annotated[
     bool | None,
     typer.Option(
         "--spare-driver", show_default="False", help="Keep a second driver that takes over when the first one dies."
+    ),
+]
+
+
+FlightAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        show_default="not at all",
+        help="Arrow Flight address of the first gateway, for executors on other machines.",
     ),
 ]
 
@@ -188,6 +214,8 @@ class DriverSettings(EpochSettings):
     changed_stages: ChangedStages = None
     runs: Runs = None
     master: Master = None
+    host_services: HostServices = None
+    driver_files: DriverFiles = None
     control_cookie_file: ControlCookieFile = None
     sink_cookie_file: SinkCookieFile = None
 
@@ -202,6 +230,7 @@ class PipelineSettings(DriverSettings):
     latency_target_s: LatencyTarget = None
     control: Control = None
     metrics: Metrics = None
+    flight: FlightAddress = None
     gateways: Gateways = None
     spare_driver: SpareDriver = None
     cookie_file: CookieFile = None

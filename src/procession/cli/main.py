@@ -32,6 +32,7 @@ from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
 from procession.cli.gateways_command import gateways_app
+from procession.cli.host_command import host
 from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
 from procession.cli.letters_command import letters_app
 from procession.cli.simulate_command import simulate
@@ -62,6 +63,7 @@ app.add_typer(letters_app, name="letters")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
+app.command()(host)
 app.command()(jobs)
 app.command()(simulate)
 app.command()(status)
@@ -223,6 +225,8 @@ def driver(
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,
+        host_services=settings.host_services,
+        driver_files=settings.driver_files,
         control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),
         sink_cookie=sink_cookie,
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),

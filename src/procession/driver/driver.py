@@ -30,22 +30,26 @@ from procession.commit.dead_letter_share import DeadLetterLimit
 from procession.commit.one_phase import strategy_for
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
+from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.driver import departed_gateways
 from procession.driver.app_file import App, load_app
 from procession.driver.epoch_log import EpochLog
+from procession.driver.executor_files import SharedRounds, serve_files
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.driver.spark_process import Query, SparkProcess, ends
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
-from procession.errors import ProcessionError, RoundError, error_in_text
+from procession.errors import ConfigError, ProcessionError, RoundError, error_in_text
 from procession.planner.graph import Exchange, Graph
 from procession.spark.java import check_java
-from procession.spark.master import check_master
+from procession.spark.master import check_master, has_executors
 from procession.storage.durable import write_durably
+from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
+from procession.storage.host_runs import HostRuns, announced_host, own_directory
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.state_store import KEYS_MAX, StateStore
 from procession.tls import ClientTls
@@ -88,6 +92,10 @@ class DriverConfig:
     """The streams of `--input`: the pipeline's sources end with them."""
     runs: Path | None = None
     master: str | None = None
+    host_services: bool = False
+    """Whether tasks use the host services of the executors' machines, and reach nothing here by path."""
+    driver_files: str = "127.0.0.1:0"
+    """With host services: the address at which executors fetch round records, states and tables from this driver."""
     control_cookie: bytes = field(default=b"", repr=False)
     """The secret for gateways."""
     sink_cookie: bytes = field(default=b"", repr=False)
@@ -116,6 +124,8 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
     check_java()
     find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)
+    if config.host_services:
+        _check_host_services(app.graph, config.master or "local")
     spark = None
     if promotion is not None:
         from procession.spark.class_archive import rehearse
@@ -135,6 +145,16 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
     )
     faults.point("driver:claimed")
     Driver(config, app, checkpoint, say, spark).run()
+
+
+def _check_host_services(graph: Graph, master: str) -> None:
+    if graph.exchange is Exchange.SPARK:
+        raise ConfigError(
+            'exchange="spark" sends runs through Spark, and host services would not be used.',
+            next_step='Use exchange="runs" in the app, or leave --host-services out.',
+        )
+    if not has_executors(master):
+        announced_host(own_directory())  # tasks are threads of this process, and would fail one by one
 
 
 def _announce_spare(path: Path) -> None:
@@ -170,6 +190,7 @@ class Driver:
         self._tables = TableRefresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
         self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._epochs = EpochLog(config.directory / "epochs.jsonl")
+        self._files: FileService | None = None
 
     def run(self) -> None:
         self._handle_signals()
@@ -186,6 +207,8 @@ class Driver:
                 self._run_query(performer)
         finally:
             watch.cancel()
+            if self._files is not None:
+                self._files.shutdown()
             with suppress(FutureTimeout):
                 self._submit(performer.close()).result(timeout=DRAIN_S)
         if self._error is not None:
@@ -283,6 +306,15 @@ class Driver:
                 self._failed(self._gateway.with_stream_name(error))
                 raise
 
+        access = FlightAccess(config.control_cookie, config.tls)
+        checkpoint, tables, shared = self._checkpoint, self._tables, None
+        rounds: RoundRecords | SharedRounds = checkpoint.rounds
+        first = dict(tables.first)
+        if config.host_services:
+            directories = self._states.directory, tables.copies.directory
+            self._files, shared = serve_files(checkpoint, *directories, access, config.driver_files)
+            rounds = SharedRounds(shared)
+            first |= tables.fixed(self._app.graph, checkpoint.check_fence)
         if self._is_running:
             query = start_query(
                 spark.session,
@@ -291,19 +323,18 @@ class Driver:
                     config.log_directory(self._app.graph),
                     self._runs.directory,
                     TaskStateStore(
-                        self._states.directory, self._checkpoint.rounds, self._checkpoint.fence, config.state_keys_max
+                        self._states.directory, rounds, checkpoint.fence, config.state_keys_max, shared=shared
                     ),
-                    FlightAccess(config.control_cookie, config.tls),
-                    TaskTables(self._tables.copies.directory, self._checkpoint.rounds, self._tables.first)
-                    if self._tables.sides
-                    else None,
+                    access,
+                    TaskTables(tables.copies.directory, rounds, first, shared) if tables.sides or first else None,
+                    HostRuns(checkpoint.id, checkpoint.fence, access) if config.host_services else None,
                 ),
                 GatewayFeed(
                     config.gateway,
                     config.control_cookie,
                     self._checkpoint,
                     *epoch_limits(self._app.graph, config),
-                    is_alone=self._app.graph.exchange is Exchange.SPARK,
+                    is_alone=config.host_services or self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
                     tls=config.tls,
                 ),

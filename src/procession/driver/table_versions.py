@@ -57,6 +57,15 @@ class TableRefresh:
             write_durably(path, json.dumps({"format": FORMAT, "tables": self.first}).encode())
             self.copies.sweep({*last.values(), *self.first.values(), FIRST})
 
+    def fixed(self, graph: Graph, check: Callable[[], None]) -> dict[str, str]:
+        """Copy the tables that are not read again, for executors that cannot reach the files. Return the copies by
+        file. They are of use to this driver only. Calls `check` as `begin` does."""
+        if not self.sides:
+            check()
+            self.copies.sweep(())
+        found = refreshed_sides((node.function for node in graph.nodes), is_refreshed=False)
+        return {str(path): self._taken(path) for path in found}
+
     def _taken(self, path: Path) -> str:
         name = self.copies.take(path)
         if name is None:

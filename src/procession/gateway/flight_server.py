@@ -23,6 +23,7 @@ from procession.format_number import is_known_format
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.request_parsing import integers, offset
 from procession.storage.flight_reader import TICKET_FORMAT
+from procession.storage.host_service import server_security
 from procession.storage.log_ranges import LogOffset
 from procession.storage.log_reader import LogReader
 
@@ -34,13 +35,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
         self._lock = threading.Lock()
         self.fetched_rows = 0
         """Number of rows that were sent since the start."""
-        tls = config.tls
-        security: dict[str, Any] = {}
-        if tls is not None:
-            security["tls_certificates"] = [(tls.cert.read_bytes(), tls.key.read_bytes())]
-            if tls.client_ca is not None:
-                security |= {"verify_client": True, "root_certificates": tls.client_ca.read_bytes()}
-        super().__init__(location, **security)
+        super().__init__(location, **server_security(config.tls))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         try:
@@ -76,11 +71,11 @@ def serve_log(config: GatewayConfig, identity: str, previous: Address | None) ->
     """Serve where the settings say; a port of 0 takes that of last time, if it is free."""
     address = parse_address(config.flight)
     if address.port == 0 and previous is not None:
-        with suppress(OSError, flight.FlightError, ConfigError):
+        with suppress(OSError, pa.ArrowException, ConfigError):
             return LogService(config, identity, _location(config, Address(address.host, previous.port)))
     try:
         return LogService(config, identity, _location(config, address))
-    except (OSError, flight.FlightError) as error:
+    except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"Cannot serve the log at {address}: {str(error).partition('. Detail')[0]}.",
             next_step="Choose an address of this machine with a port that is free.",

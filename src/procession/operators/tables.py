@@ -176,12 +176,12 @@ def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dic
     return {index: join.at(copies) for index, join in functions.items() if isinstance(join, TableJoin)}
 
 
-def refreshed_sides(functions: Iterable[Any]) -> dict[Path, tuple[SideTable, ...]]:
-    """The tables of joins that are read again when their file changes, by file."""
+def refreshed_sides(functions: Iterable[Any], *, is_refreshed: bool = True) -> dict[Path, tuple[SideTable, ...]]:
+    """The tables of joins that are read again when their file changes, or those that are not, by file."""
     found: dict[Path, tuple[SideTable, ...]] = {}
     for function in functions:
         for side, _ in function.pairs if isinstance(function, TableJoin) else ():
-            if side.is_refreshed and side.path is not None:
+            if side.is_refreshed is is_refreshed and side.path is not None:
                 found[side.path] = (*found.get(side.path, ()), side)
     return found
 

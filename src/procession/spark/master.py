@@ -51,6 +51,11 @@ def has_executors(master: str) -> bool:
     return not THREADS.fullmatch(master)
 
 
+def is_on_this_machine(master: str) -> bool:
+    """Whether all executors are processes or threads of this machine that the driver starts."""
+    return not has_executors(master) or master.startswith(LOCAL_CLUSTER)
+
+
 def unreachable(master: str) -> str | None:
     """Return why no address of a standalone master is reachable; None if one is, or the master is not standalone."""
     if not master.startswith(STANDALONE):

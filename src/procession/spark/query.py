@@ -25,6 +25,7 @@ from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed,
 from procession.spark.plan_check import check_paths
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
+from procession.storage.host_runs import EpochCleaner
 from procession.storage.run_store import Manifest, RunStore
 
 OnEpoch = Callable[[int, list[Manifest]], None]
@@ -45,6 +46,7 @@ def start_query(
     with_sql = sql_levels(task.plan)
     edges = [*sorted({*with_sql, *filter(task.plan.is_wide, range(1, task.plan.levels))}), task.plan.levels]
     is_checked = False
+    cleaner = None if task.hosts is None else EpochCleaner(task.hosts)
 
     def run_epoch(rows: DataFrame, epoch: int) -> None:
         nonlocal is_checked
@@ -63,7 +65,11 @@ def start_query(
                 hops = _job(rows.sparkSession, task, level, following, moving)
                 check_paths(task.plan, physical_plan(hops), range(level, following))
                 envelopes = here + collected(hops)
-            reported = manifests(task.plan, envelopes, RunStore(task.runs_directory))
+            store = RunStore(task.runs_directory)
+            reported = manifests(task.plan, envelopes, store)
+            if task.hosts is not None and cleaner is not None:
+                reported = task.hosts.landed(epoch, reported, store)
+                cleaner.done_with(epoch, reported)
         except ProcessionError as error:
             # A manifest carries the failure to `on_epoch`; Spark would wrap it into a Java exception.
             reported = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
 from procession.spark.java import java
-from procession.spark.master import LOCAL_CLUSTER
+from procession.spark.master import LOCAL_CLUSTER, is_on_this_machine
 
 Session = SparkSession
 """For packages that hold a session without importing pyspark."""
@@ -98,11 +98,15 @@ def open_session(
     if master is None or master.startswith("local["):
         # A peer that reaches Spark's ports can run code. In local mode Spark generates a secret; a cluster has its own.
         builder = builder.config("spark.authenticate", "true")
+    temporary = scratch
+    if sockets is not None:
+        if is_on_this_machine(master or "local"):
+            builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
+        else:
+            temporary = sockets  # the setting would count for executors, too, and their machines have other directories
     if scratch is not None:
         os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
-        options.append(f'"-Djava.io.tmpdir={scratch}"')
-    if sockets is not None:
-        builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
+        options.append(f'"-Djava.io.tmpdir={temporary}"')
     if (master or "").startswith(LOCAL_CLUSTER):
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")

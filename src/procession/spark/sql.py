@@ -112,7 +112,7 @@ def _transformed(
         executed = physical_plan(stored)
         check_sql(plan, node.name, executed, tasks=chain.tasks, reader=ReadRuns.__name__, writer=StoreRows.__name__)
         found = [(json.loads(row["run"]), row["cell"]) for row in stored.collect()]
-    store = task.store()
+    store = task.driver_store()
     for run, cell in found:
         if FAILURE in run:
             raise ProcessionError.from_dict(run[FAILURE])
@@ -205,7 +205,7 @@ class ReadRuns:
         context = TaskContext.get()
         assert context is not None
         epoch = attempt_of(context, 0).epoch
-        store, keys = RunStore(self._task.runs_directory), KeyCodec(self._task.graph.types)
+        store, keys = self._task.store(), KeyCodec(self._task.graph.types)
         for batch in batches:
             for text, cell in zip(batch.column("run").to_pylist(), batch.column("cell").to_pylist(), strict=True):
                 for rows in store.read(epoch, Run(**json.loads(text))) if cell is None else batches_in(cell):

@@ -9,6 +9,7 @@ names the new version.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +20,13 @@ from procession.operators.partitioning import SHARES
 from procession.operators.value_codec import PLAIN, ValueCodec
 from procession.planner.ownership import shared_part
 from procession.storage.run_store import Manifest
+from procession.storage.shared_files import Folder, SharedFiles
 from procession.storage.state_store import (
     KEYS_MAX,
     TaskStates,
 )
 from procession.storage.state_version import (
+    Files,
     StateCodec,
     StateVersion,
     file_prefix,
@@ -48,6 +51,9 @@ class TaskStateStore:
     versions: Versions
     fence: int
     keys_max: int = KEYS_MAX
+    shared: SharedFiles | None = None
+    """The driver's files, if its directory cannot be reached by path. States are then written to and read from a local
+    copy, and sent to the driver."""
     is_warm: bool = True
     """Whether a worker keeps states in memory between epochs; if not, every epoch reads them from disk."""
 
@@ -70,31 +76,50 @@ class TaskStateStore:
         is."""
         version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, StateVersion())
         codec = StateCodec(_Encoding(stage, values, is_made_by_user), values.thawed)
+        is_redistributed = bool(version.tasks) and len(version.tasks) != tasks
+        mine = version.tasks[task : task + 1] if not is_redistributed else version.tasks
+        directory = self._local(stage, task, {name for files in mine for name, _ in files})
         prefix = file_prefix(self.fence, stage, task, epoch, attempt)
-        if version.tasks and len(version.tasks) != tasks:
+        if is_redistributed:
             if is_whole:
                 raise PlanError(
                     f"stage {stage!r} has states of {len(version.tasks)} tasks, but the pipeline runs it with {tasks}",
                     next_step=f"set its parallelism={len(version.tasks)}, as when the checkpoint was written",
                     stage=stage,
                 )
-            states = TaskStates(self.directory, (), codec, keys_max=self.keys_max)
+            states = TaskStates(directory, (), codec, keys_max=self.keys_max)
             states.begin(prefix, epoch)
             states.adopt(version.tasks, (SHARES, tasks, task))
             return states
         files = version.tasks[task] if version.tasks else ()
-        warm = _warm.pop((self.directory, stage, task), None)
+        warm = _warm.pop((directory, stage, task), None)
         if warm is None or warm.files != files:
-            warm = TaskStates(self.directory, files, codec, keys_max=self.keys_max)
+            warm = TaskStates(directory, files, codec, keys_max=self.keys_max)
         warm.begin(prefix, epoch)
         return warm
+
+    def _local(self, stage: str, task: int, names: AbstractSet[str]) -> Path:
+        """Return the directory that has these state files."""
+        if self.shared is None:
+            return self.directory
+        directory = self.shared.copied(Folder.STATES, names)
+        self.shared.forget_states(f"{stage}-{task:06d}", names)
+        return directory
+
+    def finish(self, states: TaskStates) -> Files:
+        """Write the changed states. Return the new version, which is durable on the driver's disk."""
+        files = states.finish()
+        if self.shared is not None:
+            for name in states.new_files:
+                self.shared.put_state(name)
+        return files
 
     def keep(self, stage: str, task: int, states: TaskStates, published: Manifest) -> None:
         """Keep these states in memory if they are the version that was published."""
         if self.is_warm and published.states == states.files:
             if len(_warm) >= WARM_MAX:
                 _warm.pop(next(iter(_warm)))
-            _warm[self.directory, stage, task] = states
+            _warm[states.directory, stage, task] = states
 
 
 # A worker runs many tasks, and Spark decides which.

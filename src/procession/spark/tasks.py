@@ -35,6 +35,7 @@ from procession.spark.manifest_routing import wide_exchanges
 from procession.spark.task_state import TaskStateStore
 from procession.storage.flight_reader import FlightAccess, open_log
 from procession.storage.flight_reader import RowReader as LogRows
+from procession.storage.host_runs import HostRuns
 from procession.storage.inline_runs import CellStore
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, LogRange, sequence_of
 from procession.storage.run_store import Manifest, Run, RunStore
@@ -47,6 +48,7 @@ from procession.storage.segment import (
     REFERENCE_KINDS,
     LogUse,
 )
+from procession.storage.shared_files import Folder, SharedFiles
 from procession.storage.state_store import TaskStates
 from procession.storage.table_copies import check_copy
 
@@ -85,10 +87,16 @@ class TaskTables:
     directory: Path
     rounds: CommittedTables
     first: Mapping[str, str]
+    shared: SharedFiles | None = None
+    """The driver's files, if its directory cannot be reached by path."""
 
     def of(self, epoch: int) -> dict[str, Path]:
         named = {**self.first, **(self.rounds.sides(epoch - 1) if epoch else {})}
-        copies = {path: self.directory / name for path, name in named.items()}
+        directory = self.directory
+        if self.shared is not None:
+            directory = self.shared.copied(Folder.TABLES, set(named.values()))
+            self.shared.forget_tables(set(named.values()))
+        copies = {path: directory / name for path, name in named.items()}
         for copy in copies.values():
             check_copy(copy)
         return copies
@@ -108,6 +116,8 @@ class Task:
     """The credentials for gateways on other machines."""
     tables: TaskTables | None = None
     """The copies of tables that may change. Without them, each task reads the original files."""
+    hosts: HostRuns | None = None
+    """Writes and reads runs through the host services of the executors' machines, instead of `runs_directory`."""
     rows: LogRows | None = None
     """The rows of the only log, if they are in this process. Without them, a task reads each log from its location."""
 
@@ -122,6 +132,10 @@ class Task:
 
     def store(self) -> RunStore | CellStore:
         """Return the store in which one task attempt reads and writes its runs."""
+        return self.driver_store() if self.hosts is None else self.hosts.store()
+
+    def driver_store(self) -> RunStore | CellStore:
+        """Return the store of runs that are in the driver."""
         return CellStore() if self.graph.exchange is Exchange.SPARK else RunStore(self.runs_directory)
 
     def run_range(
@@ -218,10 +232,11 @@ class Task:
             wide = wide_exchanges(self.plan, empty.stage)
             if states is None:
                 return writer.publish(replace(manifest(), counts=dict(chain.counts)), wide)
-            made = writer.publish(
-                replace(manifest(), states=states.finish(), late=chain.late, counts=dict(chain.counts)), wide
-            )
             assert self.keeping is not None
+            made = writer.publish(
+                replace(manifest(), states=self.keeping.finish(states), late=chain.late, counts=dict(chain.counts)),
+                wide,
+            )
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
             return made
         except RoundError as error:
@@ -286,7 +301,9 @@ class Task:
     def _find(self, epoch: int, number: int) -> dict[str, Any]:
         """Find the record with this number, for an error that names it. The first chain's manifests say where it is."""
         piece, sequence = self._piece(number, number + 1), number
-        if self.graph.exchange is not Exchange.SPARK:
+        if (
+            self.graph.exchange is not Exchange.SPARK and self.hosts is None
+        ):  # they have one gateway: see `driver/offsets`
             for made in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
                 if self.is_woven(made.pieces) and made.first <= number < made.last:
                     found = next(self._rows_of(made.pieces)).slice(number - made.first, 1)

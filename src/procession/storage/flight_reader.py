@@ -129,26 +129,26 @@ class FlightLog:
                     yield batch
             except flight.FlightUnauthenticatedError as error:
                 raise StorageError(
-                    f"the gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
+                    f"the gateway at {self._place.flight} refuses to send its log: {flight_sentence(error)}",
                     next_step="give driver and gateways the same cookie file",
                 ) from error
             except flight.FlightUnauthorizedError as error:
                 raise StorageError(
-                    f"the gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
+                    f"the gateway at {self._place.flight} refuses to send its log: {flight_sentence(error)}",
                     next_step="start gateways, driver and executors in the same version",
                 ) from error
             except (pa.ArrowException, OSError) as error:
                 self._client = None
                 if time.monotonic() > deadline:
                     raise RoundError(
-                        f"The gateway at {self._place.flight} refuses to send its log: {_sentence(error)}",
+                        f"The gateway at {self._place.flight} refuses to send its log: {flight_sentence(error)}",
                         next_step="Start it, or look at its log; the task is tried again.",
                     ) from error
                 time.sleep(RETRY_S)
 
     def _fetch(self, flight: Any, start: int, end: int, offered: LogOffset) -> Iterator[pa.RecordBatch]:
         if self._client is None:
-            self._client = flight.FlightClient(self._place.flight, **self._security())
+            self._client = flight.FlightClient(self._place.flight, **flight_security(self._access.tls))
         request = {"format": TICKET_FORMAT, "identity": self._place.identity, "first": start, "last": end}
         request |= {"offered": offered.as_json(), "cookie": self._access.cookie.hex()}
         options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
@@ -159,19 +159,20 @@ class FlightLog:
         if rows != end - start:
             raise pa.ArrowInvalid(f"{rows} rows came instead of {end - start}")
 
-    def _security(self) -> dict[str, Any]:
-        tls = self._access.tls
-        if tls is None:
-            return {}
-        shown = (
-            {}
-            if tls.cert is None or tls.key is None
-            else {"cert_chain": tls.cert.read_bytes(), "private_key": tls.key.read_bytes()}
-        )
-        named = {"override_hostname": tls.name} if tls.name else {}
-        return {"tls_root_certs": tls.ca.read_bytes(), **shown, **named}
+
+def flight_security(tls: ClientTls | None) -> dict[str, Any]:
+    """The arguments of a Flight client that trusts and presents these certificates."""
+    if tls is None:
+        return {}
+    shown = (
+        {}
+        if tls.cert is None or tls.key is None
+        else {"cert_chain": tls.cert.read_bytes(), "private_key": tls.key.read_bytes()}
+    )
+    named = {"override_hostname": tls.name} if tls.name else {}
+    return {"tls_root_certs": tls.ca.read_bytes(), **shown, **named}
 
 
-def _sentence(error: BaseException) -> str:
+def flight_sentence(error: BaseException) -> str:
     """What the other side said, without the trace of its library."""
     return str(error).partition(". Detail:")[0].partition(". gRPC")[0]

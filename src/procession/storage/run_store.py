@@ -48,6 +48,8 @@ class Run:
     payload_bytes: int
     keys: int = 0
     """How many columns the order key has; 0: rows of several runs need not be put in order."""
+    host: str = ""
+    """The host service that serves the file (`storage/host_runs`). Empty: all readers reach it by its path."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Manifest:
     than that of the chain's first stage."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What the app's functions have added to its counters."""
+    host: str = ""
+    """The host service whose directory has the task's runs, if there is one."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
@@ -112,16 +116,27 @@ class Runs(Protocol):
         """Forget an epoch: it is confirmed, or it will be run again."""
 
 
-class RunStore:
-    """The runs of one driver's incarnation: a directory with one folder an epoch."""
+class RemoteRuns(Protocol):
+    """Runs in the directories of other machines."""
 
-    def __init__(self, directory: Path) -> None:
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """The rows of a run, batch by batch."""
+
+
+class RunStore:
+    """The runs of one driver's incarnation: a directory with one folder an epoch.
+
+    With `host`, this is the directory of a host service, and runs of other hosts are read through `remote`."""
+
+    def __init__(self, directory: Path, host: str = "", remote: RemoteRuns | None = None) -> None:
         self.directory = directory
+        self._host = host
+        self._remote = remote
 
     def writer(self, epoch: int, stage: int, partition: int, task_attempt: int) -> RunWriter:
         folder = self._folder(epoch)
         folder.mkdir(parents=True, exist_ok=True)
-        return RunWriter(folder, f"{stage:04d}-{partition:06d}", task_attempt)
+        return RunWriter(folder, f"{stage:04d}-{partition:06d}", task_attempt, self._host)
 
     def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
         """The manifest of this task, if an attempt has published one."""
@@ -137,6 +152,9 @@ class RunStore:
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch, mapped rather than read."""
+        if self._remote is not None and run.host != self._host:
+            yield from self._remote.read(epoch, run)
+            return
         # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
         file = BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run")
         yield from file.batches(mark=run.bucket)
@@ -160,6 +178,13 @@ class RunStore:
         """Forget an epoch: it is confirmed, or it will be run again."""
         shutil.rmtree(self._folder(epoch), ignore_errors=True)
 
+    def epochs(self) -> list[int]:
+        """The epochs that have runs."""
+        try:
+            return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+        except FileNotFoundError:
+            return []
+
     def clear_before(self, fence: int) -> None:
         """Forget the runs of every driver before this one, each of which has a folder of its own here. What a later
         driver has is that one's business."""
@@ -176,8 +201,9 @@ class RunWriter:
     """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file. There is one
     file for each sink and exchange, so the number of files does not depend on the number of buckets."""
 
-    def __init__(self, folder: Path, task: str, task_attempt: int) -> None:
+    def __init__(self, folder: Path, task: str, task_attempt: int, host: str = "") -> None:
         self._folder = folder
+        self._host = host
         self._task = task
         self._task_attempt = task_attempt
         self._files: dict[str, tuple[pa.OSFile, BatchWriter]] = {}
@@ -198,7 +224,8 @@ class RunWriter:
         place = to, bucket
         run = self._runs.get(place)
         if run is None:
-            run = Run(to, bucket, name, 0, 0, sum(column.startswith(ORDER) for column in rows.schema.names))
+            keys = sum(column.startswith(ORDER) for column in rows.schema.names)
+            run = Run(to, bucket, name, 0, 0, keys, self._host)
         self._runs[place] = replace(
             run,
             count=run.count + rows.num_rows,
@@ -211,7 +238,8 @@ class RunWriter:
         For the exchanges in `wide` the manifest has one run in place of one for each bucket."""
         published = self._folder / f"{self._task}.manifest"
         draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
-        whole = replace(manifest, attempt=self._task_attempt, runs=tuple(joined_runs(self._runs.values(), wide)))
+        runs = tuple(joined_runs(self._runs.values(), wide))
+        whole = replace(manifest, attempt=self._task_attempt, runs=runs, host=self._host)
         try:
             for file, writer in self._files.values():
                 writer.close()

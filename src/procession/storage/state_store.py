@@ -52,7 +52,7 @@ class TaskStates:
         keys_max: int = KEYS_MAX,
         file_system: FileSystem = HOST_FILES,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._file_system = file_system
         self._codec = codec
         self.keys_max = keys_max
@@ -102,10 +102,15 @@ class TaskStates:
         """Write what was touched; gives the version that there is now. Durable when this returns."""
         self._write()
         if self._written:
-            fsync_dir(self._directory, self._file_system)
+            fsync_dir(self.directory, self._file_system)
         if len(self.known) > self.keys_max:
             self.known.clear()
         return self.files
+
+    @property
+    def new_files(self) -> list[str]:
+        """The files of the current version that were written since `begin`."""
+        return [name for name, _ in self.files if name.startswith(f"{self._prefix}-")]
 
     def adopt(self, layers: Iterable[Files], share: tuple[int, int, int]) -> None:
         """Begin with what other tasks have left of the keys that are now this task's: there was another number of
@@ -151,16 +156,16 @@ class TaskStates:
     ) -> None:
         name = f"{self._prefix}-{self._written}{SUFFIX}"
         pieces = merged_pieces(layers, is_oldest=is_oldest, share=share)
-        count = write_file(self._directory / name, pieces, self._file_system)
+        count = write_file(self.directory / name, pieces, self._file_system)
         self._written += 1
         if count:
             self.files = (*self.files, (name, count))
             self._opened.append(self._open(name))
         else:
-            self._file_system.remove(self._directory / name)
+            self._file_system.remove(self.directory / name)
 
     def _open(self, name: str) -> StateFile:
-        return StateFile(self._directory / name, self._file_system)
+        return StateFile(self.directory / name, self._file_system)
 
 
 class StateStore:

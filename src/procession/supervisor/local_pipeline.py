@@ -230,6 +230,7 @@ class LocalPipeline:
         argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []
+        argv += ["--host-services", "--driver-files", settings.driver_files] if settings.host_services else []
         for stream in sorted(self.input_streams):
             argv += ["--input-stream", str(stream)]
         for sink, directory in self.sink_directories.items():
@@ -284,6 +285,8 @@ def gateway_arguments(settings: Settings, directory: Path, part: str, listen: st
     if settings.control:
         control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
         argv += ["--control", str(control)]
+    if part == GATEWAY and settings.flight:
+        argv += ["--flight", settings.flight]
     if part != GATEWAY:
         argv += ["--join", str(directory / GATEWAY), "--name", part, *_option_arguments(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]

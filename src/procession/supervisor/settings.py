@@ -161,6 +161,21 @@ class Settings(BaseSettings):
         " A memory-backed file system is allowed.",
     )
     master: str | None = Field(None, description="Spark master URL, if not threads of this machine.")
+    flight: str | None = Field(
+        None,
+        description="Arrow Flight address of the first gateway, HOST:PORT, from which executors on other machines"
+        " fetch its log.",
+    )
+    host_services: bool = Field(
+        False,
+        description="Tasks exchange data through the host service of each executor's machine (`procession host`)"
+        " and get everything else from the driver. No directory need be shared.",
+    )
+    driver_files: str = Field(
+        "127.0.0.1:0",
+        description="With `host_services`: address, HOST:PORT, at which executors fetch round records, states and"
+        " tables from the driver. Port 0 takes a free port.",
+    )
     jvm_timeout_s: float = Field(
         30.0,
         gt=0,

@@ -1,0 +1,64 @@
+"""The driver's files for executors on other machines: round records, states and tables, over the network.
+
+Invariant: with host services, a task reads nothing by a path of the driver's machine. What it would read there, it
+gets from the driver's file service, which lives as long as the driver. Used by `driver/driver`; the classes that tasks
+use are pickled with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.round_record import RoundRecord
+from procession.errors import ConfigError
+from procession.storage.file_service import FileService
+from procession.storage.flight_reader import FlightAccess
+from procession.storage.shared_files import Folder, SharedFiles
+from procession.storage.state_version import StateVersion
+from procession.tls import ClientTls, ServerTls
+
+RECORDS_MAX = 4
+"""Number of round records that a worker keeps in memory."""
+
+
+@dataclass(frozen=True)
+class SharedRounds:
+    """The round records of the driver, as its tasks read them: each names what the next epoch begins with."""
+
+    files: SharedFiles
+
+    def states(self, epoch: int) -> Mapping[str, StateVersion]:
+        return _record(self.files, epoch).states
+
+    def sides(self, epoch: int) -> Mapping[str, str]:
+        return _record(self.files, epoch).sides
+
+
+@lru_cache(RECORDS_MAX)
+def _record(files: SharedFiles, epoch: int) -> RoundRecord:
+    name = f"{epoch:020d}"
+    return RoundRecord.from_json(files.read(Folder.ROUNDS, name), Path(name))
+
+
+def serve_files(
+    checkpoint: Checkpoint, states: Path, tables: Path, access: FlightAccess, listen: str
+) -> tuple[FileService, SharedFiles]:
+    """Start the file service of this driver, and return what its tasks use to reach it. The caller shuts it down."""
+    folders = {Folder.ROUNDS: checkpoint.rounds.directory, Folder.STATES: states, Folder.TABLES: tables}
+    service = FileService(folders, checkpoint.fence, access.cookie, listen, _server_tls(access.tls))
+    return service, SharedFiles(service.location, checkpoint.id, access)
+
+
+def _server_tls(tls: ClientTls | None) -> ServerTls | None:
+    if tls is None:
+        return None
+    if tls.cert is None or tls.key is None:
+        raise ConfigError(
+            "With TLS and host services, the driver needs a certificate: executors fetch files from it.",
+            next_step="Set tls_cert and tls_key, too.",
+        )
+    return ServerTls(tls.cert, tls.key)

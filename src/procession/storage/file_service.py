@@ -1,0 +1,118 @@
+"""The driver's file service: sends executors the files that they need, and stores the state files that they send.
+
+Invariant: a file that is received is new, complete and synced before it has its name, and before the answer. A name is
+given once: the same file sent again is confirmed, another one is refused. Only state files of the driver's own fence
+are accepted. It serves whole files of three folders, to clients with the secret. `storage/shared_files` is the client.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hmac
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from procession.address import Address, parse_address
+from procession.errors import ConfigError
+from procession.format_number import is_known_format
+from procession.runtime.host_files import sync
+from procession.storage.durable import fsync_dir
+from procession.storage.host_service import server_security
+from procession.storage.shared_files import PIECE_BYTES, PIECES, REQUEST_FORMAT, SIZE, STATE_NAME, Folder
+from procession.tls import ServerTls
+
+NAME = re.compile(r"[0-9A-Za-z_][^/\0]{0,254}")
+
+
+class FileService(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers requests, in threads of its own."""
+
+    def __init__(
+        self, folders: Mapping[Folder, Path], fence: int, cookie: bytes, listen: str, tls: ServerTls | None = None
+    ) -> None:
+        self._folders = folders
+        self._fence = fence
+        self._cookie = cookie
+        address = parse_address(listen)
+        scheme = "grpc+tcp" if tls is None else "grpc+tls"
+        try:
+            super().__init__(f"{scheme}://{address}", **server_security(tls))
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"Cannot serve the driver's files at {address}: {str(error).partition('. Detail')[0]}.",
+                next_step="Choose an address of this machine with a port that is free.",
+            ) from error
+        self.location = f"{scheme}://{Address(address.host, self.port)}"
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        request = self._checked(ticket.ticket)
+        path = self._path(request)
+        try:
+            file = open(path, "rb")  # noqa: SIM115  (the generator closes it)
+        except OSError as error:
+            raise flight.FlightServerError(f"{path} cannot be read: {error.strerror}") from error
+        size = os.fstat(file.fileno()).st_size
+        return flight.GeneratorStream(PIECES.with_metadata({SIZE: str(size).encode()}), _pieces(file))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        request = self._checked(descriptor.command)
+        path = self._path(request)
+        is_own = path.name.startswith(f"{self._fence:010d}-")
+        if request["folder"] != Folder.STATES or not is_own or not STATE_NAME.fullmatch(path.name):
+            raise flight.FlightServerError(f"{path.name[:200]!r} is not the name of a new state file of this driver")
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
+        try:
+            with open(draft, "wb") as file:
+                for chunk in reader:
+                    for piece in chunk.data.column(0):
+                        file.write(piece.as_buffer())
+                file.flush()
+                if file.tell() != request.get("size"):
+                    raise flight.FlightServerError(f"{file.tell()} bytes came instead of {request.get('size')}")
+                sync(file.fileno())
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                if not filecmp.cmp(draft, path, shallow=False):
+                    raise flight.FlightServerError(f"there is another file {path}") from None
+            fsync_dir(path.parent)
+        except OSError as error:
+            raise flight.FlightServerError(f"{path} cannot be written: {error.strerror}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        writer.write(pa.py_buffer(b"durable"))
+
+    def _path(self, request: dict[str, Any]) -> Path:
+        folder, name = request.get("folder"), str(request.get("name"))
+        if folder not in set(self._folders) or not NAME.fullmatch(name):
+            raise flight.FlightServerError(f"there is no file {name[:80]!r} in {str(folder)[:80]!r}")
+        return self._folders[Folder(folder)] / name
+
+    def _checked(self, body: bytes) -> dict[str, Any]:
+        """Return the request, if its sender may make it. Raises Flight's error for the reason if not."""
+        try:
+            request = json.loads(body)
+            cookie = str(request.get("cookie")).encode(errors="replace")
+        except (ValueError, AttributeError) as error:
+            raise flight.FlightServerError("the request is not a JSON object") from error
+        if not hmac.compare_digest(cookie, self._cookie.hex().encode()):
+            raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or none")
+        if not is_known_format(number := request.get("format"), REQUEST_FORMAT):
+            raise flight.FlightUnauthorizedError(
+                f"the request has format {str(number)[:20]}; this driver reads formats 1 to {REQUEST_FORMAT}"
+            )
+        return dict(request)
+
+
+def _pieces(file: Any) -> Iterator[pa.RecordBatch]:
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield pa.record_batch([pa.array([piece], pa.binary())], schema=PIECES)

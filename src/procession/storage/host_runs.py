@@ -1,0 +1,225 @@
+"""Runs on the disks of several machines: where a task writes its runs, and how others read them.
+
+Each machine with executors runs a host service (`storage/host_service`). Its tasks write their runs into the service's
+directory, by path. Readers on the same machine map the files; others fetch the batches over Arrow Flight. Invariant:
+the service outlives the executors, so a run stays readable when the executor that wrote it is gone. A run that cannot
+be read fails the epoch, and the whole epoch is computed again. `spark/tasks` uses the store; the driver copies the runs
+for sinks to its own disk, and then lets the services delete the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.errors import ConfigError, StorageError
+from procession.format_number import check_format
+from procession.storage.flight_reader import FlightAccess, flight_security, flight_sentence
+from procession.storage.run_store import Manifest, Run, RunStore
+
+DIRECTORY_VARIABLE = "PROCESSION_HOST_DIR"
+"""Environment variable of executors: the directory of their machine's host service."""
+
+ANNOUNCEMENT = "host.json"
+RUNS = "runs"
+FORMAT = 1
+"""Format of the announcement of a host service."""
+TICKET_FORMAT = 1
+"""Format of the requests to a host service."""
+
+FETCH_PATIENCE_S = 20.0
+"""Maximum time without a batch. Then the epoch fails, and is run again."""
+CALL_TIMEOUT_S = 60.0
+"""Maximum time of one reply with all its batches."""
+DROP_TIMEOUT_S = 2.0
+RETRY_S = 0.2
+FETCHES_MAX = 4
+"""Maximum number of runs that the driver fetches at the same time."""
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """A host service: the identity of its directory, and its Flight location."""
+
+    identity: str
+    location: str
+
+    def __str__(self) -> str:
+        return f"{self.identity}@{self.location}"
+
+    @classmethod
+    def parse(cls, text: str) -> RunHost:
+        identity, _, location = text.partition("@")
+        return cls(identity, location)
+
+
+def announced_host(directory: Path) -> RunHost:
+    """Return the host service of this directory. Raises ConfigError if none has been started there."""
+    path = directory / ANNOUNCEMENT
+    try:
+        found = json.loads(path.read_text())
+        check_format(path, found.get("format"), FORMAT)
+        return RunHost(str(found["identity"]), str(found["location"]))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"No host service has been started in {directory}.",
+            next_step=f"Start it on this machine: procession host --dir {directory} --listen HOST:PORT.",
+        ) from error
+
+
+def own_directory() -> Path:
+    """Return the directory of this machine's host service. Raises ConfigError if the environment names none."""
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    if not directory:
+        raise ConfigError(
+            f"This executor has no host service: {DIRECTORY_VARIABLE} is not set.",
+            next_step=f"Run `procession host --dir D` on each machine with executors, and set {DIRECTORY_VARIABLE}=D"
+            " in the environment of Spark's worker.",
+        )
+    return Path(directory)
+
+
+@dataclass(frozen=True)
+class HostRuns:
+    """The runs of one driver's incarnation, on the machines of its executors."""
+
+    pipeline: str
+    """The checkpoint's id."""
+    fence: int
+    access: FlightAccess = field(default_factory=FlightAccess)
+    patience_s: float = FETCH_PATIENCE_S
+
+    def store(self) -> RunStore:
+        """Return the store of a task on this machine: it writes here and reads from all hosts."""
+        directory = own_directory()
+        host = announced_host(directory)
+        return RunStore(runs_folder(directory, self.pipeline, self.fence), str(host), self)
+
+    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        """Fetch a run from the host that has it, batch by batch.
+
+        Raises StorageError if it cannot be had. A lost connection is made again, and the rest requested."""
+        from pyarrow import flight
+
+        host = RunHost.parse(run.host)
+        received = 0
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                ticket = flight.Ticket(
+                    self._request(host, epoch=epoch, file=run.file, bucket=run.bucket, skip=received)
+                )
+                for chunk in self._client(flight, host).do_get(ticket, _options(flight, CALL_TIMEOUT_S)):
+                    received += 1
+                    deadline = time.monotonic() + self.patience_s
+                    yield chunk.data
+                return
+            except flight.FlightUnauthenticatedError as error:
+                raise StorageError(
+                    f"the host service at {host.location} refuses to send a run: {flight_sentence(error)}",
+                    next_step="give the driver and all host services the same control cookie file",
+                ) from error
+            except flight.FlightUnauthorizedError as error:
+                raise StorageError(
+                    f"the host service at {host.location} refuses to send a run: {flight_sentence(error)}",
+                    next_step="start host services, driver and executors in the same version",
+                ) from error
+            except flight.FlightServerError as error:
+                # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
+                raise StorageError(f"a run of epoch {epoch} is lost: {flight_sentence(error)}") from error
+            except (pa.ArrowException, OSError) as error:
+                _forget_client(host.location, self.access)
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"a run of epoch {epoch} is lost: the host service at {host.location} does not answer:"
+                        f" {flight_sentence(error)}"
+                    ) from error
+                time.sleep(RETRY_S)
+
+    def landed(self, epoch: int, manifests: Sequence[Manifest], store: RunStore) -> list[Manifest]:
+        """Copy the runs of these manifests to a store on this machine. Return the manifests that name the copies.
+
+        The data is streamed, a batch at a time for each of FETCHES_MAX runs."""
+
+        def land(run: Run) -> Run:
+            copy = replace(run, file=f"{Path(run.file).stem}-{run.bucket}.arrow", host="")
+            store.land(epoch, copy, self._counted(epoch, run))
+            return copy
+
+        with ThreadPoolExecutor(FETCHES_MAX, "fetch") as pool:
+            copies = iter(list(pool.map(land, [run for manifest in manifests for run in manifest.runs])))
+        return [replace(manifest, runs=tuple(next(copies) for _ in manifest.runs)) for manifest in manifests]
+
+    def _counted(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in self.read(epoch, run):
+            rows += batch.num_rows
+            yield batch
+        if rows != run.count:
+            raise StorageError(f"run {run.file} of epoch {epoch} has {rows} rows, its manifest says {run.count}")
+
+    def drop(self, epoch: int, hosts: Sequence[str]) -> None:
+        """Ask these hosts to delete the runs up to this epoch, and those of earlier drivers. A host that does not
+        answer is asked again after the next epoch."""
+        from pyarrow import flight
+
+        for host in map(RunHost.parse, hosts):
+            with suppress(pa.ArrowException, OSError):
+                action = flight.Action("drop", self._request(host, epoch=epoch))
+                list(self._client(flight, host).do_action(action, _options(flight, DROP_TIMEOUT_S)))
+
+    def _request(self, host: RunHost, **fields: Any) -> bytes:
+        named = {"identity": host.identity, "pipeline": self.pipeline, "fence": self.fence}
+        return json.dumps({"format": TICKET_FORMAT, "cookie": self.access.cookie.hex(), **named, **fields}).encode()
+
+    def _client(self, flight: Any, host: RunHost) -> Any:
+        key = host.location, self.access
+        with _lock:
+            if key not in _clients:
+                _clients[key] = flight.FlightClient(host.location, **flight_security(self.access.tls))
+            return _clients[key]
+
+
+class EpochCleaner:
+    """Lets the hosts delete runs in the background. One request at a time: a later one includes those before it."""
+
+    def __init__(self, runs: HostRuns) -> None:
+        self._runs = runs
+        self._hosts: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    def done_with(self, epoch: int, manifests: Sequence[Manifest]) -> None:
+        self._hosts |= {manifest.host for manifest in manifests if manifest.host}
+        if self._thread is None or not self._thread.is_alive():
+            arguments = epoch, sorted(self._hosts)
+            self._thread = threading.Thread(target=self._runs.drop, args=arguments, name="drop runs", daemon=True)
+            self._thread.start()
+
+
+def runs_folder(directory: Path, pipeline: str, fence: int) -> Path:
+    """Return the folder for the runs of a driver in the directory of a host service."""
+    return directory / RUNS / pipeline / f"{fence:010d}"
+
+
+def _options(flight: Any, timeout_s: float) -> Any:
+    return flight.FlightCallOptions(timeout=timeout_s)
+
+
+# A worker runs many tasks, and a connection costs more than a small run.
+_clients: dict[tuple[str, FlightAccess], Any] = {}
+_lock = threading.Lock()
+
+
+def _forget_client(location: str, access: FlightAccess) -> None:
+    with _lock:
+        _clients.pop((location, access), None)

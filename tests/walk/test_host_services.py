@@ -1,0 +1,89 @@
+"""A pipeline whose tasks use a host service and the driver's file service, and no directory of the pipeline: the output
+is that of the same pipeline in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from procession import Pipeline
+from procession.exit_status import Status
+from procession.storage.secret import Secret, make_secret, path_of
+from procession.testing import run as run_in_process
+from procession.verify.sink_outputs import committed_output
+from tests.walk.cluster import wait_for
+from tests.walk.commands import Running, running
+
+APP = """
+from pathlib import Path
+from procession import Pipeline, aggregates, tables
+
+def last(word):
+    return word[-1]
+
+def named(word, row):
+    return f"{word} {row['name']}"
+
+pipeline = Pipeline("spread", parallelism=2)
+words = pipeline.source("words", codec="text")
+counts = words.key_by(last).rolling(aggregates.count()).map(str)
+letters = tables.of_json_lines(Path(__file__).parent / "letters.jsonl", by="letter")
+joined = words.rebalance().hash_join(letters, key=last, join=named)
+counts.merge(joined).sink("output", to="file:output", codec="text")
+"""
+LETTERS = "abcdefg"
+WORDS = [f"{number}{LETTERS[number % 7]}" for number in range(900)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "input.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    (tmp_path / "letters.jsonl").write_text(
+        "".join(f'{{"letter": "{letter}", "name": "{letter * 3}"}}\n' for letter in LETTERS)
+    )
+    make_secret(tmp_path / "shared", Secret.CONTROL)
+    return tmp_path
+
+
+def _await(is_so: Callable[[], bool], command: Running) -> None:
+    wait_for(is_so, "it", lambda: command.said)
+
+
+def app_of(place: Path) -> Pipeline:
+    spec = importlib.util.spec_from_file_location("spread_app", place / "app.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pipeline: Pipeline = module.pipeline
+    return pipeline
+
+
+def output(place: Path) -> bytes:
+    return b"".join(committed_output(place / "output", None))
+
+
+def expected(place: Path) -> bytes:
+    return run_in_process(app_of(place), {"words": WORDS}).bytes["output"]
+
+
+ARGUMENTS = ("run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--host-services")
+
+
+def test_with_a_host_service_tasks_use_no_directory_of_the_pipeline(place: Path) -> None:
+    cookie = ("--control-cookie-file", path_of(place / "shared", Secret.CONTROL))
+    with running("host", "--dir", place / "host", "--listen", "127.0.0.1:0", *cookie, cwd=place) as service:
+        _await(lambda: "serving the runs" in service.said, service)
+        arguments = (*ARGUMENTS, *cookie, "--epoch-records-max", "500")
+        with running(*arguments, cwd=place, PROCESSION_HOST_DIR=str(place / "host")) as command:
+            assert command.wait() == Status.DONE, command.said
+    assert output(place) == expected(place)
+    assert list(place.glob(".procession/spread/runs/*/*/*/*.manifest")) == [], "tasks publish in the host's directory"
+    of_record = {path.name for path in place.glob(".procession/spread/state/*/*.state")}
+    assert of_record
+    assert of_record <= {path.name for path in place.glob("host/states/*/*.state")}
+    assert list(place.glob("host/tables/*/*.jsonl")), "the table was copied for the tasks"
