@@ -30,6 +30,7 @@ from procession.chaos.kafka_server import KafkaServer
 from procession.connectors.kafka_client import next_messages
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
+NOT_READY = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
 READ_TIMEOUT_S = 60.0
 
 is_left_out = "kafka" in os.environ.get("PROCESSION_WITHOUT", "").replace(" ", "").split(",")
@@ -152,11 +153,18 @@ class Kafka:
         return self._ends([TopicPartition(topic, 0)])[0]
 
     def _ends(self, places: Sequence[TopicPartition]) -> dict[int, int]:
-        """Behind the last message of each partition, committed or not."""
-        futures = self.admin.list_offsets(
-            {place: OffsetSpec.latest() for place in places}, isolation_level=IsolationLevel.READ_UNCOMMITTED
-        )
-        return {place.partition: future.result(READ_TIMEOUT_S).offset for place, future in futures.items()}
+        """Behind the last message of each partition, committed or not. A broker may list a new topic with its leader before
+        the leader knows that it is one."""
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        while True:
+            futures = self.admin.list_offsets(
+                {place: OffsetSpec.latest() for place in places}, isolation_level=IsolationLevel.READ_UNCOMMITTED
+            )
+            try:
+                return {place.partition: future.result(READ_TIMEOUT_S).offset for place, future in futures.items()}
+            except KafkaException as error:
+                if error.args[0].code() not in NOT_READY or time.monotonic() > deadline:
+                    raise
 
     def values(self, topic: str) -> list[bytes | None]:
         return [message.value() for message in self.committed(topic)]
