@@ -153,8 +153,8 @@ class Kafka:
         return self._ends([TopicPartition(topic, 0)])[0]
 
     def _ends(self, places: Sequence[TopicPartition]) -> dict[int, int]:
-        """Behind the last message of each partition, committed or not. A broker may list a new topic with its leader before
-        the leader knows that it is one."""
+        """Behind the last message of each partition, committed or not. A broker may list a new topic with its leader
+        before the leader knows that it is one."""
         deadline = time.monotonic() + READ_TIMEOUT_S
         while True:
             futures = self.admin.list_offsets(
