@@ -79,6 +79,8 @@ def test_with_a_host_service_tasks_use_no_directory_of_the_pipeline(place: Path)
     with running("host", "--dir", place / "host", "--listen", "127.0.0.1:0", *cookie, cwd=place) as service:
         _await(lambda: "serving the runs" in service.said, service)
         arguments = (*ARGUMENTS, *cookie, "--epoch-records-max", "500")
+        (place / "events").mkdir()
+        arguments += ("--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={place / 'events'}")
         with running(*arguments, cwd=place, PROCESSION_HOST_DIR=str(place / "host")) as command:
             assert command.wait() == Status.DONE, command.said
     assert output(place) == expected(place)
@@ -87,3 +89,4 @@ def test_with_a_host_service_tasks_use_no_directory_of_the_pipeline(place: Path)
     assert of_record
     assert of_record <= {path.name for path in place.glob("host/states/*/*.state")}
     assert list(place.glob("host/tables/*/*.jsonl")), "the table was copied for the tasks"
+    assert list((place / "events").iterdir()), "a property that is given with --conf reaches Spark"

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
+from procession.spark.spark_conf import parse_properties
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -123,6 +125,14 @@ Gateways = Annotated[
     int | None, typer.Option(min=1, max=64, show_default="1", help="Number of gateways, each a process.")
 ]
 Master = Annotated[str | None, typer.Option(show_default="local threads", help="Spark master URL.")]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Property of Spark, such as spark.executor.memory=4g (repeatable). Those that order or commit depend on"
+        " are refused.",
+    ),
+]
 HostServices = Annotated[
     bool | None,
     typer.Option(
@@ -195,6 +205,8 @@ class EpochSettings:
         """Return the arguments for `load_settings`. Paths of secrets are made absolute, because a process may run in
         another directory."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if values.get("conf"):
+            values["conf"] = parse_properties(values["conf"])
         return {
             name: value.resolve() if value is not None and name.endswith("cookie_file") else value
             for name, value in values.items()
@@ -214,6 +226,7 @@ class DriverSettings(EpochSettings):
     changed_stages: ChangedStages = None
     runs: Runs = None
     master: Master = None
+    conf: Conf = None
     host_services: HostServices = None
     driver_files: DriverFiles = None
     control_cookie_file: ControlCookieFile = None

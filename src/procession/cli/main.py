@@ -225,6 +225,7 @@ def driver(
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,
         master=settings.master,
+        spark_properties=settings.conf or {},
         host_services=settings.host_services,
         driver_files=settings.driver_files,
         control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),

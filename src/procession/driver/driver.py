@@ -35,21 +35,22 @@ from procession.commit.round_record import RoundRecord
 from procession.driver import departed_gateways
 from procession.driver.app_file import App, load_app
 from procession.driver.epoch_log import EpochLog
-from procession.driver.executor_files import SharedRounds, serve_files
+from procession.driver.executor_files import SharedRounds, check_host_services, serve_files
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.driver.spark_process import Query, SparkProcess, ends
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
-from procession.errors import ConfigError, ProcessionError, RoundError, error_in_text
+from procession.errors import ProcessionError, RoundError, error_in_text
 from procession.planner.graph import Exchange, Graph
 from procession.spark.java import check_java
-from procession.spark.master import check_master, has_executors
+from procession.spark.master import check_master
+from procession.spark.spark_conf import check_properties
 from procession.storage.durable import write_durably
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
-from procession.storage.host_runs import HostRuns, announced_host, own_directory
+from procession.storage.host_runs import HostRuns
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.state_store import KEYS_MAX, StateStore
 from procession.tls import ClientTls
@@ -92,6 +93,7 @@ class DriverConfig:
     """The streams of `--input`: the pipeline's sources end with them."""
     runs: Path | None = None
     master: str | None = None
+    spark_properties: Mapping[str, str] = field(default_factory=dict)
     host_services: bool = False
     """Whether tasks use the host services of the executors' machines, and reach nothing here by path."""
     driver_files: str = "127.0.0.1:0"
@@ -110,7 +112,15 @@ class DriverConfig:
         return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
     def start_spark(self, app: App, say: Any) -> SparkProcess:
-        return SparkProcess(self.directory, self.app, app.plan, self.master, say, timeout_s=self.jvm_timeout_s)
+        return SparkProcess(
+            self.directory,
+            self.app,
+            app.plan,
+            self.master,
+            say,
+            timeout_s=self.jvm_timeout_s,
+            properties=self.spark_properties,
+        )
 
 
 class DriverStopping(Exception):
@@ -121,11 +131,12 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
     """Run the app until SIGTERM or SIGINT. With `promotion`, run as a spare: start Spark, then wait for a line
     there; return at its end of file. Raises errors that an operator must act on."""
     check_master(config.master)
+    check_properties(config.spark_properties)
     check_java()
     find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)
     if config.host_services:
-        _check_host_services(app.graph, config.master or "local")
+        check_host_services(app.graph, config.master or "local")
     spark = None
     if promotion is not None:
         from procession.spark.class_archive import rehearse
@@ -145,16 +156,6 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
     )
     faults.point("driver:claimed")
     Driver(config, app, checkpoint, say, spark).run()
-
-
-def _check_host_services(graph: Graph, master: str) -> None:
-    if graph.exchange is Exchange.SPARK:
-        raise ConfigError(
-            'exchange="spark" sends runs through Spark, and host services would not be used.',
-            next_step='Use exchange="runs" in the app, or leave --host-services out.',
-        )
-    if not has_executors(master):
-        announced_host(own_directory())  # tasks are threads of this process, and would fail one by one
 
 
 def _announce_spare(path: Path) -> None:

@@ -15,14 +15,28 @@ from pathlib import Path
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.errors import ConfigError
+from procession.planner.graph import Exchange, Graph
+from procession.spark.master import has_executors
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
+from procession.storage.host_runs import announced_host, own_directory
 from procession.storage.shared_files import Folder, SharedFiles
 from procession.storage.state_version import StateVersion
 from procession.tls import ClientTls, ServerTls
 
 RECORDS_MAX = 4
 """Number of round records that a worker keeps in memory."""
+
+
+def check_host_services(graph: Graph, master: str) -> None:
+    """Raise ConfigError if this pipeline cannot use host services."""
+    if graph.exchange is Exchange.SPARK:
+        raise ConfigError(
+            'exchange="spark" sends runs through Spark, and host services would not be used.',
+            next_step='Use exchange="runs" in the app, or leave --host-services out.',
+        )
+    if not has_executors(master):
+        announced_host(own_directory())  # tasks are threads of this process, and would fail one by one
 
 
 @dataclass(frozen=True)

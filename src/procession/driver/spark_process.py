@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -62,7 +62,15 @@ class SparkProcess:
     """Spark, started for the pipeline in this directory. The owner must `close` it."""
 
     def __init__(
-        self, directory: Path, app: Path, plan: Plan, master: str | None, say: Say, *, timeout_s: float
+        self,
+        directory: Path,
+        app: Path,
+        plan: Plan,
+        master: str | None,
+        say: Say,
+        *,
+        timeout_s: float,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
         from procession.spark.session import open_session
@@ -88,6 +96,7 @@ class SparkProcess:
                 home=executors,
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
+                properties=properties,
             )
         except ProcessionError:
             raise

@@ -63,5 +63,5 @@ class ExchangeLevel:
     def run(self, context: TaskContext, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
         slot = context.partitionId()
         known = (envelope for envelope in self._shared if envelope.slot <= slot < envelope.slot + envelope.width)
-        made = run_slot(self._task, attempt_of(context, slot), self._level, slot, chain(known, envelopes))
+        made = run_slot(self._task, attempt_of(context, self._task, slot), self._level, slot, chain(known, envelopes))
         yield from as_rows(self._task.plan, self._level + 1, made)

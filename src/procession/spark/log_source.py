@@ -28,7 +28,6 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark.epoch_tasks import Range, ranges_of, run_first
 from procession.spark.manifest_routing import SCHEMA, as_rows
-from procession.spark.session import TASK_FAILURES_MAX
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, read_offsets, sequences
 
@@ -103,15 +102,15 @@ class Ranges(DataSourceStreamReader):
         task_range: Range = partition.value
         context = TaskContext.get()
         assert context is not None
-        envelopes = run_first(self._task, attempt_of(context, task_range.number), task_range)
+        envelopes = run_first(self._task, attempt_of(context, self._task, task_range.number), task_range)
         freeze_once()
         yield from as_rows(self._task.plan, 1, envelopes)
 
 
-def attempt_of(context: TaskContext, partition: int) -> Attempt:
+def attempt_of(context: TaskContext, task: Task, partition: int) -> Attempt:
     """Return the current task attempt, as Spark counts it."""
     epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # a missing property is an error, not epoch 0
-    is_last = context.attemptNumber() + 1 >= TASK_FAILURES_MAX
+    is_last = context.attemptNumber() + 1 >= task.failures_max
     return Attempt(epoch, partition, context.taskAttemptId(), is_last)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.log_source import FORMAT, EpochFeed, IngressSource
 from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, is_shared, manifests, slot_count
 from procession.spark.plan_check import check_paths
+from procession.spark.spark_conf import FAILURES_PROPERTY, task_failures_max
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
 from procession.storage.host_runs import EpochCleaner
@@ -42,6 +44,9 @@ def start_query(
 ) -> StreamingQuery:
     """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises."""
 
+    context = spark.sparkContext
+    failures_max = task_failures_max(context.master or "", context.getConf().get(FAILURES_PROPERTY))
+    task = replace(task, failures_max=failures_max)
     # One job runs all levels of an epoch. A wide level, or one with a Spark SQL transform, starts another job.
     with_sql = sql_levels(task.plan)
     edges = [*sorted({*with_sql, *filter(task.plan.is_wide, range(1, task.plan.levels))}), task.plan.levels]

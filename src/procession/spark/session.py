@@ -11,7 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import py4j
@@ -66,6 +66,7 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
+DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 MEMORY_REFUSED = "Asked to launch cluster with"
 
 TASK_FAILURES_MAX = 4
@@ -82,8 +83,10 @@ def open_session(
     scratch: Path | None = None,
     sockets: Path | None = None,
     java_options: Sequence[str] | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks.
+    """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks. `properties` are
+    those of the user, which override SETTINGS.
 
     Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
     files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
@@ -110,7 +113,10 @@ def open_session(
     if (master or "").startswith(LOCAL_CLUSTER):
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
-    builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
+    builder = builder.config(DRIVER_JAVA_OPTIONS, " ".join(options))
+    for key, value in (properties or {}).items():
+        is_added = key == DRIVER_JAVA_OPTIONS
+        builder = builder.config(key, f"{value} {' '.join(options)}" if is_added else value)
     try:
         return builder.getOrCreate()
     except Py4JJavaError as error:

@@ -204,7 +204,7 @@ class ReadRuns:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        epoch = attempt_of(context, 0).epoch
+        epoch = attempt_of(context, self._task, 0).epoch
         store, keys = self._task.store(), KeyCodec(self._task.graph.types)
         for batch in batches:
             for text, cell in zip(batch.column("run").to_pylist(), batch.column("cell").to_pylist(), strict=True):
@@ -235,7 +235,7 @@ class StoreRows:
         context = TaskContext.get()
         assert context is not None
         bucket = context.partitionId()
-        attempt = attempt_of(context, bucket)
+        attempt = attempt_of(context, self._task, bucket)
         stage = BEHIND_SQL + self._chain
         store = self._task.store()
         writer = store.writer(attempt.epoch, stage, bucket, attempt.number)

@@ -118,6 +118,8 @@ class Task:
     """The copies of tables that may change. Without them, each task reads the original files."""
     hosts: HostRuns | None = None
     """Writes and reads runs through the host services of the executors' machines, instead of `runs_directory`."""
+    failures_max: int = 1
+    """After how many failures of a task Spark gives up."""
     rows: LogRows | None = None
     """The rows of the only log, if they are in this process. Without them, a task reads each log from its location."""
 

@@ -25,6 +25,7 @@ from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node
 from procession.spark.java import check_java
 from procession.spark.master import check_master
+from procession.spark.spark_conf import check_properties
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.cookies import check_open
 from procession.supervisor.part import Part
@@ -230,6 +231,7 @@ class LocalPipeline:
         argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
         argv += ["--runs", str(settings.runs)] if settings.runs else []
         argv += ["--master", settings.master] if settings.master else []
+        argv += [word for name, value in (settings.conf or {}).items() for word in ("--conf", f"{name}={value}")]
         argv += ["--host-services", "--driver-files", settings.driver_files] if settings.host_services else []
         for stream in sorted(self.input_streams):
             argv += ["--input-stream", str(stream)]
@@ -273,6 +275,7 @@ def check_start(settings: Settings, listen: str = HERE) -> None:
 def start_checks(settings: Settings, listen: str = HERE) -> Iterator[tuple[str, Callable[[], None]]]:
     """What is checked before a start: names, and functions that raise an error if a pipeline cannot start."""
     yield "master", partial(check_master, settings.master)
+    yield "conf", partial(check_properties, settings.conf or {})
     yield "java", check_java
     for address in filter(None, (listen, settings.control, settings.metrics)):
         yield f"port {address}", partial(check_free, parse_address(address))

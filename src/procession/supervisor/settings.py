@@ -161,6 +161,11 @@ class Settings(BaseSettings):
         " A memory-backed file system is allowed.",
     )
     master: str | None = Field(None, description="Spark master URL, if not threads of this machine.")
+    conf: dict[str, str] | None = Field(
+        None,
+        description='Properties of Spark, such as `"spark.executor.memory" = "4g"`. Those that order or commit'
+        " depend on cannot be set.",
+    )
     flight: str | None = Field(
         None,
         description="Arrow Flight address of the first gateway, HOST:PORT, from which executors on other machines"

@@ -1,0 +1,70 @@
+"""Spark's properties: which of them a user may set, and how often Spark tries a task.
+
+Invariant: a property that order or commit depend on keeps the value that Procession gives it; setting it is refused by
+name, before anything starts. All others pass through, and override the defaults of `spark/session`. The module imports
+no pyspark, so a command can check the properties before it loads anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from procession.errors import UsageError
+
+REFUSED: tuple[tuple[str, str], ...] = (
+    ("spark.sql.adaptive.", "Spark would merge and split partitions, which are counted here"),
+    ("spark.speculation", "a second copy of a task would run beside the first"),
+    ("spark.sql.streaming.checkpointFileManagerClass", "the commit is decided by files that this class writes"),
+    ("spark.hadoop.fs.file.impl", "the commit is decided by files that this class writes"),
+    ("spark.sql.streaming.offsetLog.formatVersion", "the offsets of an epoch are read in one format"),
+    ("spark.sql.streaming.minBatchesToRetain", "recovery reads the offsets and commits of earlier epochs"),
+    ("spark.sql.streaming.asyncProgressTracking", "an epoch would begin before the one before it is decided"),
+    ("spark.sql.streaming.noDataMicroBatches.enabled", "an epoch without records has nothing to commit"),
+    ("spark.python.unix.domain.socket.dir", "it must be a short path on each machine"),
+    ("spark.master", "it is given by --master"),
+    ("spark.app.name", "it is the name of the pipeline"),
+)
+"""Properties, or prefixes of properties, that cannot be set, and why."""
+
+FAILURES_PROPERTY = "spark.task.maxFailures"
+FAILURES_DEFAULT = 4
+"""Spark's own default, for clusters."""
+LOCAL_FAILURES = re.compile(r"local\[[^,\]]+, *([0-9]+)\]")
+
+
+def parse_properties(given: Iterable[str]) -> dict[str, str]:
+    """Parse properties of the form NAME=VALUE. Raises UsageError for one that cannot be set."""
+    properties: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise UsageError(
+                f"{text!r} is not a property of Spark.", next_step="Write it as --conf spark.executor.memory=4g."
+            )
+        properties[name.strip()] = value.strip()
+    check_properties(properties)
+    return properties
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raise UsageError if a property is one that order or commit depend on."""
+    for name, value in properties.items():
+        for refused, why in REFUSED:
+            if name == refused or name.startswith(refused if refused.endswith(".") else f"{refused}."):
+                raise UsageError(f"The property {name} cannot be set: {why}.", next_step=f"Leave {name} out.")
+        if name == FAILURES_PROPERTY and not (value.isdigit() and int(value) >= 1):
+            raise UsageError(
+                f"{name}={value} is not a number of attempts.", next_step=f"Use a number from 1 on, such as {name}=4."
+            )
+
+
+def task_failures_max(master: str, value: str | None) -> int:
+    """Return after how many failures of a task Spark gives up, by the master and the value of the property.
+
+    With threads of this machine, the master alone says it: `local[N,F]`; in other local masters it is 1."""
+    if found := LOCAL_FAILURES.fullmatch(master):
+        return int(found[1])
+    if master == "local" or master.startswith("local["):
+        return 1
+    return int(value) if value is not None else FAILURES_DEFAULT
