@@ -76,6 +76,7 @@ RUNNERS: dict[str, str] = {
     "sim.runner": "it runs simulations in processes of their own",
     "sim.blocking_calls": "a blocking call needs a stack of its own, and of all threads one runs",
     "sim.simulated_loop": "it is an event loop of asyncio, in virtual time and without sockets",
+    "sim.simulated_transport": "it has the transports of that event loop",
 }
 # Clocks, disks, sockets, chance and Spark: what a module that only decides has no business with.
 IMPURE_IMPORTS = frozenset(

@@ -44,6 +44,14 @@ def put(files: FileSystem, path: Path, data: bytes) -> Path:
 A, B, FOLDER = Path("a"), Path("b"), Path("folder")
 
 
+def test_a_mutex_is_free_again_after_its_block(files: FileSystem) -> None:
+    mutex, other = files.mutex(), files.mutex()
+    with mutex, other:
+        pass
+    with mutex:
+        pass
+
+
 def test_what_is_written_is_read_back(files: FileSystem) -> None:
     with files.open(A, OpenMode.NEW) as file:
         file.write(0, b"0123", memoryview(b"45"), b"", b"6")

@@ -22,18 +22,18 @@ from procession.commit.spark_log import SparkLog
 from procession.commit.two_phase import TwoPhase
 from procession.connectors.file_sink import FileOutput
 from procession.errors import StorageError
+from procession.gateway import recovery
 from procession.gateway.confirmation import KnownLog, check_offered
+from procession.gateway.control import ControlServer
 from procession.gateway.gateway_directory import MemberFile, save_snapshot
-from procession.gateway.gateway_events import SnapshotWritten, TrimLog, WriteSnapshot
+from procession.gateway.gateway_events import Action, SnapshotWritten, TrimLog, WriteSnapshot
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
+from procession.gateway.performer import GatewayPerformer
 from procession.gateway.registry import RegisteredStream
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.stream_leases import StreamLeases
 from procession.runtime.files import FileSystem, OpenFile, OpenMode
-from procession.sim.disk import SimulatedPath
 from procession.sim.oracle import STATES
-from procession.sim.simulated_confirmation import Confirmation
-from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_states import SimulatedStateStore
 from procession.storage import journal
@@ -160,26 +160,31 @@ def what_was_seen_is_forgotten_on_reconnect(patch: Patch) -> None:
 
 
 def ack_before_the_snapshot(patch: Patch) -> None:
-    def save(self: SimulatedGateway, write: WriteSnapshot, request: Any, reply: Any) -> None:
-        actions = self.state.handle(SnapshotWritten(write.snapshot))
+    async def write(self: GatewayPerformer, actions: list[Action]) -> None:
         for action in actions:
-            if not isinstance(action, TrimLog):
-                self._perform(action)
-        save_snapshot(Path(self.part), write.snapshot, self._files)
-        self._perform(next(action for action in actions if isinstance(action, TrimLog)))
-        self._written(request, reply)
+            assert isinstance(action, WriteSnapshot)
+            followers = self._decided(SnapshotWritten(action.snapshot))
+            for follower in followers:
+                if not isinstance(follower, TrimLog):
+                    self._perform(follower)
+            await self._durably(save_snapshot, self.config.directory, action.snapshot, self.host.files)
+            for follower in followers:
+                if isinstance(follower, TrimLog):
+                    self._perform(follower)
 
-    patch.setattr(SimulatedGateway, "_save", save)
+    patch.setattr(GatewayPerformer, "_write_snapshot", write)
 
 
 def trim_before_the_snapshot(patch: Patch) -> None:
-    before = SimulatedGateway._save
+    before = GatewayPerformer._write_snapshot
 
-    def save(self: SimulatedGateway, write: WriteSnapshot, request: Any, reply: Any) -> None:
-        self._perform(TrimLog(write.snapshot.end_sequence))
-        before(self, write, request, reply)
+    async def write(self: GatewayPerformer, actions: list[Action]) -> None:
+        for action in actions:
+            assert isinstance(action, WriteSnapshot)
+            self._perform(TrimLog(action.snapshot.end_sequence))
+        await before(self, actions)
 
-    patch.setattr(SimulatedGateway, "_save", save)
+    patch.setattr(GatewayPerformer, "_write_snapshot", write)
 
 
 def what_is_not_on_disk_is_offered(patch: Patch) -> None:
@@ -200,18 +205,14 @@ def a_torn_file_of_sparks_is_copied(patch: Patch) -> None:
 
 
 def the_snapshot_that_recovery_finds_is_not_synced(patch: Patch) -> None:
-    """Ours, until the simulator found it: a kill between rename and sync, and a successor that believes its eyes."""
-    before = SimulatedGateway._begin
+    """Ours, until the simulator found it: a sync of the directory failed, and a successor believes its eyes."""
+    before = recovery.renew
 
-    def begin(self: SimulatedGateway) -> None:
-        sync = self._files.sync_directory
-        own = SimulatedPath(self.part)
-        patched = {"sync_directory": lambda path: None if path == own else sync(path)}
-        vars(self._files).update(patched)
-        before(self)
-        del self._files.sync_directory
+    def renew(directory: Path, found: recovery.RecoveredGateway, files: FileSystem) -> None:
+        if found.snapshot.retired is not None:
+            before(directory, found, files)
 
-    patch.setattr(SimulatedGateway, "_begin", begin)
+    patch.setattr(recovery, "renew", renew)
 
 
 def a_retired_stream_is_forgotten(patch: Patch) -> None:
@@ -392,17 +393,17 @@ def an_output_is_trusted_because_it_has_a_name(patch: Patch) -> None:
 
 def producers_are_admitted_before_the_directory_is_confirmed(patch: Patch) -> None:
     """It may be an older copy, and then tells them that less is committed than was."""
-    before = Confirmation.__init__
+    before = GatewayPerformer.__init__
 
-    def begin(self: Confirmation, *arguments: Any, **more: Any) -> None:
-        before(self, *arguments, **more)
+    def begin(self: GatewayPerformer, *arguments: Any) -> None:
+        before(self, *arguments)
         self.is_confirmed = True
 
-    patch.setattr(Confirmation, "__init__", begin)
+    patch.setattr(GatewayPerformer, "__init__", begin)
 
 
 def any_directory_is_taken_for_the_last_one(patch: Patch) -> None:
-    patch.setattr("procession.sim.simulated_confirmation.check_offered", lambda log, offered, name: None)
+    patch.setattr("procession.gateway.control.check_offered", lambda log, offered, name: None)
 
 
 def of_a_log_only_the_length_is_compared(patch: Patch) -> None:
@@ -413,12 +414,12 @@ def of_a_log_only_the_length_is_compared(patch: Patch) -> None:
             check_offered(log, offered, name)
 
     producers_are_admitted_before_the_directory_is_confirmed(patch)
-    patch.setattr("procession.sim.simulated_confirmation.check_offered", check)
+    patch.setattr("procession.gateway.control.check_offered", check)
 
 
 def a_gateway_that_lacks_the_last_commit_admits_producers(patch: Patch) -> None:
     """Ours once: a copy whose log is whole was confirmed, whatever was committed since."""
-    patch.setattr(Confirmation, "is_behind", lambda self, known, snapshot: False)
+    patch.setattr(ControlServer, "_is_behind", lambda self, known: False)
 
 
 def a_commit_is_taken_for_all_that_a_gateway_lacks(patch: Patch) -> None:
@@ -429,12 +430,12 @@ def a_commit_is_taken_for_all_that_a_gateway_lacks(patch: Patch) -> None:
 
 def a_commit_is_taken_before_the_log_is_compared(patch: Patch) -> None:
     """Ours once: the directory that the gateway had last then lacks a commit that an older copy has reported."""
-    patch.setattr(Confirmation, "check_compared", lambda self, request: None)
+    patch.setattr(ControlServer, "_check_compared", nothing)
 
 
 def a_leader_that_lacks_a_gateway_is_taken_for_the_last_one(patch: Patch) -> None:
     """Ours once: a copy from before a gateway joined lacks only one epoch, and that gateway is refused for ever."""
-    patch.setattr("procession.sim.simulated_confirmation.check_gateways", lambda members, known, name: None)
+    patch.setattr("procession.gateway.control.check_gateways", lambda members, known, name: None)
 
 
 def an_unfinished_entry_of_a_sinks_log_is_damage(patch: Patch) -> None:

@@ -22,6 +22,9 @@ Work = Callable[[], Awaitable[Any]]
 class Echo(AsyncioProcess):
     """Sends back what it hears, and closes at "end"."""
 
+    def accepted(self, end: Any) -> None:
+        """It has no protocol."""
+
     def received(self, end: Any, data: bytes) -> Any:
         end.write(data)
         if data.endswith(b"end"):
@@ -91,7 +94,7 @@ def test_time_is_that_of_the_simulation(process: AsyncioProcess) -> None:
 
 def test_streams_of_asyncio_run_on_the_simulated_network(process: AsyncioProcess) -> None:
     async def talk() -> list[bytes]:
-        reader, writer = await asyncio.open_connection("echo", 1)
+        reader, writer = await asyncio.open_connection("echo", 0)
         writer.write(b"hello\n")
         await writer.drain()
         heard = [await reader.readline()]
@@ -107,14 +110,14 @@ def test_streams_of_asyncio_run_on_the_simulated_network(process: AsyncioProcess
 def test_where_nobody_listens_a_connection_is_refused(process: AsyncioProcess) -> None:
     async def connect() -> None:
         with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("nobody", 1)
+            await asyncio.open_connection("nobody", 0)
 
     simulated(process, connect)
 
 
 def test_a_connection_that_breaks_raises_while_it_is_read(process: AsyncioProcess) -> None:
     async def read() -> None:
-        reader, _ = await asyncio.open_connection("echo", 1)
+        reader, _ = await asyncio.open_connection("echo", 0)
         next(iter(process.ends)).cut()
         with pytest.raises(ConnectionResetError):
             await reader.read(1)
@@ -126,7 +129,7 @@ def test_of_a_killed_process_nothing_has_an_effect_any_more(process: AsyncioProc
     files, told = SimulatedFileSystem(process, process.machine.disk), []
 
     async def dies() -> None:
-        _, writer = await asyncio.open_connection("echo", 1)
+        _, writer = await asyncio.open_connection("echo", 0)
         process.later(0.1, process.kill)
         try:
             await asyncio.sleep(1)

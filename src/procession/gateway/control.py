@@ -68,7 +68,7 @@ class ControlServer:
         self._leader_control = leader_control
         self._config = gateway.config
         self._server: asyncio.Server | TlsListener | None = None
-        self._talks: set[asyncio.Task[Any]] = set()
+        self._talks: dict[asyncio.Task[Any], None] = {}
         self._is_compared = False
         """Whether a driver's request has matched this log since the gateway started."""
         self._strangers: dict[asyncio.Task[Any], None] = {}
@@ -99,7 +99,7 @@ class ControlServer:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._talks.add(task)
+        self._talks[task] = None
         self._strangers[task] = None
         self._make_room()
         deadline = asyncio.timeout(self._config.handshake_timeout_s)
@@ -115,7 +115,7 @@ class ControlServer:
             # The other side is gone, or too slow, or we are gone: in any case the request may be sent again.
             pass
         finally:
-            self._talks.discard(task)
+            self._talks.pop(task, None)
             self._strangers.pop(task, None)
             self._leader_control.lost(task)
             writer.close()

@@ -225,7 +225,7 @@ class ControlClient:
         failure: Exception | None = None
         while True:
             try:
-                return _checked(self._exchange(request, deadline))
+                return checked(self._exchange(request, deadline))
             except (OSError, ValueError, GarbledRequest) as error:
                 self.close()
                 # Our own deadline may cut the last try short. Then the error of an earlier try is the reason.
@@ -294,7 +294,8 @@ def _members(reply: Mapping[str, Any]) -> list[Member]:
     return [Member.from_dict(fields) for fields in reply.get("gateways", ())]
 
 
-def _checked(reply: dict[str, Any]) -> dict[str, Any]:
+def checked(reply: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a reply. Raises the error that it reports."""
     check_answer(reply)
     reply.pop("format", None)
     if not reply.pop("ok"):

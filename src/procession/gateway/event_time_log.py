@@ -33,6 +33,8 @@ from procession.merge.event_time import (
 from procession.merge.interleave import RowPlaces
 from procession.merge.stream_clocks import Ids, Numbers, WatermarkBound, watermark_of
 from procession.merge.waiting_rows import Key, Stack
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.log import IngressLog
 from procession.storage.segment import (
     KIND_EOS,
@@ -66,7 +68,14 @@ class Offered(NamedTuple):
 
 
 class Ordering:
-    def __init__(self, config: GatewayConfig, declared: DeclaredOrder, found: Snapshot, arrivals: IngressLog) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        declared: DeclaredOrder,
+        found: Snapshot,
+        arrivals: IngressLog,
+        files: FileSystem = HOST_FILES,
+    ) -> None:
         self.declared = declared
         self._arrivals = arrivals
         self.log = IngressLog(
@@ -74,6 +83,7 @@ class Ordering:
             segment_bytes_max=config.segment_bytes_max,
             committed_end=found.end_sequence,
             use=ORDERED,
+            files=files,
         )
         rows = list(self.log.read(found.end_sequence, self.log.next_sequence))
         point = (found.point or ReplayPoint())._replace(

@@ -7,8 +7,6 @@ Invariant: each file is replaced as a whole, and is on disk when the call return
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from procession.gateway.snapshot import Snapshot, decode_snapshot, encode_snapshot
@@ -49,10 +47,6 @@ def keep_paused(directory: Path, paused: bool, files: FileSystem = HOST_FILES) -
         fsync_dir(directory, files)
 
 
-def random_identity() -> str:
-    return uuid.uuid4().hex
-
-
 def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None:
     """The identity of this directory. A directory that replaces it has another one. None: it is new."""
     path = directory / IDENTITY
@@ -62,17 +56,10 @@ def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None
         raise storage_error(path, "read", error) from error
 
 
-def keep_identity(
-    directory: Path,
-    found: str | None,
-    files: FileSystem = HOST_FILES,
-    new_identity: Callable[[], str] = random_identity,
-) -> str:
-    """Creates an identity if there is none. Writes an existing one again, because an earlier process may have crashed
-    before its sync."""
-    identity = found if found is not None else new_identity()
+def keep_identity(directory: Path, identity: str, files: FileSystem = HOST_FILES) -> None:
+    """Writes the identity. One that was found is written again, because an earlier process may have crashed before its
+    sync."""
     write_durably(directory / IDENTITY, written_identity(identity), files)
-    return identity
 
 
 class MemberFile:

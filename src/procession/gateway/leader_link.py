@@ -200,7 +200,7 @@ class LeaderLink:
 
     async def _beat(self) -> None:
         while True:
-            if self._is_leaving and self._gateway.is_settled:
+            if self._is_leaving and self._gateway.state.is_settled:
                 self._send({"op": "left", "epochs": self._gateway.state.snapshot.epoch + 1})
             else:
                 self._send({"op": "beat"})

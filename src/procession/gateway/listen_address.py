@@ -7,36 +7,38 @@ supervisor read.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from procession.address import SOCKET_FILE, Address, Endpoint, SocketFile, parse_address
 from procession.errors import ConfigError
+from procession.runtime.files import FileSystem
+from procession.runtime.host import HOST, Host
+from procession.runtime.host_files import HOST_FILES
 
 ADDRESS_FILE = "gateway.json"
 CONTROL_FILE = "control.sock"
 """The Unix socket for control in the gateway's directory."""
 
 
-def starts(directory: Path) -> int:
+def starts(directory: Path, files: FileSystem = HOST_FILES) -> int:
     """The number of the last start of the gateway of this directory."""
     try:
-        return int(json.loads((directory / ADDRESS_FILE).read_bytes())["starts"])
+        return int(json.loads(files.read(directory / ADDRESS_FILE))["starts"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 
 
-def next_start(directory: Path) -> int:
+def next_start(directory: Path, host: Host = HOST) -> int:
     """A number for the start that begins now, above those of all earlier ones. The clock counts, too: the directory may
     be an older copy."""
-    return max(starts(directory) + 1, int(time.time()))
+    return max(starts(directory, host.files) + 1, int(host.wall_clock_s()))
 
 
-def addresses(directory: Path) -> dict[str, Address]:
+def addresses(directory: Path, files: FileSystem = HOST_FILES) -> dict[str, Address]:
     """The ports at which the gateway of this directory listens, or last listened: `listen`, `control` unless that is a
     socket file, and `flight` if it serves its log; empty if it never did."""
     try:
-        document = json.loads((directory / ADDRESS_FILE).read_bytes())
+        document = json.loads(files.read(directory / ADDRESS_FILE))
         listeners = {port: str(document.get(port) or "") for port in ("listen", "control", "flight")}
         ports = {port: at for port, at in listeners.items() if at and not at.startswith(SOCKET_FILE)}
         return {port: parse_address(at) for port, at in ports.items()}

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from procession.gateway.stream_counters import StreamCounters
 from procession.gateway.stream_leases import Leader
 from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
+from procession.runtime.host import HOST, Host
 from procession.storage.driver_claim import check_claimed
 from procession.storage.durable import disk_free_bytes
 
@@ -45,10 +45,11 @@ log = structlog.get_logger("gateway")
 class GatewayPerformer:
     """A gateway, recovered from its directory. It runs in one event loop; only fsyncs run in threads."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, host: Host = HOST) -> None:
         self.config = config
+        self.host = host
         self.on_confirmed: Callable[[], None] = lambda: None
-        opened = open_directory(config)
+        opened = open_directory(config, host)
         found, self.log, self.identity = opened.found, opened.log, opened.identity
         self.is_confirmed = found.is_confirmed
         """Whether producers may open streams. From a pipeline that no driver has claimed, nothing was ever offered. For
@@ -63,18 +64,18 @@ class GatewayPerformer:
         if config.declared is None:
             tail = self.tally.recovered(start, self.log.read(start, self.log.next_sequence))
             lag_bytes = self.log.lag_bytes(start)
-            end, now = self.log.next_sequence, time.monotonic()
+            end, now = self.log.next_sequence, host.monotonic_s()
             self.state = GatewayState(
                 config.limits, snapshot, tail, end, lag_bytes, is_leading=is_leading, retired=found.retired, now=now
             )
         else:
-            self.ordering = Ordering(config, config.declared, snapshot, self.log)
+            self.ordering = Ordering(config, config.declared, snapshot, self.log, host.files)
             for stream_ids, message_ids in self.ordering.recovered.uncommitted:
                 self.tally.found(stream_ids, message_ids)
             end, recovered = self.log.next_sequence, self.ordering.recovered
             order = EventTimeOrder(config.declared, recovered)
             self.state = GatewayState(config.limits, snapshot, recovered.tail, end, is_leading=is_leading, order=order)
-        self.state.flow.is_paused = is_paused(config.directory)
+        self.state.flow.is_paused = is_paused(config.directory, host.files)
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""
         self.leader: Leader | None = None
@@ -134,7 +135,7 @@ class GatewayPerformer:
                 self._peers[session].hold(self.state.holds(session))
 
     def _decided(self, event: ev.Event | ev.OfOrder) -> list[ev.Action]:
-        now = time.monotonic()
+        now = self.host.monotonic_s()
         actions = self.state.handle(event, now)
         self.tally.watch(event, actions, now, self.state.registry)
         return actions
@@ -194,7 +195,7 @@ class GatewayPerformer:
 
     def look_at_disk(self) -> None:
         """Withholds credits while the disk is low on space."""
-        free_bytes = disk_free_bytes(self.log.directory)
+        free_bytes = disk_free_bytes(self.log.directory, self.host.files)
         is_short = free_bytes < self.config.disk_free_bytes_min
         if is_short is not self.state.flow.is_disk_short:
             room = {"free_bytes": free_bytes, "disk_free_bytes_min": self.config.disk_free_bytes_min}
@@ -208,7 +209,7 @@ class GatewayPerformer:
     async def pause(self, paused: bool, *, is_kept: bool) -> None:
         """Stop reading from producers, or go on. `is_kept`: a restart of the gateway does not change that."""
         if is_kept:
-            await self._durably(keep_paused, self.config.directory, paused)
+            await self._durably(keep_paused, self.config.directory, paused, self.host.files)
         if paused is not self.state.flow.is_paused:
             log.info("gateway.pause_changed", is_paused=paused, is_kept=is_kept)
         self.state.flow.is_paused = paused
@@ -297,7 +298,7 @@ class GatewayPerformer:
 
     async def _hear(self, ordering: Ordering) -> None:
         """Processes received rows, or some of them."""
-        now = time.monotonic()
+        now = self.host.monotonic_s()
         if ticks := ordering.ticks(now):
             log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
             self.handle(ev.StreamsIdled(ticks))
@@ -308,7 +309,7 @@ class GatewayPerformer:
 
     async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
         """Moves rows whose order is settled to the ordered log. They are on disk when this returns."""
-        now = time.monotonic()
+        now = self.host.monotonic_s()
         with self._ending():
             ends = ordering.take(now)
         point, end, heard_end = ordering.order.point, ordering.log.next_sequence, ordering.order.heard_end
@@ -355,23 +356,36 @@ class GatewayPerformer:
         if gone := self.state.retired.forgotten - forgotten:
             log.warning("gateway.retired_streams_forgotten", streams=gone, retired=len(self.state.retired))
         if before is not None and (mark := self.state.snapshot.retired) and mark.number != before.number:
-            retired_file.remove_others(self.config.directory, mark)
+            retired_file.remove_others(self.config.directory, mark, self.host.files)
 
     async def _raise_to(self, fence: int) -> None:
         self.state.snapshot.check_fence(fence)
         if fence > self.state.snapshot.fence:
-            check_claimed(fence, self.config.checkpoint)
+            check_claimed(fence, self.config.checkpoint, self.host.files)
             await self._write_snapshot(self._decided(ev.FenceRaised(fence)))
 
     async def _write_snapshot(self, actions: list[ev.Action]) -> None:
+        """Ends only when these actions are taken, also if it is cancelled: a thread goes on, and the next one would
+        write the same draft."""
+        writing = asyncio.get_running_loop().create_task(self._write(actions))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            while not writing.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([writing])
+            raise
+
+    async def _write(self, actions: list[ev.Action]) -> None:
+        directory, files = self.config.directory, self.host.files
         for action in actions:
             assert isinstance(action, ev.WriteSnapshot)
             if action.retiring is not None and action.retiring.mark is not None:
                 faults.point("gateway:before-retired")
-                await self._durably(retired_file.write, self.config.directory, action.retiring)
+                await self._durably(retired_file.write, directory, action.retiring, files)
                 faults.point("gateway:after-retired")
             faults.point("gateway:before-snapshot")
-            await self._durably(save_snapshot, self.config.directory, action.snapshot)
+            await self._durably(save_snapshot, directory, action.snapshot, files)
             faults.point("gateway:before-ack")
             for follower in self._decided(ev.SnapshotWritten(action.snapshot, action.retiring)):
                 if isinstance(follower, ev.TrimLog):
@@ -379,10 +393,6 @@ class GatewayPerformer:
                 self._perform(follower)
         if self._is_holding:
             self._hold(None)
-
-    @property
-    def is_settled(self) -> bool:
-        return self.state.is_settled
 
     def status(self) -> dict[str, Any]:
         return status_of(self)

@@ -43,15 +43,15 @@ class ReadBuffer:
 class ProducerSession(asyncio.BufferedProtocol):
     """The connection of a producer."""
 
-    def __init__(self, gateway: GatewayPerformer, sessions: set[ProducerSession], intake: ReadBuffer) -> None:
+    def __init__(self, gateway: GatewayPerformer, sessions: Sessions, intake: ReadBuffer) -> None:
         self._gateway = gateway
         self._config = gateway.config
         self._sessions = sessions
         self._intake = intake
-        self._connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
+        self.connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE, self._config.frame_bytes_max)
         self._timers: list[asyncio.TimerHandle] = []
         self._transport: asyncio.Transport
-        self._number = 0
+        self.number = 0
         self._is_lingering = False
         self._is_held = False
         self._is_unread = False
@@ -62,32 +62,32 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
         notice_silence(self._transport.get_extra_info("socket"), self._config.silence_s)
-        self._sessions.add(self)
+        self._sessions[self] = None
         self._after(self._config.handshake_timeout_s, self._give_up_handshake)
-        self._number = self._gateway.join(self)
+        self.number = self._gateway.join(self)
         self._peer = peer_of(self._transport.get_extra_info("socket"))
-        log.debug("session.opened", session=self._number, peer=self._peer)
-        self._gateway.handle(SessionOpened(self._number))
+        log.debug("session.opened", session=self.number, peer=self._peer)
+        self._gateway.handle(SessionOpened(self.number))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._intake.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._gateway.tally.received_bytes += nbytes
-        for event in self._connection.receive(self._intake.buffer[:nbytes]):
+        for event in self.connection.receive(self._intake.buffer[:nbytes]):
             logged = len(event) if isinstance(event, Messages | DraftMessages) else event
-            log.debug("session.received", session=self._number, frame=logged)
-            self._gateway.handle(FrameReceived(self._number, event))
+            log.debug("session.received", session=self.number, frame=logged)
+            self._gateway.handle(FrameReceived(self.number, event))
             if isinstance(event, Messages):
                 self._intake.columns.worked(len(event))
 
     def connection_lost(self, error: Exception | None) -> None:
         for timer in self._timers:
             timer.cancel()
-        self._sessions.discard(self)
-        self._gateway.leave(self._number)
-        self._gateway.handle(SessionClosed(self._number))
-        log.debug("session.closed", session=self._number, reason=str(error or ""))
+        self._sessions.pop(self, None)
+        self._gateway.leave(self.number)
+        self._gateway.handle(SessionClosed(self.number))
+        log.debug("session.closed", session=self.number, reason=str(error or ""))
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
@@ -113,29 +113,29 @@ class ProducerSession(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def send(self, frame: AnyFrame) -> None:
-        if self._connection.is_over or self._transport.is_closing():
+        if self.connection.is_over or self._transport.is_closing():
             return
-        log.debug("session.sent", session=self._number, frame=frame)
-        self._transport.write(self._connection.send(frame))
+        log.debug("session.sent", session=self.number, frame=frame)
+        self._transport.write(self.connection.send(frame))
         if self._transport.get_write_buffer_size() > self._config.write_bytes_max:
             reason = "does not read what it is sent"
-            log.warning("session.aborted", session=self._number, peer=self._peer, reason=reason)
+            log.warning("session.aborted", session=self.number, peer=self._peer, reason=reason)
             self._gateway.tally.failed(reason)
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
         """Sends the reason, then closes."""
         if reason is not None and not self._is_lingering:
-            log.warning("session.refused", session=self._number, peer=self._peer, reason=reason)
+            log.warning("session.refused", session=self.number, peer=self._peer, reason=reason)
             self._gateway.tally.failed(reason)
-            word = self._connection.error_frame(reason)
+            word = self.connection.error_frame(reason)
             if not self._transport.is_closing():
                 self._transport.write(word)
         self._linger()
 
     def restart(self, address: str | None = None) -> None:
         """Sends RESTART, with the address of another gateway if there is one, then closes."""
-        if self._connection.state is not ConnectionState.STREAMING:
+        if self.connection.state is not ConnectionState.STREAMING:
             self.close("the gateway is stopping")
             return
         self.send(Restart(address))
@@ -159,12 +159,16 @@ class ProducerSession(asyncio.BufferedProtocol):
             session for session in self._sessions if session._is_lingering and not session._transport.is_closing()
         ]
         if len(lingering) > self._config.lingering_max:
-            min(lingering, key=lambda session: session._number)._transport.abort()
+            min(lingering, key=lambda session: session.number)._transport.abort()
 
     def _give_up_handshake(self) -> None:
-        if self._connection.state in (ConnectionState.CONNECTED, ConnectionState.HANDSHAKE):
-            self._gateway.handle(SessionClosed(self._number))
+        if self.connection.state in (ConnectionState.CONNECTED, ConnectionState.HANDSHAKE):
+            self._gateway.handle(SessionClosed(self.number))
             self.close("no HELLO in time")
 
     def _after(self, delay_s: float, call: Callable[[], object]) -> None:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, call))
+
+
+Sessions = dict[ProducerSession, None]
+"""Of a gateway, the oldest first."""

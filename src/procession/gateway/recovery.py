@@ -15,26 +15,20 @@ Not used in the steady state. `performer` starts with the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from procession.errors import ConfigError
 from procession.gateway import retired_file
-from procession.gateway.gateway_directory import (
-    find_identity,
-    keep_identity,
-    load_snapshot,
-    random_identity,
-    save_snapshot,
-)
+from procession.gateway.gateway_directory import find_identity, keep_identity, load_snapshot, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.snapshot import Snapshot
 from procession.runtime.files import FileSystem
+from procession.runtime.host import HOST, Host
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import read_claim
 from procession.storage.durable import lock_directory, write_durably
-from procession.storage.log import IngressLog, random_incarnation
+from procession.storage.log import IngressLog
 
 
 @dataclass(frozen=True)
@@ -65,14 +59,10 @@ class OpenedGateway:
     identity: str
 
 
-def open_directory(
-    config: GatewayConfig,
-    files: FileSystem = HOST_FILES,
-    new_incarnation: Callable[[], int] = random_incarnation,
-    new_identity: Callable[[], str] = random_identity,
-) -> OpenedGateway:
+def open_directory(config: GatewayConfig, host: Host = HOST) -> OpenedGateway:
     """Locks the directory, and syncs all files in it. Raises StorageError if another process holds it or a file is
     damaged, ConfigError if its records are in another order."""
+    files = host.files
     lock = lock_directory(config.log_directory, files)  # nothing is written before it is held
     try:
         found = recover(config, files)
@@ -86,9 +76,11 @@ def open_directory(
         committed_end=found.log_start,
         lock=lock,
         files=files,
-        new_incarnation=new_incarnation,
+        new_incarnation=lambda: host.random_bits(64) or 1,
     )
-    return OpenedGateway(found, log, keep_identity(config.directory, found.identity, files, new_identity))
+    identity = found.identity if found.identity is not None else f"{host.random_bits(128):032x}"
+    keep_identity(config.directory, identity, files)
+    return OpenedGateway(found, log, identity)
 
 
 def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:

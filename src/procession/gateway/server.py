@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import uvloop
 
-from procession.address import (
-    SOCKET_FILE,
-    Address,
-    SocketFile,
-    address_of,
-    listening_file,
-    listening_socket,
-    parse_address,
-)
+from procession.address import SOCKET_FILE, Address, SocketFile, address_of, parse_address
 from procession.errors import StorageError
 from procession.gateway.control import ControlServer
 from procession.gateway.gateway_directory import MemberFile
@@ -41,9 +33,10 @@ from procession.gateway.leader_link import LeaderLink
 from procession.gateway.listen_address import ADDRESS_FILE, CONTROL_FILE, addresses, next_start
 from procession.gateway.members import Member, Members
 from procession.gateway.performer import GatewayPerformer
-from procession.gateway.producer_session import ProducerSession, ReadBuffer
+from procession.gateway.producer_session import ProducerSession, ReadBuffer, Sessions
 from procession.log_format import configure
 from procession.metrics import Metric, MetricsServer
+from procession.runtime.host import HOST, Host
 from procession.storage.durable import write_durably
 from procession.storage.flight_reader import this_machine
 from procession.tls import TlsListener
@@ -60,11 +53,17 @@ log = structlog.get_logger("gateway")
 class GatewayServer:
     """A gateway with its ports open: `listen` for producers, `control` for the driver and operators."""
 
-    def __init__(self, config: GatewayConfig) -> None:
-        self.gateway = GatewayPerformer(config)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        host: Host = HOST,
+        make_performer: Callable[[GatewayConfig, Host], GatewayPerformer] = GatewayPerformer,
+    ) -> None:
+        self.gateway = make_performer(config, host)
+        self._host = host
         self.listen = self.control = self.metrics = ""
         self._config = config
-        self._sessions: set[ProducerSession] = set()
+        self.sessions: Sessions = {}
         self.flight = self._scheme = ""
         self._service: LogService | None = None
         self._is_departing = False
@@ -79,8 +78,8 @@ class GatewayServer:
     async def start(self) -> None:
         """Opens both ports, and writes their addresses into the directory."""
         loop = asyncio.get_running_loop()
-        previous = addresses(self._config.directory)
-        listening = listening_socket(parse_address(self._config.listen), previous.get("listen"))
+        previous = addresses(self._config.directory, self._host.files)
+        listening = self._host.listen(parse_address(self._config.listen), previous.get("listen"))
         controlling = self._control_socket(previous.get("control"))
         self.listen = str(address_of(listening))
         if self._config.flight:
@@ -100,26 +99,33 @@ class GatewayServer:
         else:
             self._listener = await loop.create_server(partial(self._session, intake), sock=listening)
         if self._config.metrics:
-            reading = listening_socket(parse_address(self._config.metrics))
+            reading = self._host.listen(parse_address(self._config.metrics), None)
             self.metrics = str(address_of(reading))
             self._metrics = MetricsServer(reading, partial(self._figures, loop))
         self.gateway.look_at_disk()
         self._ticker = loop.create_task(self._tick())
-        document = {"listen": self.listen, "control": self.control, "flight": self.flight, "pid": os.getpid()}
-        document |= {"starts": next_start(self._config.directory)} | ({"metrics": self.metrics} if self.metrics else {})
-        write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode())
+        document = {
+            "listen": self.listen,
+            "control": self.control,
+            "flight": self.flight,
+            "pid": int(self._host.files.owner),
+        }
+        document |= {"starts": next_start(self._config.directory, self._host)} | (
+            {"metrics": self.metrics} if self.metrics else {}
+        )
+        write_durably(self._config.directory / ADDRESS_FILE, json.dumps(document).encode(), self._host.files)
         log.info(
             "gateway.started", listen=self.listen, control=self.control, next_sequence=self.gateway.state.next_sequence
         )
 
     def _control_socket(self, previous: Address | None) -> socket.socket:
         if self._config.control:
-            controlling = listening_socket(parse_address(self._config.control), previous)
+            controlling = self._host.listen(parse_address(self._config.control), previous)
             self.control = str(address_of(controlling))
             return controlling
         path = self._config.directory.absolute() / CONTROL_FILE
         self.control = str(SocketFile(path))
-        return listening_file(path)
+        return self._host.listen_at_file(path)
 
     async def _lead_or_follow(self, controlling: socket.socket) -> None:
         """Opens the control port, and becomes the leader or connects to it."""
@@ -135,13 +141,13 @@ class GatewayServer:
         )
         if config.join is None:
             gateway.leader = leadership = Leadership(
-                Members(MemberFile(config.directory)), gateway.state, gateway.handle, config.declared
+                Members(MemberFile(config.directory, self._host.files)), gateway.state, gateway.handle, config.declared
             )
             leadership.begin(member, is_confirmed=gateway.is_confirmed)
             gateway.on_confirmed = leadership.lead
             self._control = ControlServer(gateway, LeaderControl(leadership))
         else:
-            start = next_start(config.directory)
+            start = next_start(config.directory, self._host)
             gateway.leader = self.link = LeaderLink(gateway, config.join, member, self._depart, start)
             gateway.on_confirmed = self.link.greet_again
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
@@ -158,10 +164,10 @@ class GatewayServer:
         if self._is_departing:
             return
         self._is_departing = True
-        log.info("gateway.leaving", sessions=len(self._sessions), others=others)
+        log.info("gateway.leaving", sessions=len(self.sessions), others=others)
         if self._listener is not None:
             self._listener.close()
-        for number, session in enumerate(list(self._sessions)):
+        for number, session in enumerate(list(self.sessions)):
             session.restart(others[number % len(others)] if others else None)
 
     def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Metric]:
@@ -175,7 +181,7 @@ class GatewayServer:
         return found if more is None else [*found, *more()]
 
     def _session(self, intake: ReadBuffer) -> ProducerSession:
-        return ProducerSession(self.gateway, self._sessions, intake)
+        return ProducerSession(self.gateway, self.sessions, intake)
 
     async def _tick(self) -> None:
         while True:
@@ -200,10 +206,10 @@ class GatewayServer:
             await asyncio.get_running_loop().run_in_executor(None, self._metrics.close)
         if self._listener is not None:
             self._listener.close()
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             session.restart()
-        if self._sessions:
-            await asyncio.wait([session.gone for session in self._sessions], timeout=2 * self._config.linger_s)
+        if self.sessions:
+            await asyncio.wait([session.gone for session in self.sessions], timeout=2 * self._config.linger_s)
         if self._linking is not None:
             self._linking.cancel()
             await asyncio.wait([self._linking])
@@ -217,10 +223,14 @@ class GatewayServer:
 async def _serve(config: GatewayConfig) -> None:
     server = GatewayServer(config)
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    waiter = loop.create_task(stopped.wait())
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await run_until(server, stopped)
+
+
+async def run_until(server: GatewayServer, stopped: asyncio.Event) -> None:
+    """Runs a gateway until `stopped` is set, or until it has left the pipeline or fails. Raises what it failed with."""
+    waiter = asyncio.get_running_loop().create_task(stopped.wait())
     try:
         await server.start()
         endings: list[asyncio.Future[Any]] = [waiter, server.gateway.failure]

@@ -9,10 +9,11 @@ of tests runs on both. `storage/durable` builds the writes that survive a crash 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,6 +113,9 @@ class FileSystem(Protocol):
 
     def free_bytes(self, path: Path) -> int:
         """What is free on the disk of this directory."""
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A lock between the threads of this process, for calls that must not overlap."""
 
     def lock(self, path: Path, *, waits: bool = False) -> HeldLock:
         """Lock a file or directory that exists for this process. BlockingIOError if another holds it, unless it

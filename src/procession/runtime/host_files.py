@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -159,6 +160,9 @@ class HostFileSystem:
     def free_bytes(self, path: Path) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def mutex(self) -> threading.Lock:
+        return threading.Lock()
 
     def lock(self, path: Path, *, waits: bool = False) -> HostFile:
         descriptor = os.open(path, os.O_RDONLY)

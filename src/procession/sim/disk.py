@@ -31,6 +31,10 @@ class SimulatedPath(PosixPath):
     def __truediv__(self, key: str) -> Path:  # type: ignore[override]
         return _joined(self, key)
 
+    def resolve(self, strict: bool = False) -> SimulatedPath:
+        """Paths are relative to the root of the disk, and there are no links."""
+        return self
+
 
 @lru_cache(PATHS_MAX)
 def _joined(path: SimulatedPath, key: str) -> Path:

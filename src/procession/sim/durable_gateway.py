@@ -1,12 +1,12 @@
 """What of a gateway's directory would survive a power cut: its snapshot, its retired streams and its log.
 
-Invariant: reads the simulated disk, and changes nothing. For the oracle, which compares it with what producers are
-told, and for `set_back`, which looks whether a copy is old.
+Invariant: reads the simulated disk, and changes nothing. For `simulated_gateway`, which has the oracle compare it with
+what producers are told, and for `set_back`, which looks whether a copy is old.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,8 +18,11 @@ from procession.gateway.retired_file import path_of
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.snapshot import Snapshot, decode_snapshot
 from procession.sim.disk import Directory, Disk, File
+from procession.sim.environment import Environment
 from procession.sim.oracle import MEMORY
 from procession.storage.segment import HEADER_BYTES, SUFFIX, entry_at
+from procession.wire.draft_messages import AnyFrame
+from procession.wire.messages import NOTHING_COMMITTED, Ack, NotifyAck
 
 LOG = "log"
 
@@ -68,6 +71,25 @@ def is_durable_anywhere(disks: Mapping[str, Disk], stream_id: int, point: int) -
 def set_aside(part: str) -> str:
     """Where the newest directory of a gateway is while an older copy has its place."""
     return f"{part}.newest"
+
+
+def check_acknowledgement(site: Environment, durable: Callable[[], Snapshot], frame: AnyFrame) -> None:
+    """A gateway sends this frame, and has this snapshot on disk."""
+    if isinstance(frame, NotifyAck) and frame.success:
+        site.oracle.opened(frame.stream_id, frame.point_of_reference)
+    match frame:
+        case Ack():
+            positions = frame.positions
+        case NotifyAck() if frame.success and frame.point_of_reference != NOTHING_COMMITTED:
+            positions = ((frame.stream_id, frame.point_of_reference),)
+        case _:
+            return
+    for stream_id, point in positions:
+        position = durable().streams.get(stream_id)
+        is_durable = position is not None and position.committed >= point
+        if not is_durable and isinstance(frame, NotifyAck):
+            is_durable = is_durable_anywhere(site.disks, stream_id, point)
+        site.oracle.check_ack(stream_id, point, is_durable)
 
 
 def log_end(directory: Directory) -> int:

@@ -117,14 +117,12 @@ class Environment:
         """Of each gateway."""
         self.set_back: set[str] = set()
         """Gateways whose directories are currently set back or lost."""
+        self.was_set_back: set[str] = set()
+        """Gateways whose directories ever were."""
         self.refused: Callable[[str], None]
         """Called for every gateway that refuses a driver because of its log."""
         self.confirmed: Callable[[str, int], None]
         """Called for every gateway that a driver confirms."""
-        self.identities: dict[str, str] = {}
-        """Of each gateway's first directory; a checkpoint keeps them."""
-        self.is_claimed: Callable[[], bool]
-        """Whether a driver has ever claimed the checkpoint."""
         self.everyone: list[SimulatedProcess] = []
         """All processes, including dead ones."""
         self.struck: list[PlannedFault] = []

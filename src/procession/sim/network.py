@@ -214,6 +214,7 @@ class Network:
         owner.step()
         site, chance = self.site, self.site.chance
         is_answered = False
+        first: SimulatedProcess | None = None
 
         def once(answer: Any) -> None:
             nonlocal is_answered
@@ -226,13 +227,14 @@ class Network:
                 site.clock.after(self._latency_s(), once, answer)
 
         def arrive() -> None:
-            listener = self.listeners.get(address)
+            nonlocal first
+            first = listener = self.listeners.get(address)
             if listener is not None:
                 listener.post(listener.on_request, request, reply)  # type: ignore[attr-defined]
 
         def arrive_again() -> None:
-            # A client does not repeat an answered request, and a restarted process would take it for a new one.
-            if not (is_answered and site.identities):
+            # A client does not repeat an answered request. One that it repeated before may be read late.
+            if not is_answered or self.listeners.get(address) is first:
                 arrive()
 
         if chance.random() >= self.loss:

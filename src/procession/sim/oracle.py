@@ -279,8 +279,8 @@ class Oracle:
         self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
 
     def set_back(self, gateway: str, end: int) -> None:
-        """The gateway's directory is an older copy. The driver accepts it, and knows of no offer behind `end`: what was
-        read there belongs to an offer that a power cut has undone."""
+        """The gateway's directory is an older copy, whose log ends at `end`. The driver accepts it: what was read
+        behind that belongs to an offer that a power cut has undone."""
         self._sequences = {at: record for at, record in self._sequences.items() if at[0] != gateway or at[1] < end}
 
     def read(self, gateway: str, sequence: int, record: Record) -> None:

@@ -15,7 +15,7 @@ from procession.gateway.gateway_directory import SNAPSHOT
 from procession.sim.disk import Directory, File
 from procession.sim.durable_gateway import log_end, read_snapshot, set_aside, snapshot_path
 from procession.sim.environment import Environment, Machine
-from procession.sim.simulated_leader_link import name_of
+from procession.sim.gateway_addresses import name_of
 
 SET_BACK = "set-back"
 LOOK_S = 0.05
@@ -45,11 +45,11 @@ class SetBackOperator:
             self._is_mending.add(part)
             self._when(MEND_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
 
-    def confirmed(self, part: str, offered: int) -> None:
-        """A driver that was offered records up to here takes the directory for the right one. If it is a copy, it has
-        what it lacked, or is wrong."""
+    def confirmed(self, part: str, end: int) -> None:
+        """A driver takes the directory, whose log ends here, for the right one. If it is a copy, it has what it lacked,
+        or is wrong."""
         if part in self._site.set_back:
-            self._site.oracle.set_back(name_of(part), offered)
+            self._site.oracle.set_back(name_of(part), end)
             self._site.tell(part, "= the copy is taken")
             self._is_mending.discard(part)
             self._site.set_back.discard(part)
@@ -75,6 +75,7 @@ class SetBackOperator:
         self._kill(part)
         self._site.tell(part, "! the directory is %s", "lost" if copy is None else "an older copy from here on")
         self._site.set_back.add(part)
+        self._site.was_set_back.add(part)
         newest = self._machines[part].disk.directory(part)
         self._change(part, {part: copy, set_aside(part): newest})
 

@@ -2,7 +2,7 @@
 
 Invariant, as in `driver/gateway_clients`: a gateway that does not answer delays no other. Each gateway has one request
 in flight; a late reply counts for the next request. The leader says which gateways there are. Upstream:
-`simulated_driver` and `simulated_spark`. Downstream: `simulated_gateway`, by requests.
+`simulated_driver` and `simulated_spark`. Downstream: the shipped `gateway/control`, by requests.
 """
 
 from __future__ import annotations
@@ -14,72 +14,115 @@ from typing import Any
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
-from procession.driver.known_gateways import known_gateway
-from procession.errors import ProcessionError, RoundError
-from procession.gateway.confirmation import KnownGateway
+from procession.driver.gateway_clients import place_of
+from procession.driver.known_gateways import epochs_kept
+from procession.driver.last_commit import LastCommit
+from procession.errors import ProcessionError, RoundError, StorageError
 from procession.gateway.global_registry import LEADER
+from procession.gateway.members import Member
+from procession.gateway.request_parsing import FORMAT, GarbledRequest
 from procession.sim.environment import Environment
-from procession.sim.simulated_leader_link import part_of
+from procession.sim.gateway_addresses import control_address, part_of
+from procession.sim.set_back import blamed
 from procession.sim.simulated_process import SimulatedProcess
-from procession.storage.log_ranges import LogLocation
+from procession.storage.log_ranges import LogOffset
 
-Answers = dict[str, tuple[Any, Any]]
+EPOCH_BYTES_MAX = 1 << 30
+
+Request = dict[str, Any]
+Answers = dict[str, tuple[Request, Any]]
 """By the gateway's name: what it was asked, and its answer."""
 
 
-def last_record(site: Environment, checkpoint: Checkpoint) -> RoundRecord | None:
-    """The last commit, which gateways must know. None in worlds without set-backs."""
-    committed = checkpoint.log.committed if site.identities else -1
-    if committed < 0:
-        return None
-    checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
-    return checkpoint.rounds.read(committed)
+def last_commit(checkpoint: Checkpoint, epoch: int) -> LastCommit:
+    """As in `driver/last_commit`: the commit of this epoch, which gateways must know."""
+    if epoch >= 0:
+        checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
+    record = checkpoint.rounds.read(epoch) if epoch >= 0 else None
+    return LastCommit(checkpoint.fence, record, checkpoint.places.all())
 
 
-def known(site: Environment, checkpoint: Checkpoint, record: RoundRecord | None, name: str) -> KnownGateway:
-    places = checkpoint.places.all() if site.identities else ()
-    return known_gateway(record, name, site.identities.get(part_of(name), ""), places)
+def fence_request(last: LastCommit, name: str, offered: LogOffset) -> Request:
+    """As `gateway/control_client.ControlClient.fence`."""
+    return _request("fence", fence=last.fence, offered=offered.as_json(), known=last.known(name)._asdict())
 
 
-def keep_places(site: Environment, places: LogLocations, gateways: Iterable[str]) -> None:
+def list_request(fence: int) -> Request:
+    """For the leader's list of gateways."""
+    return _request("fence", fence=fence)
+
+
+def offer_request(last: LastCommit, name: str, start: LogOffset, records_max: int) -> Request:
+    """As `gateway/control_client.ControlClient.offer`."""
+    fields = {"start": start.sequence, "offered": start.as_json(), "known": last.known(name)._asdict()}
+    return _request("offer", fence=last.fence, **fields, records_max=records_max, bytes_max=EPOCH_BYTES_MAX)
+
+
+def commit_request(fence: int, record: RoundRecord, name: str) -> Request:
+    """As `driver/last_commit.tell_commit`."""
+    positions = {str(stream): message_id for stream, message_id in record.positions.items()}
+    end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
+    return _request("commit", fence=fence, epoch=record.epoch, end=end, positions=positions, epochs_kept=kept)
+
+
+def _request(op: str, **fields: Any) -> Request:
+    return {"op": op, "format": FORMAT, **fields}
+
+
+def members_of(answer: Mapping[str, Any]) -> list[Member]:
+    return [Member.from_dict(member) for member in answer.get("gateways", ())]
+
+
+def keep_places(site: Environment, places: LogLocations, gateways: Iterable[Member]) -> None:
     """As `driver/offsets`: a gateway that the leader lists is known to all later drivers."""
-    for name in gateways if site.identities else ():
-        part = part_of(name)
-        places.keep(name, LogLocation(part, site.identities.get(part, "")))
+    for member in gateways:
+        try:
+            places.keep(member.name, place_of(member))
+        except StorageError as error:
+            part = part_of(member.name)
+            site.tell(part, "! refuses: the driver finds that %s", error.sentence)
+            site.refused(part)
+            raise blamed(error, is_injected_damage=part in site.was_set_back) from error  # the list may be an old one
 
 
 class SimulatedGatewayClients:
     def __init__(self, owner: SimulatedProcess) -> None:
         self._owner = owner
         self.names = [LEADER]
+        self._identities: dict[str, str] = {}
+        """Of the gateways but the leader: no other one is asked."""
         self._pending: set[str] = set()
         self._away: set[str] = set()
         self._found: Answers = {}
         self._done: Callable[[Answers], Any] | None = None
 
-    def meet(self, gateways: Iterable[str]) -> None:
+    def meet(self, gateways: Iterable[Member]) -> None:
         """Takes the leader's list of gateways. An empty list changes nothing."""
-        if there := set(gateways):
-            self.names = sorted(there | {LEADER})
+        if there := {member.name: member.identity for member in gateways}:
+            self.names = sorted({LEADER, *there})
+            self._identities = {name: identity for name, identity in there.items() if name != LEADER}
             self._found = {name: found for name, found in self._found.items() if name in self.names}
 
-    def ask(self, questions: Mapping[str, Any], done: Callable[[Answers], Any]) -> None:
+    def ask(self, questions: Mapping[str, Request], done: Callable[[Answers], Any]) -> None:
         """Ask each its question; `done` gets the answers of those that are there, also to what was asked before."""
         self._done = done
         for name, question in questions.items():
             if name not in self._pending and name not in self._found:
                 self._pending.add(name)
-                answered = partial(self._answered, name, question)
-                self._owner.site.network.call(self._owner, part_of(name), question, answered)
+                whom = {"identity": self._identities[name]} if name in self._identities else {}
+                self.send(name, {**question, **whom}, partial(self._answered, name, question))
         if not self._waits:
             self._owner.later(0.0, self._look)
+
+    def send(self, name: str, request: Request, answered: Callable[[Any], Any]) -> None:
+        self._owner.site.network.call(self._owner, control_address(part_of(name)), request, answered)
 
     @property
     def _waits(self) -> bool:
         return any(name not in self._away for name in self._pending)
 
     def _answered(self, name: str, question: Any, answer: Any) -> Any:
-        if isinstance(answer, RoundError):
+        if isinstance(answer, RoundError | GarbledRequest):
             answer = None  # as if it were away: the request is sent again
         if isinstance(answer, ProcessionError):
             raise answer

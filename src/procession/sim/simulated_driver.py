@@ -19,22 +19,23 @@ from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_record import RoundRecord
 from procession.commit.sink_link import SinkOptions
-from procession.driver.known_gateways import epochs_kept
-from procession.errors import (
-    FencedError,
-    LocalProtocolError,
-    ProcessionError,
-    RoundError,
-    StorageError,
-)
-from procession.gateway.gateway_events import EpochCommitted, FenceRaised
+from procession.errors import FencedError, LocalProtocolError, ProcessionError, RoundError
 from procession.gateway.global_registry import LEADER
-from procession.sim.control_requests import ConfirmRequest
+from procession.gateway.members import Member
 from procession.sim.disk import SimulatedPath
 from procession.sim.environment import Environment, Machine
-from procession.sim.fault_plan import DRIVER, GATEWAY, SinkPlan
+from procession.sim.fault_plan import DRIVER, SinkPlan
 from procession.sim.oracle import CHECKPOINT, STATES, InvariantViolation
-from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
+from procession.sim.simulated_clients import (
+    Answers,
+    SimulatedGatewayClients,
+    commit_request,
+    fence_request,
+    keep_places,
+    last_commit,
+    list_request,
+    members_of,
+)
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
 from procession.sim.simulated_loop import AsyncioProcess
 from procession.sim.simulated_process import Steps
@@ -220,41 +221,40 @@ class SimulatedDriver(AsyncioProcess):
         self.site.tell(self.part, "! %s", sentence)
 
     def _raise_fence(self) -> None:
-        """No earlier driver's acknowledgements count from here on; then Spark may start."""
-        ends, fence, last = self._offered_ends(), self.checkpoint.fence, last_record(self.site, self.checkpoint)
-        requests = {
-            name: ConfirmRequest(fence, ends.get(name, LogOffset()), known(self.site, self.checkpoint, last, name))
-            for name in self._fences.names
-        }
-        self._fences.ask(requests, self._raised)
+        """No earlier driver's acknowledgements count from here on; then Spark may start. The leader comes first: it
+        knows the others."""
+        self._fences.send(LEADER, list_request(self.checkpoint.fence), self._listed)
 
-    def _offered_ends(self) -> dict[str, LogOffset]:
-        return self.checkpoint.log.offsets
+    def _listed(self, answer: Any) -> None:
+        if isinstance(answer, ProcessionError) and not isinstance(answer, RoundError):
+            raise answer
+        if answer is None or isinstance(answer, RoundError):
+            self.later(RETRY_S, self._raise_fence)
+            return
+        gateways = members_of(answer)
+        self._meet(gateways)
+        keep_places(self.site, self._places, gateways)
+        checkpoint, offsets = self.checkpoint, self.checkpoint.log.offsets
+        last = last_commit(checkpoint, checkpoint.log.committed)
+        self._fences.ask(
+            {name: fence_request(last, name, offsets.get(name, LogOffset())) for name in self._fences.names},
+            self._raised,
+        )
 
     def _raised(self, answers: Answers) -> None:
-        ends = self._offered_ends()
-        for name, (_, reply) in answers.items():
-            if reply.end.sequence < (end := ends.get(name, LogOffset()).sequence):
-                raise StorageError(
-                    f"the log of {name} ends at {reply.end.sequence}, but {end} were offered", next_step="restore it"
-                )
-        known = len(self._fences.names)
-        if LEADER in answers:
-            self._meet(answers[LEADER][1].gateways)
-            keep_places(self.site, self._places, answers[LEADER][1].gateways)
         self._fenced |= answers.keys()
         if all(name in self._fenced for name in self._fences.names):
             self.spark = self._start_spark(self)
         else:
-            self.later(0.0 if len(self._fences.names) > known else RETRY_S, self._raise_fence)
+            self.later(RETRY_S, self._raise_fence)
 
-    def _meet(self, gateways: Sequence[str]) -> None:
+    def _meet(self, gateways: Sequence[Member]) -> None:
         self._fences.meet(gateways)
         self._commits.meet(gateways)
 
     # What Spark calls
 
-    def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> Steps:
+    def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> Steps | None:
         """`foreachBatch`: Spark waits until `finished` comes back."""
         return self._do(self._run_epoch(epoch, manifests))
 
@@ -263,11 +263,11 @@ class SimulatedDriver(AsyncioProcess):
         if self.spark is not None:
             self.spark.soon(self.spark.finished, epoch)
 
-    def query_ended(self) -> Steps:
+    def query_ended(self) -> Steps | None:
         """Spark is gone for good: the performer looks the open round up and tells the sinks, then the driver ends."""
         return self._do(self._end())
 
-    def query_failed(self, error: ProcessionError) -> Steps:
+    def query_failed(self, error: ProcessionError) -> Steps | None:
         """Spark itself failed: as `query_ended`, and the driver ends with this error."""
         return self._do(self._end(error))
 
@@ -281,7 +281,7 @@ class SimulatedDriver(AsyncioProcess):
             await self._performer.close()
             self.later(0.0, self.kill)
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> Steps:
+    def _do(self, work: Coroutine[Any, Any, None]) -> Steps | None:
         self.spawn(self._reported(work))
         return self.loop.turn()
 
@@ -310,14 +310,13 @@ class SimulatedDriver(AsyncioProcess):
         if any(record.offsets[name] != self._met.get(name) for name in strangers):
             await self._look_who_is_there()  # one is new, or one that had left is back
             self._met = record.offsets
-        fence, ends = self.checkpoint.fence, record.offsets
         requests = {
-            name: EpochCommitted(fence, record.epoch, ends.get(name, 0), record.positions, epochs_kept(record, name))
+            name: commit_request(self.checkpoint.fence, record, name)
             for name in self._commits.names
             if self._notified.get(name) != record.epoch
         }
         answers = await self._asked(lambda done: self._commits.ask(requests, done))
-        self._notified |= {name: word.epoch for name, (word, _) in answers.items()}
+        self._notified |= {name: request["epoch"] for name, (request, _) in answers.items()}
         missing = [name for name in self._commits.names if self._notified.get(name) != record.epoch]
         if missing:
             if LEADER not in missing:
@@ -325,19 +324,19 @@ class SimulatedDriver(AsyncioProcess):
             raise RoundError(f"{', '.join(missing)} do not answer")
 
     async def _look_who_is_there(self) -> None:
-        request = FenceRaised(self.checkpoint.fence)
-        answer = await self._asked(lambda done: self.site.network.call(self, GATEWAY, request, done))
+        request = list_request(self.checkpoint.fence)
+        answer = await self._asked(lambda done: self._commits.send(LEADER, request, done))
         if isinstance(answer, ProcessionError):
             raise answer
         if answer is None:
             raise RoundError("the leader does not answer")
-        self._meet(answer.gateways)
+        self._meet(members_of(answer))
 
-    def _asked(self, ask: Callable[[Callable[[Any], Steps]], None]) -> Awaitable[Any]:
+    def _asked(self, ask: Callable[[Callable[[Any], Steps | None]], None]) -> Awaitable[Any]:
         """What comes back when this is asked."""
         found = self.loop.create_future()
 
-        def done(answer: Any) -> Steps:
+        def done(answer: Any) -> Steps | None:
             if not found.done():
                 found.set_result(answer)
             return self.loop.turn()

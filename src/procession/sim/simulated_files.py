@@ -25,6 +25,7 @@ DROPPED = 0.2
 """Probability that a failed sync drops the written data at once. Otherwise reads return it, but it is not durable."""
 FREE_BYTES = 1 << 40
 LOCK_WAIT_S = 0.02
+MUTEX_WAIT_S = 0.001
 
 READ, WRITE, REPLACE, NEW = OpenMode.READ, OpenMode.WRITE, OpenMode.REPLACE, OpenMode.NEW
 
@@ -166,6 +167,9 @@ class SimulatedFileSystem:
         self._directory(path)
         return 0 if self.disk.is_full else FREE_BYTES
 
+    def mutex(self) -> SimulatedMutex:
+        return SimulatedMutex(self.process)
+
     def lock(self, path: Path, *, waits: bool = False) -> SimulatedLock:
         while True:
             node = self._node(path)
@@ -279,6 +283,23 @@ class SimulatedFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class SimulatedMutex:
+    """Between the threads of one process. Who waits lets the others go on."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        self._process = process
+        self._is_held = False
+
+    def __enter__(self) -> None:
+        while self._is_held:
+            if not self._process.wait(MUTEX_WAIT_S):
+                raise AssertionError("a call that cannot be suspended waits for one that is")
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
 
 
 class SimulatedLock:

@@ -2,7 +2,8 @@
 
 Invariant: a run depends on its seed only. Callbacks run in the order in which they were scheduled, as in asyncio; a
 timer is an event of the virtual clock, a connection one of the simulated network. Each callback is a step at which the
-process can die, and its disk calls can be interrupted (`blocking_calls`). Of a dead process nothing runs any more: what
+process can die, and its disk calls can be interrupted (`blocking_calls`); so can those of its executor, which run
+beside the callbacks. Of a dead process nothing runs any more: what
 its `finally` blocks still call has no effect. A violation found in the middle of a task ends the run, although asyncio
 keeps exceptions of tasks to itself.
 """
@@ -20,6 +21,7 @@ from procession.errors import ProcessionError
 from procession.sim.blocking_calls import ProcessKilled
 from procession.sim.network import Endpoint
 from procession.sim.simulated_process import INTERRUPTED, SimulatedProcess, Steps
+from procession.sim.simulated_transport import SimulatedListener, SimulatedTransport
 
 if TYPE_CHECKING:
     from procession.sim.environment import Environment, Machine
@@ -31,12 +33,17 @@ else:
 TURN_S = 0.004
 """Longest time between two turns of a loop that has work: other processes, and what arrives meanwhile, come first."""
 
+THREADED = 0.3
+"""How likely a turn, or a call of the executor, can be interrupted. To switch threads is slow."""
+
 
 class SimulatedLoop(EventLoop):  # type: ignore[misc]
     """The event loop of one process."""
 
-    def __init__(self, process: AsyncioProcess) -> None:
+    def __init__(self, process: AsyncioProcess, *, is_interruptible: bool) -> None:
+        """Unless it `is_interruptible`, no other process runs in the middle of a callback, which is faster."""
         self._process = process
+        self._is_interruptible = is_interruptible
         self._clock = process.site.clock
         self._random = process.site.chance.random
         self._ready: deque[Any] = deque()
@@ -44,9 +51,11 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
         self._is_awaited = False
         """Whether the next turn is scheduled."""
         self._is_turning = False
+        self._is_over = False
         self._tasks: list[tuple[asyncio.Task[Any], Any]] = []
         """Each with its coroutine."""
         self._error: BaseException | None = None
+        self.step = process.step
 
     # Callbacks and timers
 
@@ -90,14 +99,19 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
             self._is_awaited = True
             self._process.later(delay_s, self.turn)
 
-    def turn(self) -> Steps:
+    def turn(self) -> Steps | None:
         """Run what is ready."""
         self._is_awaited = False
-        if self._ready and not self._is_turning:
-            yield from self._process.blocking(self._run_ready)
+        if not self._ready or self._is_turning:
+            return None
+        if self._process.suspended or (self._is_interruptible and self._random() < THREADED):
+            return self._process.blocking(self._run_ready)
+        self._run_ready()
+        return None
 
     def _run_ready(self) -> None:
         self._is_turning = True
+        outer = asyncio._get_running_loop()  # a fault that strikes one process may make another one run
         asyncio._set_running_loop(self)
         process, ready = self._process, self._ready
         try:
@@ -116,7 +130,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
                     return
         finally:
             self._is_turning = False
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(outer)
 
     # Tasks
 
@@ -146,6 +160,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
     def close_tasks(self) -> None:
         """The run is over: ends all tasks where they wait."""
         self._ready.clear()
+        self._is_over = True
         for task, coro in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             for work in (task.get_coro(), coro):
@@ -160,15 +175,44 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
         return True
 
     def is_closed(self) -> bool:
-        return not self._process.is_alive
+        return self._is_over or not self._process.is_alive
+
+    def run_in_executor(self, _: None, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        done = self.create_future()
+        self._process.start_thread(self._execute(done, call, args))
+        return done
+
+    def _execute(self, done: asyncio.Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> Steps:
+        try:
+            if self._process.suspended or self._random() < THREADED:
+                result = yield from self._process.blocking(call, *args)
+            else:
+                result = call(*args)
+        except Exception as error:
+            self.call_soon(_fulfil, done, None, error)
+        else:
+            self.call_soon(_fulfil, done, result, None)
 
     # Connections
+
+    async def create_server(
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: None = None,
+        port: None = None,
+        *,
+        sock: SimulatedListener,
+        **_: Any,
+    ) -> SimulatedListener:
+        sock.open(self._process, protocol_factory)
+        return sock
 
     async def create_connection(
         self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: Any
     ) -> tuple[SimulatedTransport, asyncio.Protocol]:
-        """The name of a host is that of the part that listens there."""
+        """The name of a host is that of the part that listens there. Port 0 is its only one."""
         connected: asyncio.Future[Endpoint] = self.create_future()
+        address = f"{host}:{port}" if port else host
 
         def answered(end: Endpoint | None) -> Steps | None:
             if connected.done():
@@ -176,84 +220,50 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
                     end.close()
                 return None
             if end is None:
-                connected.set_exception(ConnectionRefusedError(f"nobody listens at {host}"))
+                connected.set_exception(ConnectionRefusedError(f"nobody listens at {address}"))
             else:
                 connected.set_result(end)
             return self.turn()
 
-        self._process.site.network.connect(self._process, host, answered)
+        self._process.site.network.connect(self._process, address, answered)
         protocol = protocol_factory()
-        transport = SimulatedTransport(self, await connected, protocol)
+        transport = SimulatedTransport(self, await connected, lambda: protocol)
         return transport, protocol
 
 
-class SimulatedTransport(asyncio.Transport):
-    """One end of a simulated connection. Nothing that is written waits here: the network delays it."""
-
-    def __init__(self, loop: SimulatedLoop, end: Endpoint, protocol: asyncio.Protocol) -> None:
-        super().__init__()
-        self._loop = loop
-        self._end = end
-        self._protocol = protocol
-        self._is_closing = False
-        end.tag = self
-        loop.call_soon(protocol.connection_made, self)
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is buffered."""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._is_closing:
-            self._end.write(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._end.close()
-            self._loop.call_soon(self._protocol.connection_lost, None)
-
-    def abort(self) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            self._end.drop()
-            self._loop.call_soon(self._protocol.connection_lost, None)
-
-    # What the network calls
-
-    def received(self, data: bytes) -> None:
-        if not self._is_closing:
-            self._loop.call_soon(self._protocol.data_received, data)
-
-    def lost(self, *, is_clean: bool) -> None:
-        """The other side has closed, or the connection is broken."""
-        if self._is_closing:
-            return
-        if is_clean:
-            self._loop.call_soon(self._protocol.eof_received)
-        else:
-            self._is_closing = True
-            self._loop.call_soon(self._protocol.connection_lost, ConnectionResetError("Connection reset by peer"))
+def _fulfil(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
 
 
 class AsyncioProcess(SimulatedProcess):
     """A process whose work is asyncio code."""
 
-    def __init__(self, site: Environment, part: str, machine: Machine) -> None:
+    def __init__(self, site: Environment, part: str, machine: Machine, *, is_interruptible: bool = True) -> None:
         super().__init__(site, part, machine)
-        self.loop = SimulatedLoop(self)
+        self.ports: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
+        """What makes the protocols of connections, by the address at which this process listens."""
+        self.loop = SimulatedLoop(self, is_interruptible=is_interruptible)
+        self.stopped = asyncio.Event()
+        """Set by SIGTERM, if the process waits for it."""
 
-    def received(self, end: Endpoint, data: bytes) -> Steps:
+    def accepted(self, end: Endpoint) -> Steps | None:
+        if (make_protocol := self.ports.get(end.address)) is None:
+            end.close()
+            return None
+        SimulatedTransport(self.loop, end, make_protocol)
+        return self.loop.turn()
+
+    def received(self, end: Endpoint, data: bytes) -> Steps | None:
         if isinstance(end.tag, SimulatedTransport):
             end.tag.received(data)
         return self.loop.turn()
 
-    def lost(self, end: Endpoint, is_clean: bool) -> Steps:
+    def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
         if isinstance(end.tag, SimulatedTransport):
             end.tag.lost(is_clean=is_clean)
         return self.loop.turn()

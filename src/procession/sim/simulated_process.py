@@ -28,6 +28,12 @@ continues."""
 
 INTERRUPTED = 0.2
 """How likely another process gets a turn at a `yield`."""
+SUSPENDED = 0.25
+"""How likely a blocking call that can be interrupted is suspended when it uses the machine."""
+THREAD_S = 0.002
+"""Longest time until a thread begins."""
+PAUSE_LOOK_S = 0.02
+"""Interval at which a thread looks whether its process still pauses."""
 
 
 class SimulatedProcess:
@@ -48,6 +54,10 @@ class SimulatedProcess:
         self._busy: Steps | None = None
         self._thread: CallThread | None = None
         """Of the blocking call that is being made."""
+        self.suspended = 0
+        """How many blocking calls are interrupted. One that begins may have to wait for them."""
+        self._others: list[Steps] = []
+        """Threads besides the main one."""
         self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         machine.processes.append(self)
         site.everyone.append(self)
@@ -57,7 +67,7 @@ class SimulatedProcess:
     def start(self) -> None:
         """Start."""
 
-    def stop(self) -> None:
+    def stop(self) -> Steps | None:
         """SIGTERM."""
 
     def failed(self, error: ProcessionError) -> None:
@@ -77,7 +87,7 @@ class SimulatedProcess:
     def died(self) -> None:
         """The process has died. It may do nothing except notify the other processes of its machine."""
 
-    def accepted(self, end: Endpoint) -> None:
+    def accepted(self, end: Endpoint) -> Steps | None:
         """A peer has connected to this process."""
 
     def received(self, end: Endpoint, data: bytes) -> Steps | None: ...
@@ -188,7 +198,11 @@ class SimulatedProcess:
             self._thread = thread
             while not thread.resume():
                 self._thread = None
-                yield thread.delay_s
+                self.suspended += 1
+                try:
+                    yield thread.delay_s
+                finally:
+                    self.suspended -= 1
                 self._thread = thread
         finally:
             self._thread = None
@@ -198,9 +212,30 @@ class SimulatedProcess:
             raise thread.error
         return thread.result
 
+    def start_thread(self, steps: Steps) -> None:
+        """Take these steps in a thread of their own: the handlers of the process run between them."""
+        self._others.append(steps)
+        self._after(self._random() * THREAD_S, self._run_thread, steps)
+
+    def _run_thread(self, steps: Steps) -> None:
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._after(PAUSE_LOOK_S, self._run_thread, steps)
+            return
+        try:
+            self.step()
+            delay_s = next(steps)
+        except StopIteration:
+            self._others.remove(steps)
+        except ProcessKilled:
+            return
+        else:
+            self._after(delay_s, self._run_thread, steps)
+
     def give_way(self) -> None:
         """A call to the machine begins. If it is made by a blocking call, others may go first."""
-        if self._thread is not None and (self.is_paused or self._random() < INTERRUPTED):
+        if self._thread is not None and (self.is_paused or self._random() < SUSPENDED):
             self._thread.suspend(self._random() * 0.004)
 
     def wait(self, delay_s: float) -> bool:
@@ -225,10 +260,12 @@ class SimulatedProcess:
             self._drain()
 
     def abandon(self) -> None:
-        """End the handler that is suspended, if there is one."""
+        """End the handler and the threads that are suspended, if there are any."""
         busy, self._busy = self._busy, None
-        if isinstance(busy, GeneratorType) and not busy.gi_running:
-            busy.close()
+        others, self._others = self._others, []
+        for steps in (busy, *others):
+            if isinstance(steps, GeneratorType) and not steps.gi_running:
+                steps.close()
 
     def kill(self, *, is_power_cut: bool = False) -> None:
         """Gone at once. What it wrote to sockets may still arrive, what it wrote to files is in the page cache."""

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from procession.sdk.source_records import Stream
 from procession.sdk.stream_progress import StreamProgress
 from procession.sim.environment import Environment, Machine
-from procession.sim.fault_plan import GATEWAY
 from procession.sim.network import Endpoint
 from procession.sim.oracle import InvariantViolation
 from procession.sim.simulated_process import SimulatedProcess
@@ -37,8 +36,8 @@ class Producer(SimulatedProcess):
         machine: Machine,
         stream: int,
         ids: Sequence[int],
-        replays: str = "no",
-        gateways: Sequence[str] = (GATEWAY,),
+        replays: str,
+        gateways: Sequence[str],
     ) -> None:
         super().__init__(site, part, machine)
         self.is_done = False

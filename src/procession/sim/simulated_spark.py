@@ -15,20 +15,26 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.round_record import RoundRecord
-from procession.driver.known_gateways import epochs_kept
+from procession.driver.last_commit import LastCommit
 from procession.errors import ProcessionError, StorageError
-from procession.gateway.gateway_events import EpochCommitted
 from procession.gateway.global_registry import LEADER
-from procession.sim.control_requests import OfferRequest
+from procession.gateway.request_parsing import offset
 from procession.sim.disk import SimulatedPath
 from procession.sim.durable_gateway import LOG
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import SPARK
+from procession.sim.gateway_addresses import name_of, part_of
 from procession.sim.set_back import blamed
-from procession.sim.simulated_clients import Answers, SimulatedGatewayClients, keep_places, known, last_record
+from procession.sim.simulated_clients import (
+    Answers,
+    SimulatedGatewayClients,
+    commit_request,
+    keep_places,
+    last_commit,
+    members_of,
+    offer_request,
+)
 from procession.sim.simulated_files import SimulatedFileSystem
-from procession.sim.simulated_leader_link import name_of, part_of
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_states import SimulatedStateStore
 from procession.sim.simulated_tasks import Route, Row, dealt, manifest_of, run_task
@@ -81,7 +87,7 @@ class Spark(SimulatedProcess):
         self._number = 0
         self._starts: dict[str, LogOffset] = {}
         self._ends = {LEADER: LogOffset()}
-        self._last: RoundRecord | None = None
+        self._last = LastCommit(claimed.fence)
         self._is_waiting = False
         self._wait_s = TRIGGER_S
         self._has_ended = False
@@ -132,29 +138,23 @@ class Spark(SimulatedProcess):
             return
         yield
         self.site.oracle.look()
-        self._last, names = last_record(self.site, self._checkpoint), self._clients.names
-        fence, records_max = self._checkpoint.fence, max(1, self._epoch_records_max // len(names))
-        requests = {
-            name: OfferRequest(
-                fence,
-                self._ends.get(name, LogOffset()),
-                known(self.site, self._checkpoint, self._last, name),
-                records_max,
-            )
-            for name in names
-        }
+        self._last = last = last_commit(self._checkpoint, self._checkpoint.log.committed)
+        names = self._clients.names
+        records_max = max(1, self._epoch_records_max // len(names))
+        requests = {name: offer_request(last, name, self._ends.get(name, LogOffset()), records_max) for name in names}
         self._clients.ask(requests, self._offered)
 
     def _offered(self, answers: Answers) -> Steps | None:
         ends = dict(self._ends)
         for name, (_, reply) in sorted(answers.items()):
-            if reply.is_behind:
+            if reply["is_behind"]:
                 self._send_last_commit(name)
-            elif reply.end.sequence > ends.get(name, LogOffset()).sequence:
-                ends[name] = reply.end
+            elif reply["end"] > ends.get(name, LogOffset()).sequence:
+                ends[name] = offset(reply, "offset") or LogOffset(reply["end"])
         if LEADER in answers:
-            self._clients.meet(answers[LEADER][1].gateways)
-            keep_places(self.site, self._places, answers[LEADER][1].gateways)
+            gateways = members_of(answers[LEADER][1])
+            self._clients.meet(gateways)
+            keep_places(self.site, self._places, gateways)
         if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
             self.later(self._wait_s, self._trigger)
             self._wait_s = min(2 * self._wait_s, TRIGGER_MAX_S)
@@ -164,10 +164,8 @@ class Spark(SimulatedProcess):
 
     def _send_last_commit(self, name: str) -> None:
         """As `driver/last_commit`: a gateway that was started again must have the last commit."""
-        if (record := self._last) is not None:
-            end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
-            word = EpochCommitted(self._checkpoint.fence, record.epoch, end, record.positions, kept)
-            self.site.network.call(self, part_of(name), word, lambda _: None)
+        if (record := self._last.record) is not None:
+            self._clients.send(name, commit_request(self._checkpoint.fence, record, name), lambda _: None)
 
     def _construct(self, ends: dict[str, LogOffset]) -> Steps:
         self._number += 1

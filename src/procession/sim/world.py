@@ -18,8 +18,9 @@ from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
 from procession.sim.environment import Environment, Machine
 from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault
+from procession.sim.gateway_addresses import listen_address
 from procession.sim.observed_sink import durable_output
-from procession.sim.oracle import CHECKPOINT, InvariantViolation, Oracle
+from procession.sim.oracle import InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
 from procession.sim.set_back import SetBackOperator
 from procession.sim.simulated_driver import SimulatedDriver
@@ -29,7 +30,6 @@ from procession.sim.simulated_producer import Producer
 from procession.sim.simulated_sink import SimulatedSink
 from procession.sim.simulated_spark import Spark
 from procession.sim.simulated_tasks import Route
-from procession.storage.driver_claim import CURRENT
 
 EVENTS_MAX = 60_000
 ROW_BYTES = 600
@@ -77,11 +77,7 @@ class World:
         self._drivers: list[SimulatedDriver] = []
         self._producers: dict[str, Producer] = {}
         self._operator = SetBackOperator(site, self._machines, self._kill)
-        site.refused, site.confirmed, site.is_claimed = (
-            self._operator.refused,
-            self._operator.confirmed,
-            self._is_claimed,
-        )
+        site.refused, site.confirmed = self._operator.refused, self._operator.confirmed
         self._absence_s: dict[str, float] = {}
         """Downtime of a part after a fault."""
 
@@ -143,10 +139,12 @@ class World:
         """The run is over. A world is full of circles; taken apart it is gone at once, with little left to collect."""
         self.site.clock.stop()
         self.site.network.dismantle()
-        for process in self.site.everyone:
-            process.abandon()
-            process.dismantle()
-            vars(process).clear()
+        with _without_log():
+            for process in self.site.everyone:
+                process.is_alive = False
+                process.abandon()
+                process.dismantle()
+                vars(process).clear()
         self.site.threads.end()
 
     @property
@@ -177,12 +175,9 @@ class World:
             return
         if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
-            is_confirmed = not self.plan.sets_back
-            peers = tuple(self._gateways) if len(self._gateways) > 1 or not is_confirmed else ()
             segment_bytes_max = ROW_BYTES * self.plan.segment_rows_max
-            SimulatedGateway(
-                self.site, part, machine, limits, segment_bytes_max, peers, is_confirmed=is_confirmed
-            ).start()
+            checkpoint = self._machines[DRIVER].disk
+            SimulatedGateway(self.site, part, machine, limits, segment_bytes_max, checkpoint).start()
         elif part == DRIVER:
             self._start_driver()
         elif part in self._sinks:
@@ -190,7 +185,7 @@ class World:
         else:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
-            gateways = list(self._gateways)
+            gateways = [listen_address(part) for part in self._gateways]
             first = (self.plan.first_home + number + part.endswith("twin")) % len(
                 gateways
             )  # twins connect to different gateways
@@ -237,9 +232,6 @@ class World:
     def _kill(self, part: str) -> None:
         for process in [process for process in self._machines[part].processes if process.part == part]:
             process.kill()
-
-    def _is_claimed(self) -> bool:
-        return self._machines[DRIVER].disk.file(f"{CHECKPOINT}/{CURRENT}") is not None
 
     def _cut_power(self, machine: Machine, seconds: float, *, is_scattered: bool = False) -> None:
         if not machine.is_up:
@@ -310,7 +302,7 @@ class World:
             end = chance.choice(ends)
             (end if chance.random() < 0.5 else end.other).half_close()
         elif fault.kind == "ghost":
-            where = GATEWAY if isinstance(process, Producer) else chance.choice(list(self._sinks))
+            where = listen_address(GATEWAY) if isinstance(process, Producer) else chance.choice(list(self._sinks))
             self.site.network.connect(process, where, lambda end: None)
         elif fault.kind == "leave":
             if (leader := self.site.gateways.get(GATEWAY)) is not None:

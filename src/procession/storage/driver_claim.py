@@ -28,12 +28,12 @@ def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
         raise claim_damaged(checkpoint) from error
 
 
-def check_claimed(fence: int, checkpoint: Path | None) -> None:
+def check_claimed(fence: int, checkpoint: Path | None, files: FileSystem = HOST_FILES) -> None:
     """Raises ConfigError if no driver has claimed this fence: an invented number would lock out every later driver.
     `checkpoint` is None if it is on another machine."""
     if checkpoint is None:
         return
-    claimed = read_claim(checkpoint)
+    claimed = read_claim(checkpoint, files)
     if fence > claimed:
         raise ConfigError(
             f"Driver {fence} has not claimed the checkpoint {checkpoint}, whose last driver is {claimed}.",

@@ -10,7 +10,6 @@ what is appended; `spark/log_source` reads contiguous ranges through a LogReader
 from __future__ import annotations
 
 import secrets
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -72,7 +71,7 @@ class IngressLog:
         self.segment_bytes_max = segment_bytes_max
         self._use = use
         self._lock = lock_directory(directory, files) if lock is None else lock
-        self._sync_lock = threading.Lock()
+        self._sync_lock = files.mutex()
         self._failure: StorageError | None = None
         self._reader = LogReader(directory, use, files)
         try:

@@ -1,0 +1,35 @@
+"""The host of a process: files, listening sockets, clocks and randomness, in one value that is handed in.
+
+Invariant: code that takes a host asks nothing else of the machine, apart from what asyncio's event loop does for it.
+`HOST` is this machine; the simulator makes one for each simulated process. A call through it costs what the call
+costs.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.address import Address, listening_file, listening_socket
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    files: FileSystem = HOST_FILES
+    listen: Callable[[Address, Address | None], socket.socket] = listening_socket
+    """A socket that listens at an address. Port 0 takes the previous address, if it is free."""
+    listen_at_file: Callable[[Path], socket.socket] = listening_file
+    monotonic_s: Callable[[], float] = time.monotonic
+    wall_clock_s: Callable[[], float] = time.time
+    random_bits: Callable[[int], int] = secrets.randbits
+    """A random number of this many bits."""
+
+
+HOST = Host()
+"""What code uses that is handed no other."""
