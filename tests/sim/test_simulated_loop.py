@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from procession.address import Address
 from procession.sim.environment import Machine
 from procession.sim.oracle import InvariantViolation
 from procession.sim.runner import plan_of
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_loop import AsyncioProcess
+from procession.sim.simulated_transport import SimulatedListener
 from procession.sim.world import World
 
 Work = Callable[[], Awaitable[Any]]
@@ -159,3 +163,75 @@ def test_a_violation_in_a_task_that_nobody_awaits_ends_the_run(process: AsyncioP
 
     with pytest.raises(InvariantViolation, match="it does not hold"):
         simulated(process, starts)
+
+
+def test_a_call_of_the_executor_returns_its_result_or_raises_its_error(process: AsyncioProcess) -> None:
+    async def calls() -> tuple[int, str]:
+        loop = asyncio.get_running_loop()
+        results = [await loop.run_in_executor(None, divmod, 7, number) for number in range(1, 30)]
+        with pytest.raises(OSError, match="No such file"):
+            await asyncio.to_thread(SimulatedFileSystem(process, process.machine.disk).read, Path("nothing"))
+        return len(results), str(results[2])
+
+    assert simulated(process, calls) == (29, "(2, 1)")
+
+
+def test_the_loop_goes_on_while_a_call_of_the_executor_is_interrupted(process: AsyncioProcess) -> None:
+    files, told = SimulatedFileSystem(process, process.machine.disk), []
+    mutex = files.mutex()
+
+    def blocking(name: str) -> None:
+        with mutex:
+            told.append(f"{name} begins")
+            for number in range(20):
+                files.exists(Path(str(number)))  # here it can be interrupted
+            told.append(f"{name} ends")
+
+    async def both() -> None:
+        ticks = asyncio.ensure_future(tick())
+        for _ in range(10):
+            await asyncio.gather(asyncio.to_thread(blocking, "a"), asyncio.to_thread(blocking, "b"))
+        ticks.cancel()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.0005)
+            told.append("tick")
+
+    simulated(process, both)
+    lines = [line for line in told if line != "tick"]
+    begun = ("a begins", "b begins")
+    assert all(line in begun and after == line.replace("begins", "ends") for line, after in pairs(lines))
+    assert any(line in begun and after == "tick" for line, after in pairwise(told))
+
+
+def pairs(lines: list[str]) -> list[tuple[str, str]]:
+    return list(zip(lines[::2], lines[1::2], strict=True))
+
+
+def test_a_server_talks_to_its_clients_until_it_is_closed(process: AsyncioProcess) -> None:
+    server = AsyncioProcess(process.site, "server", Machine("other"))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line.upper())
+        writer.close()
+
+    async def serve() -> asyncio.Server:
+        listener: Any = SimulatedListener(Address("server", 5))
+        return await asyncio.start_server(answer, sock=listener)
+
+    async def talk() -> bytes:
+        reader, writer = await asyncio.open_connection("server", 5)
+        writer.write(b"one\ntwo\n")
+        writer.write_eof()
+        return await reader.read()
+
+    async def find_nobody() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("server", 5)
+
+    running = simulated(server, serve)
+    assert simulated(process, talk) == b"ONE\nTWO\n"
+    running.close()
+    simulated(process, find_nobody)

@@ -17,6 +17,8 @@ import structlog
 from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError
 from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.connector_program import run_program
 from procession.sdk.output import OpenOutput, Wait
 from procession.sdk.participant import SinkParticipant
@@ -44,10 +46,17 @@ class SinkDirectory:
         open_output: Opens the Output of an instance.
         idempotent: Instances whose Outputs accept the same positions again.
         tell: Called with each commit and abort.
+        files: The file system that it is on.
     """
 
     def __init__(
-        self, directory: Path, open_output: OpenOutput, *, idempotent: Collection[str] = (), tell: Tell | None = None
+        self,
+        directory: Path,
+        open_output: OpenOutput,
+        *,
+        idempotent: Collection[str] = (),
+        tell: Tell | None = None,
+        files: FileSystem = HOST_FILES,
     ) -> None:
         keep_quiet()
         tell_uncaught_as_sentences()
@@ -55,8 +64,9 @@ class SinkDirectory:
         self._open_output = open_output
         self._idempotent = idempotent
         self._announce = tell
-        self._lock = lock_directory(directory)
-        remove_drafts(directory)
+        self._files = files
+        self._lock = lock_directory(directory, files)
+        remove_drafts(directory, files)
 
     def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
         # The output first: a reader that finds a log expects its output next to it.
@@ -67,7 +77,7 @@ class SinkDirectory:
         )
 
     def open_txnlog(self, instance: str) -> TransactionLog:
-        txnlog = TransactionLog(self.directory / f"{instance}.txnlog")
+        txnlog = TransactionLog(self.directory / f"{instance}.txnlog", files=self._files)
         txnlog.open()
         return txnlog
 

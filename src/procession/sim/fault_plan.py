@@ -77,7 +77,7 @@ SET_BACK_SHARE_OF_SEVERAL = 0.15
 only one of the gateways."""
 SET_BACK_REACH = 0.6
 """Copies are taken in this first share of the steps, so that later epochs are committed after the copy."""
-JOINS = range(50, 100)
+JOINS = range(40, 120)
 """Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
 producer connects to another gateway first."""
 
@@ -87,9 +87,9 @@ until an operator mounts it again."""
 DISK_FAULT_SHARE = 0.12
 """Share of worlds that have one of them in addition to their other faults."""
 
-STEPS = {GATEWAY: 120, "follower": 80, DRIVER: 170, SPARK: 90, "sink": 60, "producer": 20}
+STEPS = {GATEWAY: 200, "follower": 170, DRIVER: 170, SPARK: 90, "sink": 90, "producer": 20}
 """Approximate number of steps of a part in a run of five records without faults."""
-EDGES = {GATEWAY: 36, "follower": 22, DRIVER: 46, SPARK: 12, "sink": 20}
+EDGES = {GATEWAY: 40, "follower": 34, DRIVER: 46, SPARK: 12, "sink": 20}
 """Approximate number of edges in such a run. A crash at an edge shows a missing sync."""
 EDGE_SHARE = 0.35
 """Share of the faults of parts with a disk that strike at an edge."""

@@ -101,6 +101,10 @@ class Endpoint:
             wait_s = SILENCE_S * chance.random() if chance.random() < 0.3 else end.other._delay_s()
             self.site.clock.after(wait_s, end.owner.post, _lose, end, False)
 
+    def mute(self) -> None:
+        """From here on nothing that is written arrives, and nobody notices."""
+        self._is_cut = True
+
     def half_close(self) -> None:
         """No more comes from here: the other side reads an end, and closes; what it wrote before still arrives."""
         if not self._is_closed and not self.other._is_closed:

@@ -1,7 +1,7 @@
 """What the oracle is told about a sink: its votes, its commits, and what of its output is durable.
 
-Invariant: the transaction log and the output are the shipped ones, on the simulated disk; nothing here changes what
-they do. The log is made to compact often. `simulated_sink` opens it.
+Invariant: the participant, the transaction log and the output are the shipped ones, on the simulated disk; nothing here
+changes what they do. The log is made to compact often. `simulated_sink` and `foreign_sink` use them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import json
 import zlib
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
+from procession.sdk.output import Output
+from procession.sdk.participant import SinkParticipant, Where
 from procession.sdk.transaction_log import Transaction, TransactionLog, TransactionStates
 from procession.sim.disk import Disk, SimulatedPath
+from procession.sim.environment import Environment
 from procession.sim.oracle import MEMORY, Oracle
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.storage.journal import Entry, read_journal
@@ -72,6 +76,54 @@ class ObservedTransactionLog(TransactionLog):
     def _output(self) -> bytes:
         file = self._disk.file(str(output_path(self._sink)))
         return b"" if file is None else file.data
+
+
+class RefusingSink(Protocol):
+    """The process of a sink."""
+
+    part: str
+    site: Environment
+    refusals: int
+    """Above 0, the simulation makes it refuse the next transaction."""
+
+    def voted(self) -> None:
+        """It has voted, and has not said so yet."""
+
+
+class ObservedParticipant(SinkParticipant):
+    """The shipped participant, but for the transactions that the simulation makes it refuse. Reports its votes."""
+
+    last_refused: str | None = None
+
+    def __init__(self, output: Output, txnlog: ObservedTransactionLog, sink: RefusingSink) -> None:
+        super().__init__(output, txnlog)
+        self._observed_log = txnlog
+        self._sink = sink
+
+    def begin(self) -> None:
+        super().begin()
+        sink = self._sink
+        sink.site.tell(sink.part, "= session, committed %s, prepared %s", self.committed_end, self.uncommitted)
+
+    def phase1(self, txn_id: str, where: Where) -> bool:
+        sink = self._sink
+        sink.site.oracle.attempted(sink.part, txn_id)
+        vote = super().phase1(txn_id, where)
+        sink.refusals = 0
+        if not vote:
+            self.last_refused = txn_id
+        sink.site.tell(sink.part, "= votes %s on %s", vote, txn_id)
+        sink.site.oracle.replied(sink.part, txn_id, not vote or self._observed_log.is_durable(txn_id))
+        sink.voted()
+        return vote
+
+    def phase2(self, txn_id: str, commit: bool) -> None:
+        super().phase2(txn_id, commit)
+        sink = self._sink
+        sink.site.tell(sink.part, "= phase 2 %s of %s, committed %s", commit, txn_id, self.committed_end)
+
+    def _is_here(self, where: Where) -> bool:
+        return not self._sink.refusals and super()._is_here(where)
 
 
 @lru_cache(MEMORY)

@@ -25,23 +25,27 @@ class SimulatedListener:
     family = None
 
     def __init__(self, address: Address) -> None:
-        self._address = address
+        self._name = address
+        self._address = str(address) if address.port else address.host
         self._process: AsyncioProcess | None = None
 
     def getsockname(self) -> tuple[str, int]:
-        return self._address
+        return self._name
+
+    def listen(self, backlog: int) -> None:
+        """It does, as soon as there is a server."""
 
     def open(self, process: AsyncioProcess, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self._process = process
-        process.ports[str(self._address)] = protocol_factory
-        process.site.network.listeners[str(self._address)] = process
+        process.ports[self._address] = protocol_factory
+        process.site.network.listeners[self._address] = process
 
     def close(self) -> None:
         """Accept no more connections."""
-        if self._process is not None and self._process.ports.pop(str(self._address), None) is not None:
+        if self._process is not None and self._process.ports.pop(self._address, None) is not None:
             listeners = self._process.site.network.listeners
-            if listeners.get(str(self._address)) is self._process:
-                del listeners[str(self._address)]
+            if listeners.get(self._address) is self._process:
+                del listeners[self._address]
 
 
 class SimulatedTransport(asyncio.Transport):

@@ -17,7 +17,8 @@ import structlog
 from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
 from procession.sim.environment import Environment, Machine
-from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault
+from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault, SinkPlan
+from procession.sim.foreign_sink import ForeignSink
 from procession.sim.gateway_addresses import listen_address
 from procession.sim.observed_sink import durable_output
 from procession.sim.oracle import InvariantViolation, Oracle
@@ -181,7 +182,7 @@ class World:
         elif part == DRIVER:
             self._start_driver()
         elif part in self._sinks:
-            SimulatedSink(self.site, part, machine, self._sinks[part]).start()
+            self._start_sink(part, machine, self._sinks[part])
         else:
             number = self._producer_parts()[part]
             replays = self.plan.streams[number].replays
@@ -200,6 +201,12 @@ class World:
             )
             self._producers[part] = producer
             producer.start()
+
+    def _start_sink(self, part: str, machine: Machine, plan: SinkPlan) -> None:
+        if plan.is_ours:
+            SimulatedSink(self.site, part, machine).start()
+        else:
+            ForeignSink(self.site, part, machine, plan).start()
 
     def _start_driver(self) -> None:
         driver = SimulatedDriver(self.site, self._machines[DRIVER], self._sinks, self._start_spark)
@@ -307,7 +314,7 @@ class World:
         elif fault.kind == "leave":
             if (leader := self.site.gateways.get(GATEWAY)) is not None:
                 leader.post(leader.let_go, process.part)
-        elif isinstance(process, SimulatedSink):
+        elif isinstance(process, SimulatedSink | ForeignSink):
             process.refusals += fault.kind == "abort"
             process.hangs += fault.kind == "hang"
 
