@@ -18,7 +18,10 @@ def first_breach(start: int, runs: int, *, is_blind: bool = False) -> InvariantV
     return None
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, id=bug.plant.__name__, marks=[pytest.mark.slow] if bug.is_slow else []) for bug in BUGS],
+)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
     breach = first_breach(bug.seed, RUNS_MAX - bug.seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from procession.gateway.stream_leases import Leader
 from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
 from procession.runtime.host import HOST, Host
+from procession.runtime.uncancelled import finished
 from procession.storage.driver_claim import check_claimed
 from procession.storage.durable import disk_free_bytes
 
@@ -365,16 +366,7 @@ class GatewayPerformer:
             await self._write_snapshot(self._decided(ev.FenceRaised(fence)))
 
     async def _write_snapshot(self, actions: list[ev.Action]) -> None:
-        """Ends only when these actions are taken, also if it is cancelled: a thread goes on, and the next one would
-        write the same draft."""
-        writing = asyncio.get_running_loop().create_task(self._write(actions))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            while not writing.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([writing])
-            raise
+        await finished(self._write(actions))  # the next one would write the same draft
 
     async def _write(self, actions: list[ev.Action]) -> None:
         directory, files = self.config.directory, self.host.files

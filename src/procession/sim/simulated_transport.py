@@ -125,6 +125,9 @@ class SimulatedTransport(asyncio.Transport):
             self._unread.append(partial(self._take, data))
         elif isinstance(self._protocol, asyncio.BufferedProtocol):
             while data and not self._is_closing:
+                if self._has_paused():
+                    self._unread.insert(0, partial(self._take, data))
+                    return
                 buffer = memoryview(self._protocol.get_buffer(-1))
                 length = min(len(data), len(buffer))
                 buffer[:length] = data[:length]
@@ -132,6 +135,10 @@ class SimulatedTransport(asyncio.Transport):
                 data = data[length:]
         else:
             self._protocol.data_received(data)
+
+    def _has_paused(self) -> bool:
+        """Whether the protocol wants no more for now."""
+        return self._is_paused
 
     def lost(self, *, is_clean: bool) -> None:
         """The other side has closed, or the connection is broken."""

@@ -1,0 +1,21 @@
+"""Work that a cancellation must not cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+
+async def finished(work: Coroutine[Any, Any, None]) -> None:
+    """Await the work to its end, also if the caller is cancelled; the cancellation takes effect then. For work in a
+    thread, which goes on anyway: what the caller holds, such as a lock, it holds until the work is done."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
