@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup systems run test test-all check format docs bench chaos simulate fuzz clean
+.PHONY: help setup systems run test test-all check format docs bench chaos simulate mutate fuzz clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ chaos: setup ## crash everything for MINUTES (10) by SEED (random), and judge wh
 
 simulate: setup ## run RUNS (1000) simulations from SEED (0) on, by JOBS processes (one a core), with faults at every step
 	@$(BIN)/procession simulate --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
+
+mutate: setup ## take one protecting line at a time out of the code, and list what nothing notices (ARGS="--since HEAD~1")
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 fuzz: setup ## look for bytes that break the protocol's code, for SECONDS (60) (ARGS="stream session --keep")
 	@scripts/fuzz --seconds $(or $(SECONDS),60) $(ARGS)

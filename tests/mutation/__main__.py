@@ -1,0 +1,213 @@
+"""Runs mutants of the shipped code: `python -m tests.mutation --help`.
+
+A mutant is killed when a simulated run breaks an invariant, or when a quick test of its room fails. What survives is
+listed, unless `survivors.json` has it with a reason. The exit status is 1 if something else survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutation.mutants import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCE = Path("src") / "procession"
+ROOMS = ("commit", "gateway", "storage", "sdk")
+SURVIVORS = Path(__file__).parent / "survivors.json"
+SIMULATION_S = 300.0
+"""A mutant that makes the simulator stall longer than this is killed by that."""
+HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
+
+
+@dataclass(frozen=True)
+class Fate:
+    name: str
+    place: str
+    killed_by: str
+    """Empty: it survived."""
+    seconds: float
+
+
+def all_mutants(root: Path = ROOT) -> Iterator[Mutant]:
+    for room in ROOMS:
+        for path in sorted((root / SOURCE / room).glob("*.py")):
+            yield from mutants(f"{room}.{path.stem}", path.read_text())
+
+
+def explained() -> dict[str, str]:
+    """Why each known survivor is harmless, or who else would notice, by its name."""
+    reasons: dict[str, str] = json.loads(SURVIVORS.read_text())
+    return reasons
+
+
+def changed_lines(commit: str) -> dict[str, set[int]]:
+    """The lines of each module that differ from a commit."""
+    paths = [str(SOURCE / room) for room in ROOMS]
+    command = ["git", "diff", "-U0", "--no-color", commit, "--", *paths]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    changed: dict[str, set[int]] = {}
+    module = ""
+    for line in done.stdout.splitlines():
+        if line.startswith("+++ "):
+            module = ".".join(Path(line[6:]).relative_to(SOURCE).with_suffix("").parts) if "b/" in line else ""
+        elif module and (hunk := HUNK.match(line)):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            changed.setdefault(module, set()).update(range(first, first + count))
+    return changed
+
+
+def quick_tests(module: str) -> list[str]:
+    """The test files of the room that import this module, the one of its name first."""
+    room, _, name = module.partition(".")
+    text = f"procession.{module} import", f"from procession.{room} import {name}"
+    paths = sorted((ROOT / "tests" / room).glob("test_*.py"), key=lambda path: path.stem != f"test_{name}")
+    return [str(path.relative_to(ROOT)) for path in paths if any(part in path.read_text() for part in text)]
+
+
+class Tree:
+    """A copy of the source tree in which one module at a time is a mutant."""
+
+    def __init__(self, directory: Path, runs: int, test_s: float) -> None:
+        self._source = directory / "src"
+        shutil.copytree(ROOT / "src", self._source, ignore=shutil.ignore_patterns("__pycache__"))
+        self._runs = runs
+        self._test_s = test_s
+        path = os.pathsep.join([str(self._source), str(ROOT)])
+        self._environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def try_out(self, mutant: Mutant) -> Fate:
+        path = self._source / "procession" / Path(*mutant.module.split(".")).with_suffix(".py")
+        original, started = path.read_text(), time.monotonic()
+        path.write_text(mutant.text)
+        try:
+            killed_by = self._simulate() or self._test(mutant.module)
+        finally:
+            path.write_text(original)
+        return Fate(mutant.name, f"{mutant.module}:{mutant.line}", killed_by, round(time.monotonic() - started, 1))
+
+    def _simulate(self) -> str:
+        if not self._runs:
+            return ""
+        done = self._python(["-m", "tests.mutation.simulation", str(self._runs)], SIMULATION_S)
+        if done is None:
+            return "the simulator: it stalls"
+        return f"the simulator: {_last_line(done)}" if done.returncode else ""
+
+    def _test(self, module: str) -> str:
+        files = quick_tests(module) if self._test_s else []
+        if not files:
+            return ""
+        done = self._python(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files], self._test_s)
+        if done is None:
+            return ""  # the time is over, and nothing has failed
+        return "" if done.returncode in (0, 5) else f"a test: {_last_line(done)}"
+
+    def _python(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str] | None:
+        """None: it took longer."""
+        command = [sys.executable, *arguments]
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.communicate()
+                return None
+        return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What pytest or Python says in short."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
+    lines = lines or done.stdout.strip().splitlines() or [""]
+    return lines[-1][:160]
+
+
+def chosen(since: str | None, match: str) -> list[Mutant]:
+    changed = None if since is None else changed_lines(since)
+    return [
+        mutant
+        for mutant in all_mutants()
+        if match in mutant.name
+        if changed is None or changed.get(mutant.module, set()) & set(range(mutant.line, mutant.last_line + 1))
+    ]
+
+
+def run(todo: Sequence[Mutant], options: argparse.Namespace) -> tuple[list[Fate], int]:
+    """The fates of the mutants, and how many were not tried when the time was over."""
+    deadline = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory, ThreadPoolExecutor(options.jobs) as pool:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(options.jobs):
+            trees.put(Tree(Path(directory) / str(number), options.runs, options.test_seconds))
+
+        def one(mutant: Mutant) -> Fate | None:
+            if time.monotonic() > deadline:
+                return None
+            tree = trees.get()
+            try:
+                fate = tree.try_out(mutant)
+            finally:
+                trees.put(tree)
+            if not options.json:
+                print(f"{fate.place} {fate.name}\n    {fate.killed_by or 'SURVIVED'} ({fate.seconds} s)", flush=True)
+            return fate
+
+        done = [fate for fate in pool.map(one, todo) if fate is not None]
+    return done, len(todo) - len(done)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.mutation", description=__doc__)
+    parser.add_argument("--since", metavar="COMMIT", help="Only lines that differ from this commit.")
+    parser.add_argument("--match", default="", help="Only mutants whose name contains this text.")
+    parser.add_argument("--runs", type=int, default=400, help="Simulated runs for each mutant (400).")
+    parser.add_argument("--test-seconds", type=float, default=120, help="Time of a mutant's tests (120 s); 0: none.")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Mutants at once (one a core).")
+    parser.add_argument("--minutes", type=float, default=120, help="Stop after this time (120).")
+    parser.add_argument("--list", action="store_true", help="List the mutants and run none.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
+    options = parser.parse_args()
+    todo, reasons = chosen(options.since, options.match), explained()
+    if options.list:
+        for mutant in todo:
+            print(f"{mutant.module}:{mutant.line} {mutant.name}")
+        return 0
+    fates, untried = run(todo, options)
+    survivors = [fate for fate in fates if not fate.killed_by]
+    unexplained = [fate for fate in survivors if fate.name not in reasons]
+    stale = [fate.name for fate in fates if fate.killed_by and fate.name in reasons]
+    if options.json:
+        document = {"mutants": len(fates), "untried": untried, "fates": [asdict(fate) for fate in fates]}
+        print(json.dumps(document | {"unexplained": [fate.name for fate in unexplained], "stale": stale}, indent=1))
+        return 1 if unexplained else 0
+    print(f"{len(fates)} mutants, {len(survivors)} survive, {untried} not tried")
+    for fate in unexplained:
+        print(f"survives without a reason in {SURVIVORS.relative_to(ROOT)}: {fate.place} {fate.name}")
+    for name in stale:
+        print(f"is killed, so its reason can go: {name}")
+    return 1 if unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
