@@ -86,7 +86,9 @@ def write_attempts(root: Path) -> Path:
 
 def identity(directory: Path) -> str:
     """As a gateway's start finds or makes it."""
-    return keep_identity(directory, find_identity(directory))
+    found = find_identity(directory) or "f" * 32
+    keep_identity(directory, found)
+    return found
 
 
 def write_identity(root: Path) -> Path:
