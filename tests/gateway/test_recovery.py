@@ -13,7 +13,7 @@ from procession.gateway import retired_file
 from procession.gateway.gateway_directory import SNAPSHOT, find_identity, keep_identity, load_snapshot, save_snapshot
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.gateway_options import GatewayConfig
-from procession.gateway.recovery import RecoveredGateway, recover, renew
+from procession.gateway.recovery import RecoveredGateway, open_directory, recover, renew
 from procession.gateway.retired_streams import RetiredStreams, Retiring
 from procession.gateway.snapshot import Position, Snapshot
 from procession.merge.event_time import DeclaredOrder, ReplayPoint
@@ -130,6 +130,11 @@ def test_every_combination_of_files_has_one_outcome(tmp_path: Path, snapshot: st
 
 
 def test_the_directory_gets_an_identity_that_it_keeps(tmp_path: Path) -> None:
-    made = keep_identity(tmp_path, find_identity(tmp_path))
-    assert keep_identity(tmp_path, find_identity(tmp_path)) == made
+    assert find_identity(tmp_path) is None
+    made = []
+    for _ in range(2):
+        opened = open_directory(GatewayConfig(tmp_path))
+        opened.log.close()
+        made.append(opened.identity)
+    assert made == [find_identity(tmp_path)] * 2
     assert load_snapshot(tmp_path) is None
