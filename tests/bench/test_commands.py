@@ -82,6 +82,7 @@ def test_without_json_the_command_stands_below_what_was_measured() -> None:
     assert result.stdout.splitlines()[-1] == "(procession bench decode --frames 1000 --rounds 1)"
 
 
+@pytest.mark.slow
 def test_listing_1_tells_what_order_costs() -> None:
     figures = benched("listing1", "--records", "2000", "--epoch-records", "1000", "--rounds", "1")
     for variant in ("ordered", "unordered", "baseline"):

@@ -14,6 +14,7 @@ from procession.planner.rules import check_runnable, make_plan
 from procession.planner.strategies import TABLE
 from procession.spark.session import Session
 from tests.operators.reference import Sequential, batch_of
+from tests.slow_cases import slow
 from tests.spark import kinds
 from tests.spark.cluster import written
 from tests.spark.kinds import every_kind, order_to_kill
@@ -33,7 +34,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield spark
 
 
-@pytest.fixture(scope="module", params=CUTS)
+@pytest.fixture(scope="module", params=[slow(name) if name == "even" else name for name in CUTS])
 def outputs(
     request: pytest.FixtureRequest, spark: Session, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:

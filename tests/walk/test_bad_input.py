@@ -189,6 +189,7 @@ pipeline.source("lines", codec="text").map(strict).sink("output", to="file:outpu
 """
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_mended(
     tmp_path: Path,
 ) -> None:

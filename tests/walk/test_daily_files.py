@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from procession.exit_status import Status
 from tests.walk.cluster import wait_for
 from tests.walk.commands import run, running
@@ -30,6 +32,7 @@ def write(path: Path, records: list[Any]) -> None:
     draft.rename(path)
 
 
+@pytest.mark.slow
 def test_a_file_of_the_next_day_joins_the_order_and_what_is_older_than_its_stream_is_late(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     rates = [{"valid": {"from": second}} for second in (0, 15, 35, 99)]

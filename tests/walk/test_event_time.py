@@ -222,6 +222,7 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
         world.check()
 
 
+@pytest.mark.slow
 def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_counted_also_when_one_is_killed(
     tmp_path: Path,
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_pipeline_writes_to_a_scheme_that_an_installed_package_adds_and_ends_w
     assert run("cat", "names", cwd=tmp_path).stdout == "ANN\nBOB\n"
 
 
+@pytest.mark.slow
 def test_connectors_that_are_killed_are_started_again_and_every_record_is_written_once_in_order(
     installed: Path, tmp_path: Path
 ) -> None:

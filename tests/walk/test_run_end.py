@@ -101,7 +101,7 @@ POINTS = [
     slow("driver:before-phase2"),
     slow("driver:before-ack"),
     slow("gateway:before-snapshot"),
-    "gateway:before-ack",
+    slow("gateway:before-ack"),
     slow("sink:before-vote"),
     slow("sink:before-commit"),  # a sink does not know of ends: test_crash_points kills it at each of its points
 ]
@@ -119,6 +119,7 @@ def test_whoever_is_killed_at_the_end_what_it_lets_out_is_there_when_run_ends(pl
     check_outputs(place)
 
 
+@pytest.mark.slow
 def test_a_source_that_is_killed_after_its_end_was_sent_is_waited_for_again(place: Path) -> None:
     (place / "wait").touch()
     with running(*ARGUMENTS, cwd=place) as command:

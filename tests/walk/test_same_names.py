@@ -52,7 +52,7 @@ def everything_is_there_once_and_counted(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "point", [slow("driver:before-record"), "driver:after-record", slow("sink:after-vote-before-reply")]
+    "point", [slow("driver:before-record"), slow("driver:after-record"), slow("sink:after-vote-before-reply")]
 )
 def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed(cluster: Cluster, point: str) -> None:
     cluster.arm(point)

@@ -77,6 +77,7 @@ def silent_java(place: Path) -> str:
     return str(java.parents[1])
 
 
+@pytest.mark.slow
 def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) -> None:
     java = Path(silent_java(place)) / "bin" / "java"
     script = java.read_text()
@@ -93,6 +94,7 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
     assert output(place, "hang-output-0") == LINES
 
 
+@pytest.mark.slow
 def test_what_executors_of_a_local_cluster_said_is_cleared_with_the_rest(place: Path) -> None:
     done = run(*ARGUMENTS, "--master", "local-cluster[1,2,1024]", cwd=place)
     assert done.returncode == Status.DONE, done.stderr

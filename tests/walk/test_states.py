@@ -99,7 +99,7 @@ POINTS = [
     "driver:before-record",
     slow("driver:after-offsets"),
     slow("driver:between-votes"),
-    "driver:after-record",
+    slow("driver:after-record"),
     slow("driver:before-phase2"),
     slow("driver:before-ack"),
     slow("sink:before-prepare"),
