@@ -34,13 +34,13 @@ def test_letters_are_numbered_and_only_committed_ones_are_there(tmp_path: Path) 
     key = base64.b64encode(b"k\xff").decode()
     lines = [letter(3, b"a\nb"), letter(9, b"\xff", event_time=5, key=key), letter(12, b"not committed")]
     write_letters(tmp_path / "dead", lines, committed=2)
-    first, second = letters_in(tmp_path / "dead", "p")
+    first, second = letters_in(tmp_path / "dead", "p-dead-letter")
     assert (first.number, first.message_id, first.payload, first.key, first.event_time) == (1, 3, b"a\nb", b"", 0)
     assert (second.number, second.payload, second.key, second.event_time) == (2, b"\xff", b"k\xff", 5)
 
 
 def test_where_nothing_was_written_there_are_no_letters(tmp_path: Path) -> None:
-    assert list(letters_in(tmp_path / "nowhere", "p")) == []
+    assert list(letters_in(tmp_path / "nowhere", "p-dead-letter")) == []
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_where_nothing_was_written_there_are_no_letters(tmp_path: Path) -> None:
 def test_a_line_that_is_no_letter_is_a_sentence_with_its_number(tmp_path: Path, line: bytes) -> None:
     write_letters(tmp_path / "dead", [letter(1, b"x"), line])
     with pytest.raises(StorageError, match=r"Line 2 of the dead letters in .*dead is not a dead letter"):
-        list(letters_in(tmp_path / "dead", "p"))
+        list(letters_in(tmp_path / "dead", "p-dead-letter"))

@@ -7,8 +7,6 @@ was killed continues where it was, and the gateway drops what it has already. Us
 
 from __future__ import annotations
 
-import fcntl
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,8 +20,8 @@ from procession.planner.graph import Graph, Node
 from procession.planner.source_streams import streams_of
 from procession.record import id_in_share
 from procession.sdk.source_records import Record, Stream
-from procession.storage.durable import storage_error
 from procession.storage.journal import Entry, Journal, read_journal
+from procession.supervisor.run_claim import locked
 from procession.verify.dead_letter_file import StoredLetter, letters_in
 
 JOURNAL, LOCK = "letters.journal", "letters.lock"
@@ -115,6 +113,11 @@ class PipelineLetters:
             )
         return cls(directory, graph, base / named(sink.url))
 
+    @property
+    def _instance(self) -> str:
+        assert self.graph.dead_letter is not None, "`of_app` has checked it"
+        return f"{self.graph.name}-{self.graph.dead_letter.name}"
+
     def all(self) -> Iterator[tuple[StoredLetter, str]]:
         """Every letter, with its state. Raises ConfigError if there is no pipeline."""
         if not (self.directory / "checkpoint").exists():
@@ -125,7 +128,7 @@ class PipelineLetters:
         handled = HandledLetters(self.directory / JOURNAL)
         for entry in read_journal(self.directory / JOURNAL):
             handled.take(entry)
-        return ((letter, handled.state_of(letter.number)) for letter in letters_in(self.output, self.graph.name))
+        return ((letter, handled.state_of(letter.number)) for letter in letters_in(self.output, self._instance))
 
     def drop(self, is_chosen: Callable[[StoredLetter], bool]) -> int:
         """Mark the open letters that are chosen as dropped. Returns how many."""
@@ -141,19 +144,18 @@ class PipelineLetters:
         """Send the open letters that are chosen, after batches that an earlier replay has not finished. `send` returns
         True when everything is committed. Returns how many letters were sent, and whether all are committed."""
         with self._writing() as (journal, handled):
+            sources = [LetterSource(self, batch) for batch in handled.batches.values() if not batch.is_done]
             chosen = self._open_letters(is_chosen)
             if len(chosen):
-                number = max(handled.batches, default=0) + 1
-                LetterSource(self, LetterBatch(number, chosen))  # raises if they cannot be sent: then they stay open
-                entry = {"replay": number, "letters": chosen.ranges}
-                journal.append(entry)
-                handled.take(entry)
+                batch = LetterBatch(max(handled.batches, default=0) + 1, chosen)
+                sources.append(LetterSource(self, batch))  # raises if they cannot be sent: then they stay open
+                journal.append({"replay": batch.number, "letters": chosen.ranges})
             count = 0
-            for batch in [batch for batch in handled.batches.values() if not batch.is_done]:
-                if not send(LetterSource(self, batch)):
+            for source in sources:
+                if not send(source):
                     return count, False
-                journal.append({"done": batch.number})
-                count += len(batch.letters)
+                journal.append({"done": source.batch.number})
+                count += len(source.batch.letters)
             return count, True
 
     def _open_letters(self, is_chosen: Callable[[StoredLetter], bool]) -> NumberRanges:
@@ -171,27 +173,20 @@ class PipelineLetters:
     @contextmanager
     def _writing(self) -> Iterator[tuple[Journal, HandledLetters]]:
         """The journal, for one process at a time."""
-        path = self.directory / LOCK
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise storage_error(path, "open", error) from error
         journal, handled = Journal(self.directory / JOURNAL), HandledLetters(self.directory / JOURNAL)
-        try:
+        with locked(self.directory / LOCK, self._refusal):
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(
-                    f"Another command handles the dead letters of {self.directory} now.",
-                    next_step="Wait until it has ended.",
-                ) from error
-            journal.open(handled.take)
-            if journal.is_empty:
-                journal.append({"format": FORMAT})
-            yield journal, handled
-        finally:
-            journal.close()
-            os.close(descriptor)
+                journal.open(handled.take)
+                if journal.is_empty:
+                    journal.append({"format": FORMAT})
+                yield journal, handled
+            finally:
+                journal.close()
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(
+            f"Another command handles the dead letters of {self.directory} now.", next_step="Wait until it has ended."
+        )
 
 
 class LetterSource:
@@ -199,14 +194,14 @@ class LetterSource:
 
     def __init__(self, letters: PipelineLetters, batch: LetterBatch) -> None:
         self._letters = letters
-        self._batch = batch
+        self.batch = batch
         self._sources = [(source, streams_of(letters.graph, [source])) for source in letters.graph.sources]
         found = {self._source_of(letter).name: self._source_of(letter) for letter in self._chosen()}
         self._streams = {name: self._stream(source) for name, source in found.items()}
 
     @property
     def name(self) -> str:
-        return f"letters-{self._batch.number}"
+        return f"letters-{self.batch.number}"
 
     def streams(self) -> Iterable[Stream]:
         return self._streams.values()
@@ -218,7 +213,7 @@ class LetterSource:
                 yield letter.number, letter.event_time, letter.key, letter.payload
 
     def _chosen(self) -> Iterator[StoredLetter]:
-        return (letter for letter, _ in self._letters.all() if letter.number in self._batch.letters)
+        return (letter for letter, _ in self._letters.all() if letter.number in self.batch.letters)
 
     def _source_of(self, letter: StoredLetter) -> Node:
         """The source of the app that the record came from, to which it goes again."""

@@ -14,7 +14,7 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,21 +43,34 @@ class RunDescription:
 
 
 @contextmanager
-def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
-    """Hold the claim on a pipeline's directory. Raises ConfigError if another `run` holds it."""
-    make_pipeline_private(directory)
+def locked(path: Path, refusal: Callable[[], ConfigError]) -> Iterator[None]:
+    """Hold the lock of a file, which is made if there is none. Raises `refusal()` if another process holds it."""
     try:
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise storage_error(directory / LOCK, "open", error) from error
+        raise storage_error(path, "open", error) from error
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(
-                f"Pipeline {pipeline!r} in {directory} runs already, in process {holder(directory)}.",
-                next_step=f"Stop it with `procession stop --dir {directory}`, or give this one another --dir.",
-            ) from error
+            raise refusal() from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
+    """Hold the claim on a pipeline's directory. Raises ConfigError if another `run` holds it."""
+    make_pipeline_private(directory)
+
+    def refusal() -> ConfigError:
+        return ConfigError(
+            f"Pipeline {pipeline!r} in {directory} runs already, in process {holder(directory)}.",
+            next_step=f"Stop it with `procession stop --dir {directory}`, or give this one another --dir.",
+        )
+
+    with locked(directory / LOCK, refusal):
         described = RunDescription(pipeline, str(app.resolve()), os.getpid(), time.time())
         draft = directory / f"{DESCRIPTION}.draft"
         draft.write_text(json.dumps(asdict(described)))
@@ -67,8 +80,6 @@ def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
             yield
         finally:
             (directory / DESCRIPTION).unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def holder(directory: Path) -> int | None:

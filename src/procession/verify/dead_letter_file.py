@@ -16,9 +16,6 @@ from procession.errors import StorageError
 from procession.verify.lines import split_lines
 from procession.verify.sink_outputs import committed_output, written_in
 
-DEAD_LETTER_SINK = "dead-letter"
-"""The name of the sink that `Pipeline(dead_letter=…)` adds."""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
@@ -34,9 +31,8 @@ class StoredLetter:
     payload: bytes
 
 
-def letters_in(directory: Path, pipeline: str) -> Iterator[StoredLetter]:
-    """The letters of this pipeline in a sink's directory. None if it has written nothing there."""
-    instance = f"{pipeline}-{DEAD_LETTER_SINK}"
+def letters_in(directory: Path, instance: str) -> Iterator[StoredLetter]:
+    """The letters of a dead-letter sink, `PIPELINE-SINK`, in its directory. None if it has written nothing there."""
     if not written_in(directory, instance):
         return
     lines = (line for lines, _ in split_lines(committed_output(directory, instance)) for line in lines)
