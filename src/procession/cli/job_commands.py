@@ -7,6 +7,7 @@ As in `cli/main`, they only parse and print; `supervisor/job_status` reads, `sup
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +18,28 @@ from procession.cli.tls_options import ClientTlsOptions
 
 if TYPE_CHECKING:
     from procession.supervisor.intake import Intake
+    from procession.tls import ClientTls
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 COLUMNS = ("pipeline", "state", "pid", "epoch", "committed", "records_per_s", "lag")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlOptions:
+    """The pipeline that is meant, and what its control port asks for."""
+
+    directory: PipelineDirectory = None
+    control_cookie_file: ControlCookieFile = None
+    tls: ClientTlsOptions
+
+    def load(self) -> tuple[Path, bytes, ClientTls | None]:
+        """The pipeline's directory, the secret and the certificates."""
+        from procession.cli.streams_table import chosen_pipeline
+        from procession.supervisor.cookies import control_cookie
+
+        directory = chosen_pipeline(self.directory)
+        return directory, control_cookie(directory / "gateway", self.control_cookie_file), self.tls.load()
 
 
 def jobs(as_json: Json = False) -> None:
@@ -40,20 +59,15 @@ def jobs(as_json: Json = False) -> None:
 
 @with_groups
 def status(
-    directory: PipelineDirectory = None,
-    control_cookie_file: ControlCookieFile = None,
     *,
-    tls: ClientTlsOptions,
+    at: ControlOptions,
     as_json: Json = False,
 ) -> None:
     """Show whether a pipeline runs, what it has committed, its rate and its lag."""
-    from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.cookies import control_cookie
     from procession.supervisor.job_status import sentences
     from procession.supervisor.job_status import status as find
 
-    directory = chosen_pipeline(directory)
-    found = find(directory, control_cookie(directory / "gateway", control_cookie_file), tls.load())
+    found = find(*at.load())
     print(json.dumps(found) if as_json else "\n".join(sentences(found)))
 
 
@@ -72,58 +86,49 @@ def stop(
 
 @with_groups
 def pause(
-    directory: PipelineDirectory = None,
-    control_cookie_file: ControlCookieFile = None,
     *,
-    tls: ClientTlsOptions,
+    at: ControlOptions,
     as_json: Json = False,
 ) -> None:
     """Stop reading from producers, until `procession resume`. What was received is processed. Nothing is lost."""
-    intake = _intake(directory, control_cookie_file, tls)
+    intake = _intake(at)
     gateways = intake.pause()
     print(json.dumps({"paused": gateways}) if as_json else f"paused {', '.join(gateways)} of {intake.directory}")
 
 
 @with_groups
 def resume(
-    directory: PipelineDirectory = None,
-    control_cookie_file: ControlCookieFile = None,
     *,
-    tls: ClientTlsOptions,
+    at: ControlOptions,
     as_json: Json = False,
 ) -> None:
     """Read from producers again, after `procession pause`."""
-    intake = _intake(directory, control_cookie_file, tls)
+    intake = _intake(at)
     gateways = intake.resume()
     print(json.dumps({"resumed": gateways}) if as_json else f"resumed {', '.join(gateways)} of {intake.directory}")
 
 
 @with_groups
 def drain(
-    directory: PipelineDirectory = None,
-    control_cookie_file: ControlCookieFile = None,
     *,
-    tls: ClientTlsOptions,
+    at: ControlOptions,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds until everything must be committed.")] = 300.0,
     as_json: Json = False,
 ) -> None:
     """Stop reading from producers, commit everything received, record the epoch, and stop the pipeline.
 
     If that takes longer than --timeout-s, the pipeline goes on as before."""
-    intake = _intake(directory, control_cookie_file, tls)
+    intake = _intake(at)
     done = intake.drain(timeout_s)
     epoch = "no epoch was committed" if done["epoch"] is None else f"last committed epoch {done['epoch']:,}"
     sentence = f"drained and stopped the pipeline in {intake.directory}: {epoch}, {done['committed']:,} records in"
     print(json.dumps(done) if as_json else sentence)
 
 
-def _intake(directory: Path | None, control_cookie_file: Path | None, tls: ClientTlsOptions) -> Intake:
-    from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.cookies import control_cookie
+def _intake(at: ControlOptions) -> Intake:
     from procession.supervisor.intake import Intake
 
-    directory = chosen_pipeline(directory)
-    return Intake(directory, control_cookie(directory / "gateway", control_cookie_file), tls.load())
+    return Intake(*at.load())
 
 
 def _cell(column: str, value: object) -> str:
