@@ -8,8 +8,6 @@ are accepted. It serves whole files of three folders, to clients with the secret
 from __future__ import annotations
 
 import filecmp
-import hmac
-import json
 import os
 import re
 import uuid
@@ -22,10 +20,9 @@ from pyarrow import flight
 
 from procession.address import Address, parse_address
 from procession.errors import ConfigError
-from procession.format_number import is_known_format
 from procession.runtime.host_files import sync
 from procession.storage.durable import fsync_dir
-from procession.storage.host_service import server_security
+from procession.storage.host_service import checked_request, server_security
 from procession.storage.shared_files import PIECE_BYTES, PIECES, REQUEST_FORMAT, SIZE, STATE_NAME, Folder
 from procession.tls import ServerTls
 
@@ -97,19 +94,7 @@ class FileService(flight.FlightServerBase):  # type: ignore[misc]
         return self._folders[Folder(folder)] / name
 
     def _checked(self, body: bytes) -> dict[str, Any]:
-        """Return the request, if its sender may make it. Raises Flight's error for the reason if not."""
-        try:
-            request = json.loads(body)
-            cookie = str(request.get("cookie")).encode(errors="replace")
-        except (ValueError, AttributeError) as error:
-            raise flight.FlightServerError("the request is not a JSON object") from error
-        if not hmac.compare_digest(cookie, self._cookie.hex().encode()):
-            raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or none")
-        if not is_known_format(number := request.get("format"), REQUEST_FORMAT):
-            raise flight.FlightUnauthorizedError(
-                f"the request has format {str(number)[:20]}; this driver reads formats 1 to {REQUEST_FORMAT}"
-            )
-        return dict(request)
+        return checked_request(body, self._cookie, REQUEST_FORMAT, "this driver")
 
 
 def _pieces(file: Any) -> Iterator[pa.RecordBatch]:

@@ -88,21 +88,26 @@ class RunService(flight.FlightServerBase):  # type: ignore[misc]
         return iter(())
 
     def _checked(self, body: bytes) -> dict[str, Any]:
-        """Return the request, if its sender may make it. Raises Flight's error for the reason if not."""
-        try:
-            request = json.loads(body)
-            cookie = str(request.get("cookie")).encode(errors="replace")
-        except (ValueError, AttributeError) as error:
-            raise flight.FlightServerError("the request is not a JSON object") from error
-        if not hmac.compare_digest(cookie, self._config.cookie.hex().encode()):
-            raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or none")
-        if not is_known_format(number := request.get("format"), TICKET_FORMAT):
-            raise flight.FlightUnauthorizedError(
-                f"the request has format {str(number)[:20]}; this service reads formats 1 to {TICKET_FORMAT}"
-            )
+        request = checked_request(body, self._config.cookie, TICKET_FORMAT, "this service")
         if request.get("identity") != self._identity:
             raise flight.FlightServerError("the request is for the host service of another directory")
-        return dict(request)
+        return request
+
+
+def checked_request(body: bytes, expected: bytes, newest: int, server: str) -> dict[str, Any]:
+    """Return the request, if its sender has shown this cookie. Raises Flight's error for the reason if not."""
+    try:
+        request = json.loads(body)
+        cookie = str(request.get("cookie")).encode(errors="replace")
+    except (ValueError, AttributeError) as error:
+        raise flight.FlightServerError("the request is not a JSON object") from error
+    if not hmac.compare_digest(cookie, expected.hex().encode()):
+        raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or none")
+    if not is_known_format(number := request.get("format"), newest):
+        raise flight.FlightUnauthorizedError(
+            f"the request has format {str(number)[:20]}; {server} reads formats 1 to {newest}"
+        )
+    return dict(request)
 
 
 def _folder(directory: Path, request: dict[str, Any]) -> Path:
