@@ -11,68 +11,28 @@ import pytest
 from typer.testing import CliRunner
 
 from procession.cli.state_command import state_app
-from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.errors import ConfigError, StorageError, UsageError
-from procession.operators.value_codec import PLAIN
 from procession.planner.keys import PLAIN_KEYS
-from procession.storage.state_store import TaskStates
-from procession.storage.state_version import Files, StateCodec, StateVersion, file_prefix
 from procession.verify import committed_states as reading
 from procession.verify.committed_states import committed_states
-
-CODEC = StateCodec(PLAIN.packed, PLAIN.thawed)
-TASKS = 2
-
-
-class Pipeline:
-    """The checkpoint and the state files of a pipeline, written as a driver and its tasks would."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.checkpoint = Checkpoint.claim(directory / "checkpoint", name="app", fingerprint="f")
-        self.states = directory / "state" / self.checkpoint.id
-        self.states.mkdir(parents=True)
-        self.epoch = -1
-        self.versions: dict[str, list[Files]] = {}
-
-    def write(self, stage: str, changes: dict[bytes, Any]) -> None:
-        """Change states in the tasks of a stage. None: the key is removed."""
-        files = self.versions.setdefault(stage, [()] * TASKS)
-        for task in range(TASKS):
-            names = [name for name in changes if sum(name) % TASKS == task]
-            states = TaskStates(self.states, files[task], CODEC)
-            states.begin(file_prefix(1, stage, task, self.epoch + 1, 0))
-            known = states.take(names)
-            for name in names:
-                if changes[name] is None:
-                    known.pop(name, None)
-                else:
-                    known[name] = changes[name]
-            states.touch(names)
-            files[task] = states.finish()
-
-    def commit(self) -> None:
-        self.epoch += 1
-        versions = {stage: StateVersion(tuple(files), "map_stateful") for stage, files in self.versions.items()}
-        self.checkpoint.rounds.write(RoundRecord(self.epoch, self.checkpoint.fence, "f", 0, 0, {}, states=versions))
-        for name in ("offsets", "commits"):
-            (self.checkpoint.directory / name).mkdir(exist_ok=True)
-            (self.checkpoint.directory / name / str(self.epoch)).write_text("v1\n{}\n{}")
+from tests.verify.stored_pipeline import StoredPipeline
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Pipeline:
-    return Pipeline(tmp_path)
+def pipeline(tmp_path: Path) -> StoredPipeline:
+    return StoredPipeline(tmp_path)
 
 
-def command(pipeline: Pipeline, *arguments: str) -> str:
+def command(pipeline: StoredPipeline, *arguments: str) -> str:
     result = CliRunner().invoke(state_app, [*arguments, "--dir", str(pipeline.directory)], catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 
 
-def test_states_of_the_last_committed_epoch_are_found_listed_and_exported(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_states_of_the_last_committed_epoch_are_found_listed_and_exported(
+    pipeline: StoredPipeline, tmp_path: Path
+) -> None:
     keys = {number: PLAIN_KEYS.encode(number) for number in range(1000)}
     pipeline.write("totals", {key: number for number, key in keys.items()})
     pipeline.commit()
@@ -96,7 +56,7 @@ def test_states_of_the_last_committed_epoch_are_found_listed_and_exported(pipeli
     assert {int(row["key"]): json.loads(row["state"]) for row in rows} == expected
 
 
-def test_timers_and_watermarks_of_a_stage_are_not_keys(pipeline: Pipeline) -> None:
+def test_timers_and_watermarks_of_a_stage_are_not_keys(pipeline: StoredPipeline) -> None:
     key = PLAIN_KEYS.encode(("a", 1))
     names = [b"w", b"i", b"e", b"t5/0", b"b", b"s"]
     pipeline.write("windows", {b"k" + key: [1, {"n": 2}]} | {name: [0] for name in names})
@@ -107,7 +67,7 @@ def test_timers_and_watermarks_of_a_stage_are_not_keys(pipeline: Pipeline) -> No
 
 
 def test_a_driver_that_replaces_files_meanwhile_does_no_harm(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: StoredPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = PLAIN_KEYS.encode("a")
     pipeline.write("totals", {key: 1})
@@ -127,7 +87,7 @@ def test_a_driver_that_replaces_files_meanwhile_does_no_harm(
     assert committed_states(pipeline.directory)["totals"].find(key) == [2]
 
 
-def test_damage_wrong_names_and_no_pipeline_are_one_sentence(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_damage_wrong_names_and_no_pipeline_are_one_sentence(pipeline: StoredPipeline, tmp_path: Path) -> None:
     assert "no stage" in command(pipeline, "list")
     pipeline.write("totals", {PLAIN_KEYS.encode("a"): 1})
     pipeline.commit()

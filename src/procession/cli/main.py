@@ -35,6 +35,7 @@ from procession.cli.gateways_command import gateways_app
 from procession.cli.host_command import host
 from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
 from procession.cli.letters_command import letters_app
+from procession.cli.savepoint_command import savepoint_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
 from procession.cli.source_commands import source_app
@@ -60,6 +61,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(gateways_app, name="gateways")
 app.add_typer(state_app, name="state")
 app.add_typer(letters_app, name="letters")
+app.add_typer(savepoint_app, name="savepoint")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)

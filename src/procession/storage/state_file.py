@@ -83,6 +83,11 @@ class StateFile:
             self._found[number] = batch, batch.column("hash").to_numpy()
         return self._found[number]
 
+    def verify(self) -> None:
+        """Compare all batches with their checksums. Raises StorageError if one is damaged."""
+        for _ in self._file.batches():
+            pass
+
     def between(self, low: int, high: int) -> pa.RecordBatch:
         first = max(0, int(np.searchsorted(self._firsts, low, "right")) - 1)
         last = int(np.searchsorted(self._firsts, high, "left"))

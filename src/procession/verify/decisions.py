@@ -57,13 +57,14 @@ class DecisionReader:
     def _read(self, read: Callable[[int, RoundRecords], Read]) -> Read:
         """Call `read` with the last committed epoch and the round records of one consistent copy."""
         for _ in range(TRIES):
-            copy = self._copy()
+            copy = self.copy()
             found = read(SparkLog(copy).committed, RoundRecords(copy / "rounds"))
-            if self._copy() == copy:
+            if self.copy() == copy:
                 return found
         raise ConfigError(f"{self._root} keeps changing.", next_step="stop all drivers but one")
 
-    def _copy(self) -> Path:
+    def copy(self) -> Path:
+        """Return the directory of the copy that counts now."""
         copies = sorted(path for path in self._root.glob("[0-9]*") if path.name.isdigit())
         try:
             current = self._root / f"{int((self._root / CURRENT).read_text()):010d}"

@@ -1,0 +1,156 @@
+"""The commands `procession savepoint …`: keep the state of a pipeline under a name, and start a pipeline from it.
+
+As in `cli/main`, they only parse and print; `supervisor/savepoint` and `supervisor/savepoint_restore` do the work.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from procession.cli.command_options import PipelineDirectory
+
+if TYPE_CHECKING:
+    from procession.supervisor.savepoint import Savepoint
+
+savepoint_app = typer.Typer(
+    help="Keep the state of a pipeline under a name, look at it, or start a pipeline from it.", no_args_is_help=True
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")]
+NameOrCopy = Annotated[
+    str, typer.Argument(metavar="NAME|PATH", help="The name of a savepoint, or the directory of a copy, with a /.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+COLUMNS = ("name", "created", "epoch", "records_in", "files", "bytes")
+
+
+@savepoint_app.command()
+def create(name: Name, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+    """Make a savepoint of the last committed epoch. The pipeline may run meanwhile, and does not notice."""
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.supervisor.savepoint import create as make
+
+    made = make(chosen_pipeline(directory), name)
+    _show(made, as_json=as_json)
+
+
+@savepoint_app.command("list")
+def list_savepoints(directory: PipelineDirectory = None, as_json: Json = False) -> None:
+    """List the savepoints of a pipeline, the oldest first."""
+    from procession.cli.streams_table import aligned, chosen_pipeline
+    from procession.supervisor.savepoint import savepoints
+
+    found = [savepoint.described() for savepoint in savepoints(chosen_pipeline(directory))]
+    if as_json:
+        print(json.dumps({"savepoints": found}))
+        return
+    rows = [[_cell(column, savepoint) for column in COLUMNS] for savepoint in found]
+    titles = [column.replace("_", " ") for column in COLUMNS]
+    print("\n".join(aligned(titles, rows, ("name", "created")) if rows else ["there are no savepoints"]))
+
+
+@savepoint_app.command()
+def describe(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+    """Show what a savepoint contains: its epoch, log positions, the ends of the sinks' outputs, and its stages."""
+    _show(_found(name, directory), as_json=as_json)
+
+
+@savepoint_app.command()
+def verify(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+    """Read all files of a savepoint and compare them with their checksums."""
+    savepoint = _found(name, directory)
+    files = savepoint.verify()
+    result = {"name": savepoint.manifest["name"], "files": files, "bytes": savepoint.size_bytes, "is_intact": True}
+    text = f"savepoint {savepoint.manifest['name']!r} is intact: {files:,} files, {savepoint.size_bytes:,} bytes"
+    print(json.dumps(result) if as_json else text)
+
+
+@savepoint_app.command()
+def copy(
+    name: NameOrCopy,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="The new directory of the copy. It must not exist yet.")],
+    directory: PipelineDirectory = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a savepoint to a new directory, for instance on another disk, and verify the copy."""
+    copied = _found(name, directory).copy(to)
+    text = f"copied savepoint {copied.manifest['name']!r} to {to}: {copied.size_bytes:,} bytes"
+    print(json.dumps(copied.described()) if as_json else text)
+
+
+@savepoint_app.command()
+def drop(name: Name, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+    """Remove a savepoint. Its files are deleted, unless the pipeline still uses them."""
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.supervisor.savepoint import find
+
+    find(chosen_pipeline(directory), name).drop()
+    print(json.dumps({"dropped": name}) if as_json else f"dropped savepoint {name!r}")
+
+
+@savepoint_app.command()
+def restore(
+    name: NameOrCopy,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="The new pipeline's directory. It must not exist yet.")],
+    directory: PipelineDirectory = None,
+    outputs: Annotated[
+        Literal["new", "continue"],
+        typer.Option(
+            help="new: sinks must be empty. continue: sinks must be where the savepoint left them, and the new pipeline"
+            " takes them over."
+        ),
+    ] = "new",
+    as_json: Json = False,
+) -> None:
+    """Make a new pipeline's directory from a savepoint. Then start it with `procession run APP.PY --dir TO`.
+
+    It has a checkpoint id of its own. Its streams continue behind the savepoint: producers must be able to send again
+    what they sent after it."""
+    from procession.supervisor.savepoint_restore import restore as make
+
+    savepoint = _found(name, directory)
+    checkpoint_id = make(savepoint, to, continues_outputs=outputs == "continue")
+    result = {"directory": str(to), "checkpoint_id": checkpoint_id, "epoch": savepoint.epoch, "outputs": outputs}
+    text = (
+        f"restored savepoint {savepoint.manifest['name']!r} to {to}; start it with `procession run APP.PY --dir {to}`"
+    )
+    print(json.dumps(result) if as_json else text)
+
+
+def _found(name: str, directory: Path | None) -> Savepoint:
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.supervisor.savepoint import find, load
+
+    return load(Path(name)) if "/" in name else find(chosen_pipeline(directory), name)
+
+
+def _show(savepoint: Savepoint, *, as_json: bool) -> None:
+    found = savepoint.described()
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"savepoint {found['name']!r} of pipeline {found['pipeline']!r}, made {_time(found['created_s'])}")
+    size = f"{found['files']:,} files, {found['bytes']:,} bytes"
+    print(f"epoch {found['epoch']:,}; {found['records_in']:,} records in; {size}")
+    for gateway, position in found["log_positions"].items():
+        print(f"{gateway}: the log up to record {position:,}")
+    for sink, end in found["sinks"].items():
+        print(f"sink {sink!r}: output up to {end:,}")
+    for stage, kind in found["stages"].items():
+        print(f"stage {stage!r} ({kind})")
+
+
+def _time(created_s: float) -> str:
+    return datetime.fromtimestamp(created_s).astimezone().isoformat(" ", "seconds")
+
+
+def _cell(column: str, savepoint: dict[str, Any]) -> str:
+    if column == "created":
+        return _time(savepoint["created_s"])
+    value = savepoint[column]
+    return f"{value:,}" if isinstance(value, int) else str(value)
