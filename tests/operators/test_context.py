@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import procession
-from procession import Context, Pipeline, PlanError
+from procession import Context, Pipeline, PlanError, ProcessContext
 from procession import Context as Beside
 from procession.commit import epoch_totals
 from procession.errors import RecordError
@@ -109,6 +109,29 @@ def test_counters_count_each_committed_record_once_whatever_the_epochs_and_tasks
             "counter seen": 11 + 9 * 1000,
             "counter fives": 15,
         }
+
+
+def test_the_functions_of_process_count_too_also_by_a_timer_and_at_the_end() -> None:
+    def waiting(state: Any, value: int, context: ProcessContext) -> tuple[int, list[int]]:
+        context.counter("records")
+        context.timer_at(context.time + 2)
+        if value == 5:
+            raise ValueError("what was counted before stays counted")
+        return value, []
+
+    def over(state: int, context: ProcessContext) -> tuple[None, list[int]]:
+        context.counter("sum", state)
+        return None, []
+
+    pipeline = Pipeline("p", dead_letter="file:dead")
+    numbers = pipeline.source("numbers", codec="json")
+    numbers.process(waiting, on_timer=over, key=lambda value: value % 4, time=lambda value: value).sink(
+        "out", to="file:out"
+    )
+    expected = {"counter records": 11, "counter sum": 10 + 9 + 8 + 7 + 6 + 4 + 3 + 2 + 1 + 0}
+    for options in ({}, {"epochs": 2, "crashes": [1, 3]}, {"epochs": 1, "parallelism": 3}):
+        found = run(pipeline, {"numbers": list(range(11))}, **options).counters  # type: ignore[arg-type]
+        assert {name: count for name, count in found.items() if name.startswith("counter ")} == expected
 
 
 def test_a_counter_has_a_plain_name_and_adds_whole_numbers() -> None:

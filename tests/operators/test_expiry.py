@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,7 @@ class Counted(dict[bytes, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
+        self.counts = Counter[str]()
 
     def take(self, keys: Any) -> Any:
         self.asked += len(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ class MemoryStates(dict[bytes, Any]):
 
     serial = 0
     keys_max = 10**9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         return self

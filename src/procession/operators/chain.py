@@ -8,7 +8,7 @@ an exchange; the output for each sink and exchange is written by `storage/run_st
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -116,7 +116,7 @@ class Chain:
             together = [*self.watermark.ends, *self.ends]
             self.ends = sorted(together, key=lambda end: (end.sequence, type(end) is EndOfInput))
         self.late = 0
-        self.counts: Counter[str] = Counter()
+        self.counts = states.counts
         """What functions have added to the counters of the app."""
 
     @property

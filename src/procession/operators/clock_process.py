@@ -81,7 +81,7 @@ class ClockProcess(ProcessOperator):
 
     def context_of(self, progress: Progress, time: int, after: int | None = None) -> ProcessContext:
         key = self.keys.decode(progress.key)
-        return ProcessContext(key, in_unit(time, self.unit), self.unit, after, _delays=[])
+        return ProcessContext(key, in_unit(time, self.unit), self.unit, after, _delays=[], _counts=progress.counts)
 
     def set_timers(self, progress: Progress, held: KeyTimers, context: ProcessContext) -> None:
         assert isinstance(held, ClockTimers)

@@ -59,13 +59,18 @@ class Context:
             PlanError: The name is not valid.
             ValueError: `add` is not an int, or the app has too many counters.
         """
-        if name not in self._counts:
-            checked_name(name, "a counter")
-            if len(self._counts) >= COUNTERS_MAX:
-                raise ValueError(f"there are more than {COUNTERS_MAX:,} counters: use names from a fixed set")
-        if type(add) is not int:
-            raise ValueError(f"counter {name!r} cannot add {add!r}, which is not an int")
-        self._counts[name] += add
+        count(self._counts, name, add)
+
+
+def count(counts: Counter[str], name: str, add: int) -> None:
+    """Add to a counter of the app, if the name and the number are valid."""
+    if name not in counts:
+        checked_name(name, "a counter")
+        if len(counts) >= COUNTERS_MAX:
+            raise ValueError(f"there are more than {COUNTERS_MAX:,} counters: use names from a fixed set")
+    if type(add) is not int:
+        raise ValueError(f"counter {name!r} cannot add {add!r}, which is not an int")
+    counts[name] += add
 
 
 ANNOTATIONS = (Context, "Context", "procession.Context")

@@ -11,6 +11,7 @@ epoch cuts, on the number of tasks, or on how many rows one call brings. Impleme
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +45,10 @@ class StateAccess(Protocol):
     keys_max: int
     """Maximum number of keys in memory."""
 
+    @property
+    def counts(self) -> Counter[str]:
+        """What functions of this task have added to the counters of the app."""
+
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """Return a dictionary that has the states of these keys, and maybe of others."""
 
@@ -62,6 +67,10 @@ class _NoStates:
 
     serial = 0
     keys_max = 0
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter()
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         raise AssertionError("this chain was given no states")

@@ -10,6 +10,7 @@ State: under `k` and the key, the state and the times of the timers, in order.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from procession.errors import PlanError
+from procession.operators.context import count
 from procession.operators.keyed import is_open
 from procession.operators.operator import Place, StateSpec
 from procession.operators.stage_rows import Numbers
@@ -57,6 +59,7 @@ class ProcessContext:
     """The timers that it sets by the clock, in nanoseconds from now. None: the stage has no clock."""
     _is_cancelling: bool = False
     """Whether it cancels the timers that were set before."""
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def timer_at(self, time: float | Decimal | datetime) -> None:
         """Set a timer for this key: `on_timer` is called when event time reaches it.
@@ -107,6 +110,19 @@ class ProcessContext:
         self._asked.clear()
         if self._delays:
             self._delays.clear()
+
+    def counter(self, name: str, add: int = 1) -> None:
+        """Add to a counter of the app, as `Context.counter` does. What a call has counted stays if it raises.
+
+        Args:
+            name: Name of the counter: one of a few, not one for each record.
+            add: How much to add. It may be negative.
+
+        Raises:
+            PlanError: The name is not valid.
+            ValueError: `add` is not an int, or the app has too many counters.
+        """
+        count(self._counts, name, add)
 
 
 OnRecord = Callable[[Any, Any, ProcessContext], tuple[Any, Any]]
@@ -181,7 +197,8 @@ class ProcessOperator(TimedOperator[KeyTimers]):
 
     def context_of(self, progress: Progress, time: int, after: int | None = None) -> ProcessContext:
         """The context of a call at this time; `after` is that of the timer that fires."""
-        return ProcessContext(self.keys.decode(progress.key), in_unit(time, self.unit), self.unit, after)
+        key = self.keys.decode(progress.key)
+        return ProcessContext(key, in_unit(time, self.unit), self.unit, after, _counts=progress.counts)
 
     def call(self, progress: Progress, value: Any, context: ProcessContext, held: KeyTimers) -> None:
         """Call the function for a record."""

@@ -54,6 +54,7 @@ class Progress:
         """The watermark in nanoseconds of event time."""
         self.row = 0
         self.key = b""
+        self.counts = states.counts
         self.is_ending = False
         """Whether everything fires because the input has ended."""
 

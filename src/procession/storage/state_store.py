@@ -9,6 +9,7 @@ version that the epoch commits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,7 @@ class TaskStates:
         self._touched: set[bytes] = set()
         self._prefix = ""
         self.serial = 0
+        self.counts: Counter[str] = Counter()
         self._written = 0
 
     def begin(self, prefix: str, serial: int = 0) -> None:
@@ -69,6 +71,7 @@ class TaskStates:
         self._prefix = prefix
         self._written = 0
         self.serial = serial
+        self.counts = Counter()
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
         """A dictionary with the states of these keys, and possibly of others, to be modified. Keys without state are
