@@ -63,13 +63,11 @@ class Sequential(StageStates):
                     self._end(record, letters)
                 else:
                     self._begin(record["stream_id"])
-                    source = self._source_of(record)
+                    source = self.source_of[record["stream_id"]]
                     self.input = record["stream_id"] if self.graph.nodes[source].ends else number_of(source)
                     self.time = record["event_time"]
                     self.latest = max(self.latest, self.time)
-                    self._walk(
-                        self._source_of(record), record["payload"], record, letters, self.keys.encode(record["key"])
-                    )
+                    self._walk(source, record["payload"], record, letters, self.keys.encode(record["key"]))
                 for _, letter in sorted(letters, key=lambda letter: letter[0]):
                     self.outputs["dead-letter"] += letter + b"\n"
         return {participant.name: self.outputs[participant.name] for participant in self.graph.participants}
@@ -109,7 +107,7 @@ class Sequential(StageStates):
         # None of those that are open: what a stage lets out by itself is of that stage, or of nobody.
         origin = self.origins.get(index)
         self.input = -1 if origin is None else origin
-        for child in self.graph.children(index):
+        for child in self.children[index]:
             self._walk(child, value, record, letters, key)
 
     def _output_of(self, node: Node, record: Record, key: bytes) -> str:
@@ -140,7 +138,7 @@ class Sequential(StageStates):
                 key = self.keys.encode(key_of(value))
             expired = [(one, self.fired) for one in self._expiring(index, value)]
             for one, gone in expired:
-                for child in self.graph.children(index):
+                for child in self.children[index]:
                     self._walk(child, one, record, letters, gone)
             # A copy as soon as it is given: the function may change what it gave before it gives the next.
             self.came_with = came_with
@@ -153,7 +151,7 @@ class Sequential(StageStates):
             letters.append((index, letter_of(record, node.name, aside)))
         self.input = self.origins.get(index) or self.input
         for one, its_key in values:
-            for child in self.graph.children(index):
+            for child in self.children[index]:
                 self._walk(child, own(one), record, letters, its_key)
 
     def _key_of(self, node: Node, key: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy as own
 from dataclasses import dataclass, field
@@ -12,14 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from procession.operators.clock_process import ClockProcess
 from procession.operators.codecs import DECODE
+from procession.operators.context import Context
 from procession.operators.expiry import ExpiringState
 from procession.operators.keyed import KeyedOperator
 from procession.operators.patterns import SkipRule
 from procession.operators.sort import SortOperator
 from procession.operators.stream_join import LatePairRule
 from procession.operators.total import TotalOperator
-from procession.operators.value_codec import PLAIN
+from procession.operators.value_codec import ValueCodec
 from procession.operators.versions import LateVersionRule
 from procession.operators.windows import LateWindowRule, late_record
 from procession.planner.event_order import LateRecord
@@ -42,12 +44,39 @@ class TimerRequests:
     time: Any
     unit: Any
     calls: list[tuple[bool, int]] = field(default_factory=list)
+    delays: list[int] = field(default_factory=list)
+    """The timers by the clock, in nanoseconds from now."""
+    is_cancelling: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def counter(self, name: str, add: int = 1) -> None:
+        self.counts[name] += add
 
     def timer_at(self, time: Any) -> None:
         self.calls.append((True, nanoseconds(time, self.unit)))
 
     def cancel_timer(self, time: Any) -> None:
         self.calls.append((False, nanoseconds(time, self.unit)))
+
+    def timer_after_s(self, seconds: int) -> None:
+        self.delays.append(seconds * 10**9)
+
+    def cancel_timers(self) -> None:
+        self.is_cancelling = True
+        self.calls.clear()
+        self.delays.clear()
+
+
+class Remembered(dict[int, int]):
+    """What a function returned for each argument."""
+
+    def __init__(self, function: Callable[[int], int]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __missing__(self, argument: int) -> int:
+        self[argument] = self.function(argument)
+        return self[argument]
 
 
 @dataclass
@@ -71,6 +100,10 @@ class StageStates:
     """The records of the windows of each stage that have fired, by key and end."""
     timers: dict[int, set[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(set))
     """The timers of each stage: their times and keys."""
+    waiting: dict[int, list[tuple[int, bytes, int]]] = field(default_factory=lambda: defaultdict(list))
+    """The timers of each stage that the next tick of its clock starts: the latest tick, the key, the length."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The counters of the app."""
     serial: int = 0
     time: int = 0
     """The event time of the record at hand."""
@@ -97,25 +130,30 @@ class StageStates:
     """How far each input of each stage has come."""
 
     def __post_init__(self) -> None:
+        self.values = ValueCodec(self.graph.types)
         plan = make_plan(self.graph)
         self.inputs = plan.inputs
+        # Asked for with each record, so not found out each time.
+        self.before: dict[int, set[int]] = {}
+        """Each stage, with those that its records come through."""
+        for index, node in enumerate(self.graph.nodes):
+            self.before[index] = {index}.union(*(self.before[parent] for parent in node.parents))
+        self.children = [self.graph.children(index) for index in self.before]
+        self.source_of = Remembered(self._source_of)
         self.origins = {chain.root: plan.origins[chain.number] for chain in plan.chains}
 
     @property
     def keys(self) -> KeyCodec:
         return KeyCodec(self.graph.types)
 
-    def _source_of(self, record: Record) -> int:
-        sources = [index for index, node in enumerate(self.graph.nodes) if node.kind is Kind.SOURCE]
-        named = [index for index in sources if record["stream_id"] in (self.graph.nodes[index].streams or ())]
+    def _source_of(self, stream: int) -> int:
+        sources = [index for index in self.before if self.graph.nodes[index].kind is Kind.SOURCE]
+        named = [index for index in sources if stream in (self.graph.nodes[index].streams or ())]
         return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
 
     def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
         """Those of these streams that come to a stage."""
-        before, nodes = {index}, self.graph.nodes
-        for number in range(index, -1, -1):
-            before |= set(nodes[number].parents) if number in before else set()
-        return {stream for stream in among if self._source_of({"stream_id": stream}) in before}
+        return {stream for stream in among if self.source_of[stream] in self.before[index]}
 
     def _holding(self, index: int) -> set[int]:
         """The inputs of a stage that have not ended, as far as it knows."""
@@ -160,12 +198,15 @@ class StageStates:
             for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
                     self.fired = one["key"]
-                    yield own(stage.join(PLAIN.thawed(one["value"]), None))
+                    yield own(stage.join(self.values.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, watermark)
         elif node.kind is Kind.MATCH:
             yield from self._matches_over(index, watermark)
         elif node.kind is Kind.PROCESS:
+            started = [timer for timer in self.waiting[index] if timer[0] < watermark]
+            self.waiting[index] = [timer for timer in self.waiting[index] if timer not in started]
+            self.timers[index] |= {(watermark + delay, key) for _, key, delay in started}
             while (due := min(self.timers[index], default=(AFTER, b"")))[0] <= watermark:
                 yield from self._on_timer(index, *due)
         elif not stage.windows.count:
@@ -182,7 +223,7 @@ class StageStates:
         if node.kind is Kind.JOIN:
             for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
-                    yield own(stage.join(PLAIN.thawed(one["value"]), None))
+                    yield own(stage.join(self.values.thawed(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, AFTER)
         elif node.kind is Kind.MATCH:
@@ -237,6 +278,9 @@ class StageStates:
     def _results(self, index: int, value: Any) -> Iterator[Any]:
         node = self.graph.nodes[index]
         function: Any = node.function
+        if node.is_asking:
+            asking, context = function, Context(self.keys.decode(self.came_with), self.time, self.input, self.counts)
+            function = lambda value: asking(value, context)  # noqa: E731
         match node.kind:
             case Kind.SOURCE:
                 yield DECODE[node.codec](value)
@@ -285,9 +329,9 @@ class StageStates:
                 stage: Any = node.operator
                 side, given = value
                 if side == 1:
-                    self.states[index, NO_KEY] = PLAIN.packed(given)
+                    self.states[index, NO_KEY] = self.values.packed(given)
                 elif (index, NO_KEY) in self.states:
-                    yield stage.apply(PLAIN.thawed(self.states[index, NO_KEY]), given)
+                    yield stage.apply(self.values.thawed(self.states[index, NO_KEY]), given)
                 else:
                     yield stage.apply(stage.initial(), given)
             case Kind.AS_OF:
@@ -377,7 +421,7 @@ class StageStates:
             return
         near = [one for one in held if one["key"] == key and one["side"] != side]
         near = [entry for entry in near if abs(entry["time"] - time) <= stage.within]
-        both = [(one, [PLAIN.thawed(one["value"]), own(value)]) for one in near]
+        both = [(one, [self.values.thawed(one["value"]), own(value)]) for one in near]
         pairs = [(one, own(stage.join(*sides[:: -1 if side == 0 else 1]))) for one, sides in both]
         for one, pair in pairs:
             one["partners"] += 1
@@ -385,7 +429,7 @@ class StageStates:
         if time + stage.within >= watermark:
             self.serial += 1
             same = {"serial": self.serial, "side": side, "key": key, "time": time}
-            held.append({**same, "value": PLAIN.packed(value), "partners": len(pairs)})
+            held.append({**same, "value": self.values.packed(value), "partners": len(pairs)})
         elif stage.is_outer and side == 0 and not pairs:
             yield own(stage.join(value, None))
 
@@ -411,7 +455,7 @@ class StageStates:
         for _, key in gone:
             del self.expiries[index, key]
             state = self.states.pop((index, key))
-            result = stage.on_evict(self.keys.decode(key), PLAIN.thawed(state)) if stage.on_evict else None
+            result = stage.on_evict(self.keys.decode(key), self.values.thawed(state)) if stage.on_evict else None
             if result is not None:
                 self.fired = key
                 yield result
@@ -433,7 +477,7 @@ class StageStates:
                 )
                 if stage.late is not LateVersionRule.KEEP:
                     return
-            held["versions"][start] = PLAIN.packed(value)
+            held["versions"][start] = self.values.packed(value)
             if len(held["versions"]) > stage.versions_max:
                 del held["versions"][min(held["versions"])]
                 held["is_cut"] = True
@@ -447,10 +491,10 @@ class StageStates:
                 self.aside = LateRecord(reason)
                 return
             starts = [oldest]
-            result = stage.join(value, PLAIN.thawed(held["versions"][oldest]))
+            result = stage.join(value, self.values.thawed(held["versions"][oldest]))
             self.aside = LateRecord(reason)
         else:
-            result = stage.join(value, PLAIN.thawed(held["versions"][max(starts)]) if starts else None)
+            result = stage.join(value, self.values.thawed(held["versions"][max(starts)]) if starts else None)
         held["greatest"] = max(held["greatest"], time)
         yield result
 
@@ -489,16 +533,16 @@ class StageStates:
             if is_enough and follows is None:
                 going.append(entry)
             elif is_enough and follows is not None and follows.condition.holds(own(value), matched):
-                longer = [*entry, (follows.name, time, PLAIN.packed(value))]
+                longer = [*entry, (follows.name, time, self.values.packed(value))]
                 (complete if is_full(longer) and not after else going).append(longer)
             elif count < step.at_most and step.condition.holds(own(value), matched):
-                longer = [*entry, (step.name, time, PLAIN.packed(value))]
+                longer = [*entry, (step.name, time, self.values.packed(value))]
                 (complete if is_full(longer) and not after else going).append(longer)
             elif not (follows if is_enough and follows is not None else step).is_next:
                 going.append(entry)
         is_skipping = stage.skip is SkipRule.PAST_LAST
         if not (is_skipping and complete) and steps[0].condition.holds(own(value), {}):
-            begun = [(steps[0].name, time, PLAIN.packed(value))]
+            begun = [(steps[0].name, time, self.values.packed(value))]
             (complete if is_full(begun) and not after else going).append(begun)
         if is_skipping and complete:
             going, complete = [], complete[:1]
@@ -528,7 +572,7 @@ class StageStates:
     def _by_step(self, one: list[Any]) -> dict[str, list[Any]]:
         matched = defaultdict(list)
         for name, _, value in one:
-            matched[name].append(PLAIN.thawed(value))
+            matched[name].append(self.values.thawed(value))
         return dict(matched)
 
     def _match_of(self, node: Node, key: bytes, one: list[Any]) -> dict[str, Any]:
@@ -541,17 +585,23 @@ class StageStates:
         stage: Any = node.operator
         key = self._stage_key(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
-        context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        if isinstance(stage, ClockProcess):
+            side, value = value
+            if side == 1:  # a tick, which has fired what was due
+                return
+            time = max(0, self.watermarks[index])
+        context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit, counts=self.counts)
         is_known = (index, key) in self.states
-        state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
+        state = self.values.thawed(self.states[index, key]) if is_known else stage.initial()
         try:
             after, results = stage.function(state, value, context)
             results = [own(result) for result in results]
         except Exception:
             if is_known:
-                self.states[index, key] = PLAIN.packed(state)
+                self.states[index, key] = self.values.packed(state)
             raise
         self._left(index, key, after, context)
+        self.waiting[index] += [(self.watermarks[index], key, delay) for delay in context.delays]
         self.fired = key
         yield from results
         yield from self._due(index)
@@ -560,12 +610,13 @@ class StageStates:
         node = self.graph.nodes[index]
         stage: Any = node.operator
         self.timers[index].remove((time, key))
-        context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit)
+        context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit, counts=self.counts)
         is_known = (index, key) in self.states
-        state = PLAIN.thawed(self.states[index, key]) if is_known else stage.initial()
+        state = self.values.thawed(self.states[index, key]) if is_known else stage.initial()
         after, results = stage.on_timer(state, context)
         results = [own(result) for result in results]
         self._left(index, key, after, context)
+        self.timers[index] |= {(self.watermarks[index] + delay, key) for delay in context.delays}
         self.fired = key
         yield from results
 
@@ -573,7 +624,10 @@ class StageStates:
         """What a function of a stage with timers has left behind."""
         self.states.pop((index, key), None)
         if state is not None:
-            self.states[index, key] = PLAIN.packed(state)
+            self.states[index, key] = self.values.packed(state)
+        if context.is_cancelling:
+            self.timers[index] = {timer for timer in self.timers[index] if timer[1] != key}
+            self.waiting[index] = [timer for timer in self.waiting[index] if timer[1] != key]
         for is_set, time in context.calls:
             (self.timers[index].add if is_set else self.timers[index].discard)((time, key))
 
@@ -589,7 +643,7 @@ class StageStates:
         assert isinstance(node.operator, KeyedOperator | ExpiringState)
         assert node.operator.step is not None
         place = index, self._stage_key(node, value)
-        state = PLAIN.thawed(self.states[place]) if place in self.states else node.operator.initial()
+        state = self.values.thawed(self.states[place]) if place in self.states else node.operator.initial()
         is_known = place in self.states
         try:
             state, result = node.operator.step(state, value)
@@ -597,7 +651,7 @@ class StageStates:
         except Exception:
             # What a step has done to its state before it raised stays done.
             if is_known:
-                self.states[place] = PLAIN.packed(state)
+                self.states[place] = self.values.packed(state)
             raise
         if node.kind is Kind.FILTER_STATEFUL:
             results = [value] if result else []
@@ -606,6 +660,6 @@ class StageStates:
             self.states.pop(place, None)
             self.expiries.pop(place, None)
         else:
-            self.states[place] = PLAIN.packed(state)
+            self.states[place] = self.values.packed(state)
             self._stay(*place)
         yield from results

@@ -10,10 +10,12 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from procession import Aggregate, Pipeline, ProcessContext, aggregates, patterns, tables, windows
+from procession import Aggregate, Context, Pipeline, ProcessContext, aggregates, patterns, tables, windows
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,15 @@ def end_of(result: dict[str, Any]) -> float:
 NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
 
 
+VERSIONS = [
+    {"last": f"{number * 3 % 100:02d}", "name": f"v{number}", "from": number * 211 % 4_000} for number in range(80)
+]
+
+
+def valid_from(row: dict[str, Any]) -> int:
+    return int(row["from"])
+
+
 def last_of(row: dict[str, Any]) -> bytes:
     return str(row["last"]).encode()
 
@@ -114,6 +125,10 @@ def named(value: bytes, row: dict[str, Any] | None) -> bytes:
 
 def named_twice(value: bytes, row: dict[str, Any], other: dict[str, Any]) -> bytes:
     return b"%s %s %s" % (value, str(row["name"]).encode(), str(other["name"]).encode())
+
+
+def together(value: bytes, *others: bytes) -> bytes:
+    return b"+".join([value, *others])
 
 
 def is_seventh(value: bytes) -> bool:
@@ -173,6 +188,67 @@ def overdue_at(state: int, context: ProcessContext) -> tuple[int | None, list[by
     return None, [b"%s is still overdue at %d" % (context.key, context.time), b"--"]
 
 
+def seen(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
+    """Sets a timer by the clock for each record, and takes those before it back for some."""
+    if value[-1:] == b"5":
+        context.cancel_timers()
+    context.timer_after_s(int(value[-2:]) % 40 + 1)
+    if value[-2:] == b"43":
+        raise ValueError("with a timer set")
+    return state + 1, [b"%s at %d" % (value, context.time)] if value[-1:] == b"0" else []
+
+
+def rung(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
+    """Sets a next timer for some, and forgets the key for others."""
+    context.counter("rung")
+    rang = b"%s rang at %d after %d" % (context.key, context.time, state)
+    if state % 3 == 0:
+        context.timer_after_s(9)
+        return state + 1, [rang]
+    return None, [rang, b"--"]
+
+
+@dataclass(frozen=True)
+class Sale:
+    """With what money and times are made of."""
+
+    shop: int
+    day: datetime
+    amount: Decimal
+
+
+def sale(value: bytes) -> Sale:
+    number = int(value[:5])
+    day = datetime(2026, 3, 28, tzinfo=UTC) + timedelta(days=number // 600)
+    return Sale(number % 7, day, Decimal(number * 7919 % 100_000).scaleb(-4))
+
+
+def shop_and_day(sale: Sale) -> tuple[int, datetime, Decimal]:
+    """A key of several parts."""
+    return sale.shop, sale.day, sale.amount.quantize(Decimal(1)) % 2
+
+
+def amount_of(sale: Sale) -> Decimal:
+    return sale.amount
+
+
+def running(state: dict[str, Any], sale: Sale) -> tuple[dict[str, Any], Sale]:
+    """A state with amounts and times in it, and an object of a class."""
+    state["sum"] += sale.amount
+    state["latest"] = sale
+    return state, Sale(sale.shop, max(sale.day, state["first"]), state["sum"])
+
+
+def no_sales() -> dict[str, Any]:
+    return {"sum": Decimal("0.00"), "first": datetime(2026, 3, 29, 12, tzinfo=UTC), "latest": None}
+
+
+def is_dear(sale: Sale, context: Context) -> bool:
+    """Counts what it lets pass."""
+    context.counter("dear", int(sale.amount > 5))
+    return sale.amount > 5
+
+
 def first_two_as_key(value: bytes) -> bytes:
     return b"k%d" % int(value[1:3])
 
@@ -197,7 +273,7 @@ def shown(value: Any) -> bytes:
 def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     """With a directory, whoever has a record there is an order for kills: before the exchanges, in a task that reads
     the log, or behind one, in a task that has states."""
-    pipeline = Pipeline("keyed", parallelism=parallelism, dead_letter="file:dead")
+    pipeline = Pipeline("keyed", parallelism=parallelism, dead_letter="file:dead", types=[Sale])
     source = pipeline.source(ends=True).map(Perilous("before", orders))
     counted = source.map_stateful(numbered, key=key, initial=0)
     counted.map(Perilous("behind", orders)).sink("mapped", to="file:out")
@@ -274,6 +350,21 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     source.with_broadcast(sevenths, apply=side_by_side_of, parallelism=3).sink("latest", to="file:out")
     valid = source.as_of(few, join=side_by_side, key=first_two_as_key, time=when, valid_from=when, versions_max=3)
     valid.sink("versions", to="file:out")
+    # The version of a table that was valid, and combinations of three
+    source.as_of(
+        tables.of_rows(VERSIONS, by=last_of), join=named, key=last_two, time=when, valid_from=valid_from
+    ).rebalance(parallelism=3).sink("table-versions", to="file:out")
+    source.filter(is_odd).join_all(few, sevenths, within_s=8, join=together, key=is_odd, time=when).sink(
+        "joined-all", to="file:out"
+    )
+    # Timers by a clock: its ticks are records, here of the same stream. What does not end keeps it from ending.
+    ticks = source.filter(is_seventh).map(int).merge(pipeline.source("no-ticks", streams=["no ticks"]))
+    source.process(seen, on_timer=rung, key=key, initial=0, clock=ticks).sink("clocked", to="file:out")
+    # Objects with amounts and times, by a key of several parts, in states, exchanges and windows
+    sales = source.map(sale).map_stateful(running, key=shop_and_day, initial=no_sales, parallelism=3)
+    dear = sales.filter(is_dear).rebalance(parallelism=2)
+    fives = dear.window(windows.counting(5), aggregates.max_by(amount_of), key=shop_and_day)
+    dear.map(shown).merge(fives.map(shown)).sink("sales", to="file:out")
     # Side outputs that go different ways and meet again
     few_first, others = source.split(is_seventh)
     endings = others.split(ending, "low", "high", value=bytes.upper, name="endings")

@@ -6,6 +6,7 @@ Invariant: all go through one query, each to a sink of its own, so that Spark st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.strategies import TABLE
 from procession.spark.session import Session
+from procession.storage.run_store import Manifest
 from tests.operators.reference import Sequential, batch_of
 from tests.slow_cases import slow
 from tests.spark import kinds
@@ -25,6 +27,7 @@ pytestmark = patient
 RECORDS = [b"%05d" % number for number in range(4_000)]
 # The stream ends, twice over, comes back, and ends again.
 ENDS = [(2_500, 0), (2_500, 0), (4_000, 0)]
+COUNTERS = "counters of the app"
 CUTS = {"one, few, many": [1, 3, 1_500], "even": list(range(500, 4_000, 500)), "whole": []}
 
 
@@ -49,12 +52,22 @@ def outputs(
     assert failures(epochs) == []
     assert len(epochs) >= len(cuts) + 1
     assert not any(order.exists() for order in orders), "nobody was killed"
-    return written(plan, work / "runs", epochs)
+    return written(plan, work / "runs", epochs) | {COUNTERS: counters(epochs)}
+
+
+def counters(epochs: list[list[Manifest]]) -> bytes:
+    """What the functions counted, of all epochs."""
+    return shown(sum((Counter(manifest.counts) for epoch in epochs for manifest in epoch), Counter[str]()))
+
+
+def shown(counts: Counter[str]) -> bytes:
+    return repr(sorted(counts.items())).encode()
 
 
 @pytest.fixture(scope="module")
 def sequential() -> dict[str, bytes]:
-    return Sequential(every_kind().graph()).run(batch_of(RECORDS, ends=ENDS))
+    reference = Sequential(every_kind().graph())
+    return reference.run(batch_of(RECORDS, ends=ENDS)) | {COUNTERS: shown(reference.counts)}
 
 
 WINDOWS = ["minutes", "hops", "visits", "threes", "alone", "nested", "local-days", "corrected"]
@@ -83,7 +96,12 @@ SINKS = [
     "ruled",
     "latest",
     "versions",
+    "table-versions",
+    "joined-all",
+    "clocked",
+    "sales",
     "dead-letter",
+    COUNTERS,
 ]
 
 
