@@ -47,14 +47,17 @@ def _with_sink(pipeline: Pipeline, **options: Any) -> Pipeline:
     return pipeline
 
 
-def test_the_files_of_a_url_are_one_stream_in_event_time_order_which_other_urls_cannot_have() -> None:
+def test_the_files_of_a_url_are_one_stream_in_event_time_order_and_named_partitions_are_one_each() -> None:
     pipeline = Pipeline("p", order_by="event_time")
     (node,) = _with_sink(pipeline, from_="file:*.log", event_time_field="at", event_time_unit="ms").graph().sources
     assert node.share is not None
     assert node.streams == {id_in_share(node.share, stream_id(b"files"))} == node.awaited
     assert (node.time_field, node.unit) == ("at", "ms")
-    with pytest.raises(PlanError, match="whose streams are not known before the start"):
-        pipeline.source("other", from_="kafka://broker:9092/topic")
+    url = "kafka://broker:9092/topic?partitions=0,2&stop_at_end=true"
+    (node,) = _with_sink(Pipeline("q", order_by="event_time"), from_=url).graph().sources
+    assert node.share is not None
+    names = [b"kafka:topic/0", b"kafka:topic/2"]
+    assert node.streams == {id_in_share(node.share, stream_id(name)) for name in names} == node.awaited
 
 
 @pytest.mark.parametrize(

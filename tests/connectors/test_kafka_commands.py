@@ -31,6 +31,13 @@ def test_the_command_explains_itself(kind: str, tmp_path: Path) -> None:
     assert "--client-config" in done.stdout
 
 
+@pytest.mark.parametrize(("given", "missing"), [(["--partitions", "0"], "a directory"), (["state"], "--partitions")])
+def test_streams_by_name_need_what_the_topic_is_known_by(tmp_path: Path, given: list[str], missing: str) -> None:
+    done = run("source", "kafka", "kafka://b:1/t", *given, "--streams-by-name", "--to", "here:1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"--streams-by-name needs {missing}." in done.stderr
+
+
 def test_options_of_an_apps_url_are_options_of_the_program() -> None:
     _, url = sink_of(
         "kafka://a:1,b/alerts?partition=0&tombstones=true&envelope=false&transaction_bytes_max=1000", "sink"

@@ -19,6 +19,7 @@ from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_positions import StartPosition
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions, parse_partitions
 from procession.errors import ConfigError, RecordError, StorageError, UsageError
+from procession.record import stream_id
 from procession.sdk.source_records import Stream
 from tests.systems.kafka_broker import Kafka, needs_kafka
 
@@ -214,6 +215,26 @@ def test_a_topic_that_was_created_again_is_noticed_while_it_is_read_and_after_a_
     with pytest.raises(StorageError, match="deleted and created again"):
         opened(kafka, topic, tmp_path)
     assert opened(kafka, topic).stream_ids.isdisjoint(before), "another topic is another stream"
+
+
+def test_in_event_time_order_streams_have_the_topics_name_and_what_is_remembered_tells_whether_it_is_the_same(
+    kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = kafka.topic(partitions=3)
+    kafka.publish(topic, [b"a", b"b"], partition=2)
+    by_name = {"partitions": frozenset({0, 2}), "is_by_name": True}
+    source = opened(kafka, topic, tmp_path / "state", **by_name)
+    assert source.stream_ids == {stream_id(f"kafka:{topic}/{number}".encode()) for number in (0, 2)}
+    assert "partitions_left_out" in capsys.readouterr().out, "nobody may think that partition 1 is read"
+    second = streams(source)[1]
+    assert records(source, second) == [(0, b"a"), (1, b"b")]
+    assert records(source, second, after=0) == [(1, b"b")], "the gateway was restarted"
+    assert records(opened(kafka, topic, tmp_path / "state", **by_name), second, after=0) == [(1, b"b")]
+    with pytest.raises(StorageError, match="nothing is remembered of its topic"):
+        records(opened(kafka, topic, tmp_path / "lost", **by_name), second, after=0)
+    kafka.recreate(topic)
+    with pytest.raises(StorageError, match="deleted and created again"):
+        opened(kafka, topic, tmp_path / "state", partitions=frozenset({0}), is_by_name=True)
 
 
 def test_a_deleted_topic_is_told(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,8 @@ def test_inputs_of_connectors_end_the_sources_that_read_them_and_no_others() -> 
     ("options", "order_by", "why"),
     [
         ({"from_": "file:a", "streams": [7]}, "arrival", "reads a URL and names streams"),
-        ({"from_": "kafka://b:1/t"}, "event_time", "not known before the start"),
+        ({"from_": "kafka://b:1/t"}, "event_time", "names no partitions, but in event-time order the streams must be"),
+        ({"from_": "kafka://b:1/t?partitions=0,x"}, "arrival", "names partitions that are no numbers"),
         ({"from_": "mqtt://a"}, "arrival", "source 's' names 'mqtt://a'"),
         ({"from_": "here:7100"}, "arrival", "there is no source for HOST:PORT"),
         ({"from_": ""}, "arrival", "names ''"),

@@ -15,6 +15,7 @@ import typer
 from procession.cli.command_options import with_groups
 from procession.cli.sink_commands import Directory, Json, ReceiveOptions, Records, print_json
 from procession.cli.source_commands import Acks, SendOptions
+from procession.errors import UsageError
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
@@ -170,6 +171,14 @@ def source_kafka(
     group: Annotated[
         str, typer.Option(help="Commit positions to this consumer group, for other tools to see.", show_default="none")
     ] = "",
+    streams_by_name: Annotated[
+        bool,
+        typer.Option(
+            "--streams-by-name",
+            help="Name streams by topic and partition (kafka:TOPIC/0), so that an event-time order can declare them."
+            " Needs DIR and --partitions.",
+        ),
+    ] = False,
     acks: Acks = None,
     *,
     broker: BrokerOptions,
@@ -192,6 +201,12 @@ def source_kafka(
     )
     from procession.sdk.connector_program import run_source
 
+    if streams_by_name and (state is None or partitions is None):
+        missing = "a directory" if state is None else "--partitions"
+        raise UsageError(
+            f"--streams-by-name needs {missing}.",
+            next_step="Give the directory where the topic is remembered, and all partitions that are to be merged.",
+        )
     place = KafkaUrl.parse(url)
     reading = KafkaSourceOptions(
         parse_partitions(partitions),
@@ -202,6 +217,7 @@ def source_kafka(
         is_envelope=envelope,
         codec=broker.codec(),
         group=group,
+        is_by_name=streams_by_name,
     )
     source = KafkaSource(broker.clients(place), reading, state)
     options = replace(send.load("kafka", place.topic, acks=acks), streams_at_once_max=PARTITIONS_MAX)

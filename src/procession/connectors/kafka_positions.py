@@ -144,7 +144,9 @@ class TopicMemory:
             case {"format": 1, "topic_id": str(topic_id), "starts": dict(starts), "epochs": dict(epochs)}:
                 if topic_id != self._topic.id:
                     raise recreated(
-                        self._topic.name, f"{path} has the id of the old one: remove it to read the new one."
+                        self._topic.name,
+                        f"{path} has the id of the old one: remove it to read the new one. In event-time order,"
+                        " start the pipeline anew with another directory.",
                     )
                 self._starts = {int(partition): int(offset) for partition, offset in starts.items()}
                 self._epochs = {int(partition): [tuple(pair) for pair in pairs] for partition, pairs in epochs.items()}

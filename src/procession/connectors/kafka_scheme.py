@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from procession.errors import ConfigError
 from procession.planner.connector import Connector, EpochLimits, SinkTraits, SourceTraits
 from procession.planner.connector_url import FLAG, NUMBER, TEXT, ConnectorUrl, OptionKind
+from procession.record import stream_id
 
 EPOCH_BYTES_MAX = 128 * 1024 * 1024
 """The largest epoch that a sink takes, if nothing else was asked for."""
@@ -44,6 +46,10 @@ def check_sink(url: ConnectorUrl) -> None:
 
 def check_source(url: ConnectorUrl) -> None:
     _check(url, SOURCE_OPTIONS)
+    try:
+        partition_numbers(url.options.get("partitions", "0"))
+    except ConfigError:
+        url.refuse("names partitions that are no numbers", "write numbers, separated by commas: ?partitions=0,1,5")
 
 
 def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
@@ -70,6 +76,30 @@ def epoch_limits(url: ConnectorUrl) -> EpochLimits:
     return EpochLimits(bytes_max=url.count("transaction_bytes_max") or EPOCH_BYTES_MAX)
 
 
+def declared_streams(url: ConnectorUrl) -> frozenset[int]:
+    """The streams in event-time order: those of the partitions that the URL names, by the name of the topic, since the
+    cluster alone knows its id."""
+    if (text := url.options.get("partitions")) is None:
+        url.refuse(
+            "names no partitions, but in event-time order the streams must be known before the start",
+            "name all that are to be merged, such as ?partitions=0,1,2",
+        )
+    return frozenset(named_stream(url.path.strip("/"), number) for number in partition_numbers(text))
+
+
+def named_stream(topic: str, partition: int) -> int:
+    """The stream of a partition by the name of its topic."""
+    return stream_id(f"kafka:{topic}/{partition}".encode())
+
+
+def partition_numbers(text: str) -> frozenset[int]:
+    """`0,1,5`. Raises ConfigError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise ConfigError(f"{text!r} are no partitions.", next_step="Give numbers, separated by commas: 0,1,5.")
+    return frozenset(map(int, parts))
+
+
 def order_note(url: ConnectorUrl, order: str) -> str:
     if order not in BROKEN_ORDERS or "partition" in url.options:
         return ""
@@ -93,6 +123,8 @@ CONNECTOR = Connector(
         arguments=program_arguments,
         ends=lambda url: url.options.get("stop_at_end") == "true",
         streams="procession.connectors.kafka_source:url_streams",
+        declared=declared_streams,
+        declared_arguments=lambda _, __: ["--streams-by-name"],
     ),
     commands="procession.cli.kafka_commands",
     modules=("confluent_kafka", "fastavro", "httpx"),

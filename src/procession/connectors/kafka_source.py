@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, TopicFacts, next_messages, read_client_config
 from procession.connectors.kafka_messages import Header, SchemaCodec, envelope_of, json_of
 from procession.connectors.kafka_positions import GroupPositions, StartPosition, TopicMemory, recreated, watermarks
+from procession.connectors.kafka_scheme import named_stream, partition_numbers
 from procession.errors import ConfigError, DiskError, RecordError, StorageError
 from procession.planner.connector_url import ConnectorUrl
 from procession.record import stream_id
@@ -67,6 +68,9 @@ class KafkaSourceOptions:
     is_envelope: bool = False
     codec: SchemaCodec | None = None
     group: str = ""
+    is_by_name: bool = False
+    """Streams belong to the topic's name, so that an event-time order can declare them. What is remembered of the topic
+    then tells whether it is still the same one."""
 
 
 class KafkaSource:
@@ -92,8 +96,12 @@ class KafkaSource:
         self._group = GroupPositions(clients, options.group) if options.group else None
         self._partitions: dict[int, int] = {}
         """By stream id."""
+        self._begun: set[int] = set()
+        """The partitions that this process has begun to read."""
         self._lost_positions: dict[int, KafkaError] = {}
         """Partition errors that arrived with messages. The client reports each once, and then reads no more."""
+        self._left_out: set[int] = set()
+        self._warn_left_out(self._topic.partitions)
         self._add(self._wanted(self._topic.partitions), is_first=self._memory.is_new)
 
     @property
@@ -107,6 +115,13 @@ class KafkaSource:
 
     def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
         partition = self._partitions[stream.id]
+        if self._options.is_by_name and self._memory.is_new and after is not None and partition not in self._begun:
+            raise StorageError(
+                f"{stream.name} is committed up to offset {after}, but nothing is remembered of its topic, which may be"
+                " another one by now.",
+                next_step="Restore the directory of the source; or start the pipeline anew with another directory.",
+            )
+        self._begun.add(partition)
         consumer = self._consumer()
         try:
             yield from self._read(consumer, partition, after)
@@ -125,8 +140,10 @@ class KafkaSource:
     # Streams
 
     def _stream(self, partition: int) -> Stream:
-        topic = self._topic
-        return Stream(stream_id(f"kafka:{topic.id}:{partition}".encode()), f"kafka:{topic.name}/{partition}")
+        topic, name = self._topic, f"kafka:{self._topic.name}/{partition}"
+        if self._options.is_by_name:
+            return Stream(named_stream(topic.name, partition), name)
+        return Stream(stream_id(f"kafka:{topic.id}:{partition}".encode()), name)
 
     def _wanted(self, partitions: Sequence[int]) -> list[int]:
         known = set(self._partitions.values())
@@ -169,8 +186,18 @@ class KafkaSource:
         except DiskError as error:
             log.warning("source.kafka_unreachable", reason=error.sentence)
             return []
+        self._warn_left_out(topic.partitions)
         wanted = self._wanted(topic.partitions)
         return self._add(wanted, is_first=False) if wanted else []
+
+    def _warn_left_out(self, partitions: Sequence[int]) -> None:
+        """Partitions that an event-time order does not merge, because the app does not name them."""
+        if self._options.is_by_name and (
+            new := sorted({*partitions} - (self._options.partitions or set()) - self._left_out)
+        ):
+            self._left_out.update(new)
+            detail = "the app does not name them, so they are not read"
+            log.warning("source.partitions_left_out", topic=self._topic.name, partitions=new, detail=detail)
 
     def _same_topic(self) -> TopicFacts:
         """What the cluster says of it now. Raises StorageError if the topic is gone, or another one has its name."""
@@ -357,12 +384,7 @@ def _bytes_column(values: Sequence[bytes | None]) -> pa.Array:
 
 def parse_partitions(text: str | None) -> frozenset[int] | None:
     """`0,1,5`; None is all."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ConfigError(f"{text!r} are no partitions.", next_step="Give numbers, separated by commas: 0,1,5.")
-    return frozenset(map(int, parts))
+    return None if text is None else partition_numbers(text)
 
 
 def url_streams(url: ConnectorUrl) -> frozenset[int]:
