@@ -56,6 +56,11 @@ def parse_endpoint(text: str) -> Endpoint:
     return parse_address(text)
 
 
+def other_port(text: str) -> Address:
+    """Any free port of the host of this HOST:PORT."""
+    return Address(parse_address(text).host, 0)
+
+
 def parse_address(text: str) -> Address:
     """Parse HOST:PORT, or [HOST]:PORT for a host with colons."""
     host, _, port = text.rpartition(":")

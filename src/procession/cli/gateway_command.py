@@ -152,13 +152,11 @@ def gateway(
     tls_name: TrustedName = None,
 ) -> None:
     """Run a gateway alone. It receives records from producers and logs them for the driver."""
-    from procession.driver.stream_order import read
+    from procession.address import other_port
     from procession.gateway.gateway_limits import Limits
     from procession.gateway.gateway_options import GatewayConfig
     from procession.gateway.server import serve
-    from procession.merge.event_time import declared_of
     from procession.supervisor.cookies import gateway_cookies
-    from procession.supervisor.local_pipeline import beside
     from procession.tls import client_tls, server_tls
     from procession.wire.draft_messages import Extension
 
@@ -168,7 +166,7 @@ def gateway(
     )
     if control is None:
         # A gateway that joins over the network gets its control requests over the network.
-        control = str(beside(listen)) if isinstance(leader, str) else ""
+        control = str(other_port(listen)) if isinstance(leader, str) else ""
     allowed = {Extension.COUNTS: draft_counts, Extension.DEBUG: draft_debug}
     limits = Limits(
         cookie=producers,
@@ -191,6 +189,9 @@ def gateway(
     )
     declared = None
     if event_time_streams is not None:
+        from procession.driver.stream_order import read  # imports the planner, which no other gateway needs
+        from procession.merge.event_time import declared_of
+
         declared = declared_of(read(event_time_streams, limits.streams_max), lateness_s, idle_timeout_s)
     serve(
         GatewayConfig(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from procession.address import Address, check_free, parse_address
+from procession.address import Address, check_free, other_port, parse_address
 from procession.cache import find_place
 from procession.driver.driver import CACHE, READY
 from procession.driver.spark_process import COMMAND_STARTED
@@ -180,7 +180,7 @@ class LocalPipeline:
 
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # Only the first gateway uses the given address; the others take any port of the same host.
-        listen = self.listen if part == GATEWAY else str(beside(self.listen))
+        listen = self.listen if part == GATEWAY else str(other_port(self.listen))
         argv = gateway_arguments(self.settings, self.directory, part, listen) + order_arguments(self.graph)
         return argv + self._metrics(part)
 
@@ -286,7 +286,7 @@ def gateway_arguments(settings: Settings, directory: Path, part: str, listen: st
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
     argv += ["--checkpoint", str(directory / "checkpoint")]
     if settings.control:
-        control = parse_address(settings.control) if part == GATEWAY else beside(settings.control)
+        control = parse_address(settings.control) if part == GATEWAY else other_port(settings.control)
         argv += ["--control", str(control)]
     if part == GATEWAY and settings.flight:
         argv += ["--flight", settings.flight]
@@ -308,11 +308,6 @@ def gateway_arguments(settings: Settings, directory: Path, part: str, listen: st
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
     argv += ["--open-producers"] * settings.open_producers
     return argv + _option_arguments(settings, "cookie_file", "control_cookie_file") + server_tls_arguments(settings)
-
-
-def beside(address: str) -> Address:
-    """Any other port of the same host."""
-    return Address(parse_address(address).host, 0)
 
 
 def server_tls_arguments(settings: Settings) -> list[str]:
