@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
-from procession.driver.executor_files import SharedRounds
+from procession.driver.executor_files import SharedLayout, SharedRounds
 from procession.errors import ConfigError, RoundError, StorageError
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import TaskTables
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
 from procession.storage.host_runs import DIRECTORY_VARIABLE
+from procession.storage.log_ranges import LogLocation, LogOffset, LogRange
 from procession.storage.shared_files import PIECE_BYTES, Folder, SharedFiles
 from procession.storage.state_version import StateVersion, file_prefix
 from procession.storage.table_copies import TableCopies
@@ -179,3 +182,20 @@ def test_tables_reach_a_machine_that_has_not_the_file(
         (copy,) = tables.of(epoch).values()
         assert copy.read_text() == text
         assert [found.name for found in files.directory(Folder.TABLES).iterdir()] == [names[epoch]]
+
+
+def test_a_task_finds_where_the_records_of_an_epoch_are(files: SharedFiles, folders: dict[Folder, Path]) -> None:
+    for epoch, ends in ((0, {"gateway": 5}), (1, {"gateway": [9, "a", "c"], "gateway-1": [4, "b", "d"]})):
+        (folders[Folder.OFFSETS] / str(epoch)).write_text(f"v1\n{{}}\n{json.dumps(ends)}\n")
+    places = {name: LogLocation(f"/{name}/log", name, f"grpc+tcp://{name}:1") for name in ("gateway", "gateway-1")}
+    for name, place in places.items():
+        LogLocations(folders[Folder.GATEWAYS].parent).keep(name, place)
+    layout = SharedLayout(files)
+    assert layout.ranges(0) == (0, (LogRange("gateway", 0, 5, places["gateway"], LogOffset(5)),))
+    first, ranges = layout.ranges(1)
+    assert first == 5
+    assert [(found.gateway, found.first, found.last, found.place) for found in ranges] == [
+        ("gateway", 5, 9, places["gateway"]),
+        ("gateway-1", 0, 4, places["gateway-1"]),
+    ]
+    assert ranges[1].offered == LogOffset(4, "b", "d")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from procession.errors import ConfigError, UsageError
 from procession.storage.secret import (
+    KeptSecret,
     Secret,
     find_secret,
+    keep_copy,
     make_pipeline_private,
     make_secret,
     path_of,
@@ -138,3 +141,32 @@ def test_a_pipelines_directory_is_shut_and_another_one_is_left_as_it_is(tmp_path
     (home / "letters").mkdir()
     make_pipeline_private(home)
     assert mode(home) == 0o755
+
+
+def test_a_kept_secret_pickles_without_its_bytes_and_is_read_where_it_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptSecret(b"very secret", ("$HOST_OF_TEST", str(tmp_path / "pipeline")))
+    pickled = pickle.dumps(kept)
+    assert b"very secret" not in pickled
+    assert b"very secret".hex().encode() not in pickled
+    keep_copy(tmp_path / "pipeline", b"of the pipeline")
+    assert pickle.loads(pickled) == b"of the pipeline"
+    keep_copy(tmp_path / "host", b"of the host")
+    monkeypatch.setenv("HOST_OF_TEST", str(tmp_path / "host"))
+    again = pickle.loads(pickled)
+    assert again == b"of the host"
+    assert b"of the host" not in pickle.dumps(again)
+    assert mode(tmp_path / "host" / "secrets" / "executors") == 0o600
+
+
+def test_a_kept_secret_without_a_copy_on_this_machine_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not on this machine") as caught:
+        pickle.loads(pickle.dumps(KeptSecret(b"x", (str(tmp_path),))))
+    assert "procession host" in (caught.value.next_step or "")
+
+
+def test_a_copy_of_another_secret_is_replaced(tmp_path: Path) -> None:
+    keep_copy(tmp_path, b"first")
+    keep_copy(tmp_path, b"second")
+    assert find_secret(tmp_path, Secret.EXECUTORS) == b"second"

@@ -3,18 +3,25 @@ is that of the same pipeline in one process."""
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from procession import Pipeline
 from procession.exit_status import Status
+from procession.storage.host_runs import DIRECTORY_VARIABLE
 from procession.storage.secret import Secret, make_secret, path_of
+from procession.supervisor.local_pipeline import COMMAND, DRIVER, announced_in
+from procession.supervisor.part import Part
+from procession.supervisor.settings import Settings
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
-from tests.walk.cluster import wait_for
+from tests.walk.cluster import Cluster, wait_for
 from tests.walk.commands import Running, running
 
 APP = """
@@ -90,3 +97,45 @@ def test_with_a_host_service_tasks_use_no_directory_of_the_pipeline(place: Path)
     assert of_record <= {path.name for path in place.glob("host/states/*/*.state")}
     assert list(place.glob("host/tables/*/*.jsonl")), "the table was copied for the tasks"
     assert list((place / "events").iterdir()), "a property that is given with --conf reaches Spark"
+
+
+FAILING = """
+from procession import Pipeline
+
+def checked(word):
+    if word.endswith("bad"):
+        raise ValueError("bad")
+    return word
+
+pipeline = Pipeline("spread", parallelism=2, dead_letter="file:dead")
+words = pipeline.source("words", codec="text")
+words.rebalance().map(checked).sink("output", to="file:output", codec="text")
+"""
+
+
+def test_two_gateways_feed_tasks_of_host_services_and_an_error_names_the_record_of_its_gateway(place: Path) -> None:
+    cookie = path_of(place / "shared", Secret.CONTROL)
+    settings = Settings(host_services=True, gateways=2, flight="127.0.0.1:0", control_cookie_file=cookie)
+    host = Part("host", (*COMMAND, "host", "--dir", str(place / "host"), "--control-cookie-file", str(cookie)))
+    host = replace(host, argv=(*host.argv, "--listen", "127.0.0.1:0"), is_ready=announced_in(place / "host/host.json"))
+    inputs = {gateway: [f"{gateway} {number}" for number in range(40)] for gateway in ("gateway", "gateway-1")}
+    for gateway, words in inputs.items():
+        words[17] = f"{gateway} bad"
+    with Cluster(place, FAILING, settings) as cluster:
+        driver = {**cluster.local.env[DRIVER], DIRECTORY_VARIABLE: str(place / "host")}
+        cluster.local = replace(cluster.local, env={**cluster.local.env, DRIVER: driver})
+        cluster.supervisor.start(host)
+        assert cluster.local.start(), cluster.tell()
+        for turn, (gateway, words) in enumerate(inputs.items()):
+            path = place / f"{gateway}.txt"
+            path.write_text("".join(f"{word}\n" for word in words))
+            cluster.local.start_source([path], name=f"source-{gateway}", turn=turn)
+        for gateway in inputs:
+            cluster.until(lambda gateway=gateway: cluster.supervisor.is_done(f"source-{gateway}"), "the end")
+    letters = [json.loads(line) for line in b"".join(committed_output(place / "dead", None)).splitlines()]
+    assert sorted(base64.b64decode(letter["payload"]) for letter in letters) == [b"gateway bad", b"gateway-1 bad"]
+    assert len({letter["stream_id"] for letter in letters}) == 2
+    lines = output(place).decode().splitlines()
+    for gateway, words in inputs.items():
+        of_gateway = [line for line in lines if line.startswith(f"{gateway} ")]
+        assert sorted(of_gateway) == sorted(word for word in words if not word.endswith("bad"))

@@ -82,13 +82,19 @@ class LogLocations:
         found = {}
         for path in self._paths():
             try:
-                document = json.loads(self._files.read(path))
-                check_format(path, document.pop("format", 1), FORMAT)
-                found[path.stem] = LogLocation(**document)
+                found[path.stem] = parse_location(self._files.read(path), path)
             except OSError as error:
                 raise storage_error(path, "read", error) from error
-            except (ValueError, TypeError, AttributeError) as error:
-                raise StorageError(
-                    f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
-                ) from error
         return found
+
+
+def parse_location(data: bytes, path: Path) -> LogLocation:
+    """Parse the file of a location. Raises StorageError if it is damaged, or if a later version wrote it."""
+    try:
+        document = json.loads(data)
+        check_format(path, document.pop("format", 1), FORMAT)
+        return LogLocation(**document)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StorageError(
+            f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+        ) from error

@@ -30,6 +30,10 @@ DECIDED = "DECIDED"
 of the same driver, and a successor writes its own."""
 
 
+OFFSETS = "offsets"
+"""Spark's folder with the end of each epoch."""
+
+
 class SparkLog:
     """Reads the files that Spark writes, and makes them durable."""
 
@@ -53,15 +57,11 @@ class SparkLog:
     @property
     def offsets(self) -> dict[str, LogOffset]:
         """The end of the last offered epoch at each gateway. Empty if none was offered."""
-        path = self.directory / "offsets" / str(self.offered)
+        path = self.directory / OFFSETS / str(self.offered)
         try:
-            return read_offsets(json.loads(self._files.read(path).splitlines()[-1]))
+            return parse_offsets(self._files.read(path), path)
         except FileNotFoundError:
             return {}
-        except (ValueError, IndexError, AttributeError, TypeError) as error:
-            raise StorageError(
-                f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
-            ) from error
 
     def check(self) -> None:
         """Refuses a log from which Spark would silently skip or repeat an epoch."""
@@ -139,6 +139,16 @@ class SparkLog:
 
 LINES = {"offsets": 3, "commits": 2}
 """A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
+
+
+def parse_offsets(data: bytes, path: Path) -> dict[str, LogOffset]:
+    """Parse Spark's file with the end of an epoch at each gateway. Raises StorageError if it is damaged."""
+    try:
+        return read_offsets(json.loads(data.splitlines()[-1]))
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
+        ) from error
 
 
 def is_whole(path: Path, files: FileSystem = HOST_FILES) -> bool:

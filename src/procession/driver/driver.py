@@ -32,10 +32,9 @@ from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
-from procession.driver import departed_gateways
+from procession.driver import departed_gateways, executor_files
 from procession.driver.app_file import App, load_app
 from procession.driver.epoch_log import EpochLog
-from procession.driver.executor_files import SharedRounds, check_host_services, serve_files
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.driver.spark_process import Query, SparkProcess, ends
@@ -49,7 +48,6 @@ from procession.spark.master import check_master
 from procession.spark.spark_conf import check_properties
 from procession.storage.durable import write_durably
 from procession.storage.file_service import FileService
-from procession.storage.flight_reader import FlightAccess
 from procession.storage.host_runs import HostRuns
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.state_store import KEYS_MAX, StateStore
@@ -136,7 +134,7 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
     find_place(config.directory / CACHE)
     app = load_app(config.app, input_streams=config.input_streams)
     if config.host_services:
-        check_host_services(app.graph, config.master or "local")
+        executor_files.check_host_services(app.graph, config.master or "local")
     spark = None
     if promotion is not None:
         from procession.spark.class_archive import rehearse
@@ -307,14 +305,15 @@ class Driver:
                 self._failed(self._gateway.with_stream_name(error))
                 raise
 
-        access = FlightAccess(config.control_cookie, config.tls)
+        graph, cookie = self._app.graph, config.control_cookie
+        access = executor_files.task_access(cookie, config.tls, config.directory, graph, config.master)
         checkpoint, tables, shared = self._checkpoint, self._tables, None
-        rounds: RoundRecords | SharedRounds = checkpoint.rounds
+        rounds: RoundRecords | executor_files.SharedRounds = checkpoint.rounds
         first = dict(tables.first)
         if config.host_services:
             directories = self._states.directory, tables.copies.directory
-            self._files, shared = serve_files(checkpoint, *directories, access, config.driver_files)
-            rounds = SharedRounds(shared)
+            self._files, shared = executor_files.serve_files(checkpoint, *directories, access, config.driver_files)
+            rounds = executor_files.SharedRounds(shared)
             first |= tables.fixed(self._app.graph, checkpoint.check_fence)
         if self._is_running:
             query = start_query(
@@ -329,13 +328,14 @@ class Driver:
                     access,
                     TaskTables(tables.copies.directory, rounds, first, shared) if tables.sides or first else None,
                     HostRuns(checkpoint.id, checkpoint.fence, access) if config.host_services else None,
+                    executor_files.SharedLayout(shared) if shared is not None else None,
                 ),
                 GatewayFeed(
                     config.gateway,
-                    config.control_cookie,
+                    access.cookie,
                     self._checkpoint,
                     *epoch_limits(self._app.graph, config),
-                    is_alone=config.host_services or self._app.graph.exchange is Exchange.SPARK,
+                    is_alone=self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
                     tls=config.tls,
                 ),

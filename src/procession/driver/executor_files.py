@@ -1,4 +1,5 @@
-"""The driver's files for executors on other machines: round records, states and tables, over the network.
+"""The driver's files for executors on other machines: round records, states, tables and
+offsets, over the network.
 
 Invariant: with host services, a task reads nothing by a path of the driver's machine. What it would read there, it
 gets from the driver's file service, which lives as long as the driver. Used by `driver/driver`; the classes that tasks
@@ -13,13 +14,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from procession.commit.checkpoint import Checkpoint
+from procession.commit.log_locations import FOLDER as GATEWAYS
+from procession.commit.log_locations import parse_location
 from procession.commit.round_record import RoundRecord
+from procession.commit.spark_log import OFFSETS, parse_offsets
 from procession.errors import ConfigError
 from procession.planner.graph import Exchange, Graph
-from procession.spark.master import has_executors
+from procession.spark.master import has_executors, is_on_this_machine
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
-from procession.storage.host_runs import announced_host, own_directory
+from procession.storage.host_runs import DIRECTORY_VARIABLE, announced_host, own_directory
+from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, laid, numbered_from
+from procession.storage.secret import KeptSecret, keep_copy
 from procession.storage.shared_files import Folder, SharedFiles
 from procession.storage.state_version import StateVersion
 from procession.tls import ClientTls, ServerTls
@@ -39,6 +45,18 @@ def check_host_services(graph: Graph, master: str) -> None:
         announced_host(own_directory())  # tasks are threads of this process, and would fail one by one
 
 
+def task_access(
+    cookie: bytes, tls: ClientTls | None, directory: Path, graph: Graph, master: str | None
+) -> FlightAccess:
+    """Return what tasks and Spark's helper process show to gateways and services. They read the secret from their host
+    service's directory, or from the pipeline's. Executors that share no directory at all, with exchange="spark", get it
+    inside their tasks."""
+    if graph.exchange is Exchange.SPARK and not is_on_this_machine(master or "local"):
+        return FlightAccess(cookie, tls)
+    keep_copy(directory, cookie)
+    return FlightAccess(KeptSecret(cookie, (f"${DIRECTORY_VARIABLE}", str(directory))), tls)
+
+
 @dataclass(frozen=True)
 class SharedRounds:
     """The round records of the driver, as its tasks read them: each names what the next epoch begins with."""
@@ -52,6 +70,28 @@ class SharedRounds:
         return _record(self.files, epoch).sides
 
 
+@dataclass(frozen=True)
+class SharedLayout:
+    """Where the records of an epoch are in the gateways' logs, as a task finds it when an error names a record."""
+
+    files: SharedFiles
+
+    def ranges(self, epoch: int) -> tuple[int, tuple[LogRange, ...]]:
+        """Return the number of the epoch's first record, and the log ranges with its records, one after the other."""
+        ends = self._offsets(epoch)
+        starts = {name: end.sequence for name, end in self._offsets(epoch - 1).items()} if epoch else {}
+        places = {name: self._place(name) for name in ends}
+        last = {name: end.sequence for name, end in ends.items()}
+        return numbered_from(starts), tuple(laid(starts, last, places, ends))
+
+    def _offsets(self, epoch: int) -> dict[str, LogOffset]:
+        return parse_offsets(self.files.read(Folder.OFFSETS, str(epoch)), Path(Folder.OFFSETS) / str(epoch))
+
+    def _place(self, gateway: str) -> LogLocation:
+        name = f"{gateway}.json"
+        return parse_location(self.files.read(Folder.GATEWAYS, name), Path(Folder.GATEWAYS) / name)
+
+
 @lru_cache(RECORDS_MAX)
 def _record(files: SharedFiles, epoch: int) -> RoundRecord:
     name = f"{epoch:020d}"
@@ -62,7 +102,13 @@ def serve_files(
     checkpoint: Checkpoint, states: Path, tables: Path, access: FlightAccess, listen: str
 ) -> tuple[FileService, SharedFiles]:
     """Start the file service of this driver, and return what its tasks use to reach it. The caller shuts it down."""
-    folders = {Folder.ROUNDS: checkpoint.rounds.directory, Folder.STATES: states, Folder.TABLES: tables}
+    folders = {
+        Folder.ROUNDS: checkpoint.rounds.directory,
+        Folder.STATES: states,
+        Folder.TABLES: tables,
+        Folder.OFFSETS: checkpoint.directory / OFFSETS,
+        Folder.GATEWAYS: checkpoint.root / GATEWAYS,
+    }
     service = FileService(folders, checkpoint.fence, access.cookie, listen, _server_tls(access.tls))
     return service, SharedFiles(service.location, checkpoint.id, access)
 

@@ -80,10 +80,9 @@ class GatewayFeed:
     def _check_alone(self, names: list[str]) -> None:
         if self.is_alone and len(names) > 1:
             raise ConfigError(
-                'a pipeline with exchange="spark" or host services supports one gateway: tasks could not name the'
-                " record of another in an error",
-                next_step=f'use exchange="runs" without host services, or remove {names[-1]} (procession gateways leave'
-                f" {names[-1]})",
+                'a pipeline with exchange="spark" supports one gateway: tasks could not name the record of another in'
+                " an error",
+                next_step=f'use exchange="runs", or remove {names[-1]} (procession gateways leave {names[-1]})',
             )
 
     def places(self) -> dict[str, LogLocation]:

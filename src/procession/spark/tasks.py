@@ -102,6 +102,13 @@ class TaskTables:
         return copies
 
 
+class EpochLayout(Protocol):
+    """Says where the records of an epoch are in the gateways' logs."""
+
+    def ranges(self, epoch: int) -> tuple[int, tuple[LogRange, ...]]:
+        """Return the number of the first record, and the log ranges, one after the other."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Everything that a worker needs to run any chain of a plan."""
@@ -118,6 +125,8 @@ class Task:
     """The copies of tables that may change. Without them, each task reads the original files."""
     hosts: HostRuns | None = None
     """Writes and reads runs through the host services of the executors' machines, instead of `runs_directory`."""
+    layout: EpochLayout | None = None
+    """Where the records of an epoch are. Required with `hosts`."""
     failures_max: int = 1
     """After how many failures of a task Spark gives up."""
     rows: LogRows | None = None
@@ -301,11 +310,15 @@ class Task:
         return LogRange(FIRST_GATEWAY, first, last, LogLocation(str(self.log_directory)))
 
     def _find(self, epoch: int, number: int) -> dict[str, Any]:
-        """Find the record with this number, for an error that names it. The first chain's manifests say where it is."""
+        """Find the record with this number, for an error that names it. The first chain's manifests say where it is; if
+        they are on several machines, the offsets of the epoch do."""
         piece, sequence = self._piece(number, number + 1), number
-        if (
-            self.graph.exchange is not Exchange.SPARK and self.hosts is None
-        ):  # they have one gateway: see `driver/offsets`
+        if self.layout is not None:
+            first, pieces = self.layout.ranges(epoch)
+            if self.is_woven(pieces):
+                return dict(next(self._rows_of(pieces)).slice(number - first, 1).to_pylist()[0])
+            piece, sequence = sequence_of(number, first, pieces) or (piece, sequence)
+        elif self.graph.exchange is not Exchange.SPARK:  # with it there is one gateway: see `driver/offsets`
             for made in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
                 if self.is_woven(made.pieces) and made.first <= number < made.last:
                     found = next(self._rows_of(made.pieces)).slice(number - made.first, 1)

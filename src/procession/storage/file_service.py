@@ -2,7 +2,7 @@
 
 Invariant: a file that is received is new, complete and synced before it has its name, and before the answer. A name is
 given once: the same file sent again is confirmed, another one is refused. Only state files of the driver's own fence
-are accepted. It serves whole files of three folders, to clients with the secret. `storage/shared_files` is the client.
+are accepted. It serves whole files of these folders, to clients with the secret. `storage/shared_files` is the client.
 """
 
 from __future__ import annotations

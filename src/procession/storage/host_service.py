@@ -31,6 +31,7 @@ from procession.storage.batch_file import BatchFile
 from procession.storage.durable import lock_directory, make_directory, write_durably
 from procession.storage.host_runs import ANNOUNCEMENT, FORMAT, TICKET_FORMAT, RunHost, announced_host, runs_folder
 from procession.storage.run_store import RunStore
+from procession.storage.secret import keep_copy
 from procession.tls import ServerTls
 
 PIPELINE = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -147,6 +148,7 @@ def open_service(config: HostConfig) -> RunService:
             next_step="Give it a copy of DIR/secrets/control of the pipeline with --control-cookie-file.",
         )
     make_directory(config.directory)
+    keep_copy(config.directory, config.cookie)
     identity, previous = uuid.uuid4().hex, None
     with suppress(ConfigError):
         known = announced_host(config.directory)

@@ -2,13 +2,15 @@
 
 Invariant: a secret is created once, by the first process that needs it, in a file that only its owner can read. Later
 it is read, never replaced. A file that others can read, or could have written, is refused. Commands and gateways create
-and find secrets; the ports compare them in constant time.
+and find secrets; the ports compare them in constant time. A secret is never part of a pickled task: the task names
+directories, and the secret is read where the task runs.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
@@ -38,6 +40,8 @@ class Secret(StrEnum):
     CONTROL = "control"
     """The driver, the other gateways, executors that fetch a log, and operators."""
     SINKS = "sinks"
+    EXECUTORS = "executors"
+    """A copy of the control secret, for the tasks of a pipeline on this machine."""
 
 
 def pipeline_of(directory: Path) -> Path:
@@ -100,6 +104,48 @@ def make_secret(directory: Path, which: Secret) -> bytes:
     except OSError as error:
         raise storage_error(path, "write", error) from error
     return find_secret(directory, which)
+
+
+def keep_copy(directory: Path, secret: bytes) -> None:
+    """Write the secret for the tasks that run on this machine. It replaces the copy of an earlier one."""
+    path = path_of(directory, Secret.EXECUTORS)
+    if find_secret(directory, Secret.EXECUTORS) == secret:
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    try:
+        make_private(path.parent)
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(secret)
+        draft.replace(path)
+    except OSError as error:
+        raise storage_error(path, "write", error) from error
+
+
+class KeptSecret(bytes):
+    """A secret that pickles without its bytes: whoever unpickles it reads the copy in the first of these directories
+    that has one. Their names may contain environment variables."""
+
+    directories: tuple[str, ...]
+
+    def __new__(cls, secret: bytes, directories: tuple[str, ...]) -> KeptSecret:
+        made = super().__new__(cls, secret)
+        made.directories = directories
+        return made
+
+    def __reduce__(self) -> tuple[Callable[[tuple[str, ...]], KeptSecret], tuple[tuple[str, ...]]]:
+        return _found_copy, (self.directories,)
+
+
+def _found_copy(directories: tuple[str, ...]) -> KeptSecret:
+    for directory in directories:
+        if secret := find_secret(Path(os.path.expandvars(directory)), Secret.EXECUTORS):
+            return KeptSecret(secret, directories)
+    raise ConfigError(
+        f"The secret for gateways and the driver is not on this machine: {' and '.join(directories)} have no copy.",
+        next_step="Start `procession host` of this version here and name its directory in PROCESSION_HOST_DIR, or"
+        " share the pipeline's directory.",
+    )
 
 
 def make_private(directory: Path) -> None:

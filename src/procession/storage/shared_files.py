@@ -1,4 +1,5 @@
-"""Files of the driver, as executors on other machines use them: round records, states of keys and copies of tables.
+"""Files of the driver, as executors on other machines use them: round records, states of keys, copies of tables,
+and where the records of an epoch are.
 
 Invariant: the driver's disk has the files of record. A state file is durable there before the task that wrote it
 reports it, so the loss of a machine with executors loses no state. An executor keeps copies of the files that it has
@@ -51,6 +52,8 @@ class Folder(StrEnum):
     ROUNDS = "rounds"
     STATES = "states"
     TABLES = "tables"
+    OFFSETS = "offsets"
+    GATEWAYS = "gateways"
 
 
 @dataclass(frozen=True)
