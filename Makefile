@@ -20,6 +20,7 @@ run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --
 systems: setup
 	@scripts/kafka || true
 	@scripts/postgres >/dev/null || true
+	@scripts/cluster || true
 
 test: setup systems ## all tests, file by file on two workers (ARGS="tests/wire -x")
 	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)

@@ -240,7 +240,7 @@ def spark_settings(page: str) -> str:
     kept = {name: effect.strip() for name, effect in re.findall(r"^\| `([^`]+)` \|.*\|([^|]*)\|$", page, re.MULTILINE)}
     rows = [
         (name, f"`{value.rpartition('.')[2] if value.startswith('org.') else value}`", why)
-        for name, value, why in session.SETTINGS
+        for name, value, why in (*session.SETTINGS, *session.CLUSTER_SETTINGS)
     ]
     # Java's options have their reasons in comments.
     reasons = dict(re.findall(r'^    "(-X[^"]+)",(?:  # (.*))?$', inspect.getsource(session), re.MULTILINE))

@@ -35,3 +35,12 @@ def postgres() -> Iterator[object]:
 
     with running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cluster_of_hosts() -> Iterator[object]:
+    """A Spark cluster on network namespaces that the tests of one process share."""
+    from tests.systems.namespace_cluster import running
+
+    with running() as cluster:
+        yield cluster

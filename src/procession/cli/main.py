@@ -19,6 +19,7 @@ import typer
 from procession.cache import find_place
 from procession.cli.bench_command import bench_app
 from procession.cli.chaos_command import chaos
+from procession.cli.cluster_command import ClusterOptions, cluster_app
 from procession.cli.command_options import (
     AppSettings,
     DriverSettings,
@@ -62,6 +63,7 @@ app.add_typer(gateways_app, name="gateways")
 app.add_typer(state_app, name="state")
 app.add_typer(letters_app, name="letters")
 app.add_typer(savepoint_app, name="savepoint")
+app.add_typer(cluster_app, name="cluster")
 app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
@@ -98,6 +100,7 @@ def demo(
     spare_driver: SpareDriver = None,
     *,
     epochs: EpochSettings,
+    cluster: ClusterOptions,
 ) -> None:
     """Stream records through a gateway, Spark and a file sink, and compare the output with the input, byte for byte."""
     import secrets
@@ -107,10 +110,10 @@ def demo(
     from procession.supervisor.settings import load_settings
 
     settings = load_settings(**epochs.given(), gateways=gateways, spare_driver=spare_driver)
-    with Display() as display:
+    with Display() as display, cluster.joined(display.say) as hosts:
         chosen = secrets.randbelow(10_000) if seed is None else seed
         place = directory.resolve() if directory else None
-        figures = Demo(records, settings, chosen, crash, place, display).run()
+        figures = Demo(records, settings, chosen, crash, place, display, hosts).run()
     print(json.dumps(figures) if as_json else sentence(figures))
     if figures["outcome"] != "clean":
         if not as_json and figures["outcome"] != "stopped":
@@ -148,6 +151,7 @@ def run(
     as_json: Json = False,
     *,
     given: PipelineSettings,
+    cluster: ClusterOptions,
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.driver.app_values import export
@@ -159,7 +163,10 @@ def run(
     export(sets or [])
     checked_unit(event_time_unit)
     field = ["--event-time-field", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
-    figures = run_app(app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field)
+    with cluster.joined(note) as hosts:
+        figures = run_app(
+            app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field, cluster=hosts
+        )
     print(json.dumps(figures) if as_json else sentence(figures))
     if not is_clean(figures):
         raise typer.Exit(Status.UNCLEAN)

@@ -260,4 +260,7 @@ def _kill(pid: int) -> None:
 
 
 def _first(error: Exception) -> str:
+    """Return the first line of an error; of an exception in the JVM its own message."""
+    if thrown := getattr(error, "java_exception", None):
+        return str(thrown.getMessage() or thrown.getClass().getName()).splitlines()[0]
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

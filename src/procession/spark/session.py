@@ -1,8 +1,8 @@
 """The session: starts Spark with our settings, and gives the reason for each setting.
 
-Invariant: every setting that differs from Spark's default is in SETTINGS with its reason; `procession bench
-epoch-time` measures their combined effect. Records do not pass through the JVM, only manifests do. So the JVM is tuned
-for many small jobs and a quick start, not for peak speed.
+Invariant: every setting that differs from Spark's default is in SETTINGS or CLUSTER_SETTINGS with its reason;
+`procession bench epoch-time` measures their combined effect. Records do not pass through the JVM, only manifests do. So
+the JVM is tuned for many small jobs and a quick start, not for peak speed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.driver.memory", "1g", "manifests are small"),
 )
 
+CLUSTER_SETTINGS: tuple[tuple[str, str, str], ...] = (
+    ("spark.network.timeout", "20s", "a host that hangs is given up after this time; the default is two minutes"),
+    ("spark.network.timeoutInterval", "5s", "so often executors are checked; at most the time-out itself"),
+    ("spark.executor.heartbeatInterval", "3s", "several heartbeats fit into that time"),
+)
+"""Further settings for executors on other machines."""
+
 JAVA_OPTIONS = (
     "-Xss4m",  # Spark matches whole Python tracebacks with one regular expression, which overflows the default stack
     "-XX:TieredStopAtLevel=1",  # the JVM handles only manifests: prefer fast compilation to fast code
@@ -86,7 +93,7 @@ def open_session(
     properties: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks. `properties` are
-    those of the user, which override SETTINGS.
+    those of the user, which override both.
 
     Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
     files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
@@ -96,14 +103,15 @@ def open_session(
     os.environ["SPARK_HOME"] = str(spark_home(home))
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
-    for key, value, _ in SETTINGS:
+    is_apart = not is_on_this_machine(master or "local")
+    for key, value, _ in (*SETTINGS, *(CLUSTER_SETTINGS if is_apart else ())):
         builder = builder.config(key, value)
     if master is None or master.startswith("local["):
         # A peer that reaches Spark's ports can run code. In local mode Spark generates a secret; a cluster has its own.
         builder = builder.config("spark.authenticate", "true")
     temporary = scratch
     if sockets is not None:
-        if is_on_this_machine(master or "local"):
+        if not is_apart:
             builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
         else:
             temporary = sockets  # the setting would count for executors, too, and their machines have other directories

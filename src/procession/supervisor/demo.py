@@ -1,4 +1,5 @@
-"""`procession demo`: a whole pipeline on one machine, verified byte for byte. With `--crash` its parts are killed.
+"""`procession demo`: a whole pipeline on one machine, or on the hosts of a cluster, verified byte for byte. With
+`--crash` its parts are killed.
 
 Invariant: the verdict comes from the verifier alone, which reads the input and what the sink has committed. Uses
 `supervisor/local_pipeline` and `verify/comparison`.
@@ -10,12 +11,15 @@ import random
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from procession.driver.app_file import load_app
+from procession.supervisor.cluster import NamespaceCluster
+from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster
 from procession.supervisor.local_pipeline import DRIVER, SOURCE, LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.settings import Settings
@@ -41,6 +45,7 @@ class Demo:
     is_crashing: bool = False
     directory: Path | None = None
     display: Display = field(default_factory=Display)
+    cluster: NamespaceCluster | None = None
 
     def run(self) -> dict[str, Any]:
         """Run the demo. Return its figures; `outcome` says whether it was clean."""
@@ -68,9 +73,13 @@ class Demo:
     def _stream(self, work: Path, sources: dict[str, Path]) -> dict[str, Any]:
         with Supervisor(work / "logs", say=self.display.say) as supervisor:
             settings = self._crash_settings() if self.is_crashing else self.settings
-            local = LocalPipeline(supervisor, APP, load_app(APP).graph, work, work, settings)
-            progress = PipelineProgress(work, settings.control_cookie, settings.client_tls)
-            self.display.say("starting gateway, sink and Spark driver")
+            local = self._pipeline(supervisor, work, list(sources.values()), settings)
+            settings = local.settings
+            progress = PipelineProgress(
+                local.directory, settings.control_cookie, settings.client_tls, gateways=local.gateways_in
+            )
+            where = "" if self.cluster is None else f" on {self.cluster.count} hosts of cluster {self.cluster.name}"
+            self.display.say(f"starting gateway, sink and Spark driver{where}")
             local.start()
             # The first epoch is empty. It includes Spark's one-time startup work.
             while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
@@ -96,11 +105,25 @@ class Demo:
             was_stopped = supervisor.is_asked_to_stop
         # With several gateways there is no order between sources; only each source's own order is promised.
         order = PromisedOrder.TOTAL if len(sources) == 1 else PromisedOrder.STREAM
-        request = ComparisonRequest(list(sources.values()), work / "output", order=order)
+        output = next(iter(local.sink_directories.values()))
+        request = ComparisonRequest(list(sources.values()), output, order=order)
         # If the demo was stopped before the sink began its output, there is nothing to verify.
         is_judged = not was_stopped or bool(request.outputs())
         report = judge(request) if is_judged else ComparisonReport(())
-        return self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
+        figures = self._figures(report, progress, seconds, restarts, kills, was_stopped=was_stopped)
+        if self.cluster is not None and figures["outcome"] in ("clean", "stopped"):
+            for directory in (local.directory, local.gateways_in):
+                shutil.rmtree(directory)
+        return figures
+
+    def _pipeline(
+        self, supervisor: Supervisor, work: Path, inputs: Sequence[Path], settings: Settings
+    ) -> LocalPipeline | ClusterPipeline:
+        graph = load_app(APP).graph
+        if self.cluster is None:
+            return LocalPipeline(supervisor, APP, graph, work, work, settings)
+        place = f"{graph.name}-{uuid.uuid4().hex[:8]}"
+        return on_cluster(self.cluster, supervisor, APP, graph, settings, place=place, inputs=inputs)
 
     def _crash_settings(self) -> Settings:
         return self.settings.model_copy(update={"epoch_records_max": max(1, self.records // CRASH_EPOCHS)})

@@ -48,6 +48,10 @@ STARTED = time.monotonic()
 COMMAND = (sys.executable, "-m", "procession")
 
 
+def _as_it_is(argv: Sequence[str]) -> tuple[str, ...]:
+    return tuple(argv)
+
+
 @dataclass(frozen=True)
 class LocalPipeline:
     """The parts of a pipeline. Relative directories of the app's sinks are relative to `base`."""
@@ -61,6 +65,14 @@ class LocalPipeline:
     listen: str = HERE
     input_streams: frozenset[int] = frozenset()
     """The streams of `--input`: the pipeline's sources end with them."""
+    sink_listen: str = HERE
+    """Address of each sink, for the driver."""
+    has_checkpoint: bool = True
+    """Whether the checkpoint is in this directory, so that gateways can compare a driver's fence with it."""
+    gateway_at: str = ""
+    """Control address of a first gateway that is not in this directory."""
+    enter: Callable[[Sequence[str]], tuple[str, ...]] = _as_it_is
+    """Returns the command that runs a command where the parts are, in the same process."""
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Additional environment per part: tests use it to arm fault points."""
 
@@ -85,6 +97,11 @@ class LocalPipeline:
         return self.directory / GATEWAY
 
     @property
+    def gateways_in(self) -> Path:
+        """The directory with the gateways' directories."""
+        return self.directory
+
+    @property
     def gateway_parts(self) -> list[str]:
         """The names of the gateways' processes and directories. The first one leads."""
         return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.settings.gateways))]
@@ -105,6 +122,10 @@ class LocalPipeline:
 
     def start(self) -> bool:
         """Starts gateways and sinks, then the driver. False if asked to stop meanwhile."""
+        return self.start_ends() and self.start_driver()
+
+    def start_ends(self) -> bool:
+        """Starts gateways and sinks. False if asked to stop meanwhile."""
         find_place(self.directory / CACHE)
         self.settings.check_tls()
         check_gateways(self.graph, self.settings.gateways)
@@ -116,8 +137,10 @@ class LocalPipeline:
             self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
         for directory, name in self.sink_parts.items():
             self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
-        if not self.supervisor.wait_ready():
-            return False
+        return self.supervisor.wait_ready()
+
+    def start_driver(self) -> bool:
+        """Starts the driver. The sinks must be ready. False if asked to stop meanwhile."""
         spare = SPARE if self.settings.spare_driver else ()
         self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
         return self.supervisor.wait_ready(DRIVER)
@@ -155,7 +178,7 @@ class LocalPipeline:
     def _start_sending(self, name: str, argv: Sequence[str]) -> None:
         env = self.env.get(name, self.env.get(SOURCE, {}))
         # A source waits for the commit of what it has sent: the rank after it is the driver's.
-        self.supervisor.start(Part(name, (*COMMAND, *argv), env=env, stop_rank=0))
+        self.supervisor.start(Part(name, self.enter((*COMMAND, *argv)), env=env, stop_rank=0))
 
     def _start(
         self,
@@ -169,7 +192,7 @@ class LocalPipeline:
     ) -> None:
         part = Part(
             name,
-            (*COMMAND, *argv),
+            self.enter((*COMMAND, *argv)),
             env={COMMAND_STARTED: str(STARTED), **self.env.get(name, {})},
             is_ready=announced_in(announcement),
             stop_rank=stop_rank,
@@ -181,8 +204,8 @@ class LocalPipeline:
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # Only the first gateway uses the given address; the others take any port of the same host.
         listen = self.listen if part == GATEWAY else str(other_port(self.listen))
-        argv = gateway_arguments(self.settings, self.directory, part, listen) + order_arguments(self.graph)
-        return argv + self._metrics(part)
+        argv = gateway_arguments(self.settings, self.directory, part, listen, has_checkpoint=self.has_checkpoint)
+        return argv + order_arguments(self.graph) + self._metrics(part)
 
     def _metrics(self, part: str) -> list[str]:
         """The metrics address of a gateway: the given one for the first, the following ports for the others."""
@@ -195,7 +218,13 @@ class LocalPipeline:
         at = self.sink_directories
         served = [end for end in self.graph.participants if at.get(end.name, at.get(end.sink.name)) == directory]
         sink = served[0].sink
-        argv = ["sink", sink.connector.name, *sink.sink_traits.arguments(sink.url, directory), "--listen", HERE]
+        argv = [
+            "sink",
+            sink.connector.name,
+            *sink.sink_traits.arguments(sink.url, directory),
+            "--listen",
+            self.sink_listen,
+        ]
         argv += ["--records", "blocks"] if sink.sink_traits.packing is Packing.BLOCKS else []
         argv += ["--order", self.graph.order.value] if sink.sink_traits.takes_order else []
         for end in served:
@@ -219,6 +248,7 @@ class LocalPipeline:
     def _driver(self) -> list[str]:
         settings = self.settings
         argv = ["driver", str(self.app), "--dir", str(self.directory)]
+        argv += ["--gateway", self.gateway_at] if self.gateway_at else []
         argv += ["--epoch-interval-s", str(settings.epoch_interval_s)]
         argv += ["--epoch-records-max", str(settings.epoch_records_max)]
         argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
@@ -281,15 +311,17 @@ def start_checks(settings: Settings, listen: str = HERE) -> Iterator[tuple[str, 
         yield f"port {address}", partial(check_free, parse_address(address))
 
 
-def gateway_arguments(settings: Settings, directory: Path, part: str, listen: str) -> list[str]:
+def gateway_arguments(
+    settings: Settings, directory: Path, part: str, listen: str, *, has_checkpoint: bool = True
+) -> list[str]:
     """The command line of a gateway of this pipeline. All but the first join the first."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
-    argv += ["--checkpoint", str(directory / "checkpoint")]
+    argv += ["--checkpoint", str(directory / "checkpoint")] if has_checkpoint else []
     if settings.control:
         control = parse_address(settings.control) if part == GATEWAY else other_port(settings.control)
         argv += ["--control", str(control)]
-    if part == GATEWAY and settings.flight:
-        argv += ["--flight", settings.flight]
+    if settings.flight:
+        argv += ["--flight", settings.flight if part == GATEWAY else str(other_port(settings.flight))]
     if part != GATEWAY:
         argv += ["--join", str(directory / GATEWAY), "--name", part, *_option_arguments(settings, "tls_ca", "tls_name")]
     argv += ["--lag-bytes-max", str(settings.lag_bytes_max), "--credits-max", str(settings.credits_max)]

@@ -42,6 +42,8 @@ class PipelineProgress:
     tls: ClientTls | None = None
     patience_s: float = PATIENCE_S
     """Seconds that a gateway has to answer."""
+    gateways: Path | None = None
+    """The directory with the gateways' directories, if it is not that of the pipeline."""
     records_in: int = 0
     committed: int = 0
     late: int = 0
@@ -61,7 +63,8 @@ class PipelineProgress:
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._clients = {GATEWAY: self._client(self.directory / GATEWAY)}
+        self._gateways = self.gateways or self.directory
+        self._clients = {GATEWAY: self._client(self._gateways / GATEWAY)}
         self._waiting: dict[str, int] = {}
         """The end of each gateway's log, without the ends of streams in it."""
         self._tail = EpochTail(self.directory / "epochs.jsonl")
@@ -71,10 +74,15 @@ class PipelineProgress:
 
     @classmethod
     def from_now(
-        cls, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None, patience_s: float = PATIENCE_S
+        cls,
+        directory: Path,
+        cookie: bytes = b"",
+        tls: ClientTls | None = None,
+        patience_s: float = PATIENCE_S,
+        gateways: Path | None = None,
     ) -> Self:
         """Continue the counts of earlier runs, and measure rates and latencies from now on."""
-        progress = cls(directory, cookie, tls, patience_s)
+        progress = cls(directory, cookie, tls, patience_s, gateways)
         progress._read_epochs()
         progress.latency = Latency()
         return progress
@@ -82,14 +90,14 @@ class PipelineProgress:
     def look(self) -> Self:
         """Read the progress again."""
         self._read_epochs()
-        for path in self.directory.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
+        for path in self._gateways.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
                 self._clients[path.parent.name] = self._client(path.parent)
         low, paused = set(self.disks_low), set(self.paused)
         for name, client in self._clients.items():
             try:
                 status = client.status()
-                (low.add if status.get("is_disk_short") else low.discard)(self.directory / name)
+                (low.add if status.get("is_disk_short") else low.discard)(self._gateways / name)
                 (paused.add if status.get("is_paused") else paused.discard)(name)
                 # Ends of streams have sequence numbers too, but do not count as committed records.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])

@@ -23,6 +23,8 @@ from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
 from procession.sdk.transaction_log import uncommitted
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
+from procession.supervisor.cluster import NamespaceCluster
+from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, pipeline_directory
 from procession.supervisor.local_pipeline import LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_claim import claimed
@@ -44,9 +46,10 @@ def run_app(
     *,
     is_silent: bool,
     event_time: Sequence[str] = (),
+    cluster: NamespaceCluster | None = None,
 ) -> dict[str, Any]:
     """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
-    run."""
+    run. With a cluster, the parts run on its hosts, and the directory is that of the driver's host."""
     # Report unreadable inputs before anything is started.
     files = FileSource(inputs).paths
     streams = frozenset(files)
@@ -57,15 +60,24 @@ def run_app(
     graph = graph.with_inputs(streams)
     ending = ending_parts(graph, has_inputs=bool(inputs))
     check_start(settings, listen)
+    if cluster is not None:
+        directory = pipeline_directory(cluster.head, graph.name)
     directory = directory or Path(".procession") / graph.name
     with (
         claimed(directory, graph.name, app),
         Display(is_silent=is_silent) as display,
         Supervisor(directory / "logs", say=display.say) as supervisor,
     ):
-        local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
+        local: LocalPipeline | ClusterPipeline
+        if cluster is None:
+            local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
+        else:
+            local = on_cluster(cluster, supervisor, app, graph, settings, inputs=inputs, input_streams=streams)
+            settings = local.settings
         before = last_round(local.directory)
-        progress = PipelineProgress.from_now(local.directory, settings.control_cookie, settings.client_tls)
+        progress = PipelineProgress.from_now(
+            local.directory, settings.control_cookie, settings.client_tls, gateways=local.gateways_in
+        )
         display.say(f"starting pipeline {graph.name!r}; logs are in {directory / 'logs'}")
         if settings.open_producers:
             display.say(f"open: any producer that can reach {listen} can send to this pipeline without a secret")
@@ -80,6 +92,8 @@ def run_app(
             local.start_connected()
             for line in connector_lines(graph):
                 display.say(line)
+            if cluster is not None:
+                display.say(f"on cluster {cluster.name}: relative directories of sinks are in {local.gateways_in}")
             joining = f", gateways join at {local.control}" if settings.control else ""
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not is_done():
@@ -103,7 +117,7 @@ def last_round(directory: Path) -> RoundRecord | None:
         return None
 
 
-def is_delivered(local: LocalPipeline) -> bool:
+def is_delivered(local: LocalPipeline | ClusterPipeline) -> bool:
     """Whether every file sink has received the decisions on its prepared transactions."""
     logs = [
         local.sink_directories[end.sink.name] / f"{end.instance}.txnlog"

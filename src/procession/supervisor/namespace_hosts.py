@@ -1,0 +1,282 @@
+"""Hosts for trying a cluster on one machine: network namespaces, each with a directory that the others cannot read.
+
+Invariant: the machine's own network is left alone. The link of each host ends in a bridge, which is in a namespace of
+its own, so the same private addresses can be used by several clusters. Every name begins with the prefix of the
+cluster. `remove` deletes all that has this prefix: it is complete after a kill at any step, and can be repeated. Root
+only; uses the programs of iproute2 and util-linux. Used by `supervisor/cluster`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from procession.errors import ConfigError, UsageError
+
+NETWORK = "10.77.0"
+"""The first three numbers of the addresses. They exist only inside the namespaces."""
+OPERATOR = f"{NETWORK}.254"
+"""The address of the bridge, for commands that look at all hosts."""
+HOSTS_MAX = 64
+NAMESPACES = Path("/run/netns")
+SWITCH = "switch"
+STAGING = "/media"
+"""Where an entering command keeps what it needs while it covers other directories. Only it sees that."""
+NAME = re.compile(r"[a-z0-9]{1,24}")
+
+CGROUPS = Path("/sys/fs/cgroup")
+KILL_TIMEOUT_S = 10.0
+KILL_POLL_S = 0.02
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class NamespaceHost:
+    """One host: its name, its address, and its directory, which only processes on this host can see."""
+
+    cluster: str
+    number: int
+    root: Path
+    """The directory with the directories of all hosts."""
+
+    @property
+    def name(self) -> str:
+        return f"host-{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number}"
+
+    @property
+    def directory(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def namespace(self) -> str:
+        return f"{prefix(self.cluster)}{self.name}"
+
+    @property
+    def port(self) -> str:
+        """The host's port of the bridge."""
+        return f"port-{self.number}"
+
+
+def prefix(cluster: str) -> str:
+    """Return what the names of everything of this cluster begin with."""
+    return f"procession-{cluster}-"
+
+
+def check_possible(cluster: str) -> None:
+    """Raise an error if hosts cannot be made here."""
+    if not NAME.fullmatch(cluster):
+        raise UsageError(
+            f"{cluster!r} is not a name for a cluster.", next_step="Use up to 24 lower-case letters and digits."
+        )
+    if os.geteuid() != 0:
+        raise ConfigError("Hosts are network namespaces, and only root can make them.", next_step="Run this as root.")
+    for program, package in (("ip", "iproute2"), ("nsenter", "util-linux"), ("unshare", "util-linux")):
+        if shutil.which(program) is None:
+            raise ConfigError(
+                f"The program `{program}` is missing.", next_step=f"Install it: apt-get install {package}."
+            )
+
+
+def make_hosts(cluster: str, count: int, root: Path, memory_bytes: int) -> list[NamespaceHost]:
+    """Make the hosts 1 to `count`, joined by a bridge. What exists is kept."""
+    check_possible(cluster)
+    hosts = [NamespaceHost(cluster, number, root) for number in range(1, count + 1)]
+    switch = f"{prefix(cluster)}{SWITCH}"
+    if not (NAMESPACES / switch).exists():
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "address", "add", f"{OPERATOR}/24", "dev", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        _ip("-n", switch, "link", "set", "lo", "up")
+    for host in hosts:
+        for directory in (host.directory, host.directory / "tmp"):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (NAMESPACES / host.namespace).exists():
+            continue
+        _ip("netns", "add", host.namespace)
+        ends = ("type", "veth", "peer", "name", host.port, "netns", switch)
+        _ip("link", "add", "name", "eth0", "netns", host.namespace, *ends)
+        _ip("-n", switch, "link", "set", host.port, "master", "bridge", "up")
+        _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", "eth0")
+        _ip("-n", host.namespace, "link", "set", "eth0", "up")
+        _ip("-n", host.namespace, "link", "set", "lo", "up")
+        _make_group(host, memory_bytes)
+    return hosts
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(
+            f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}.",
+            next_step="Run it where network namespaces can be made: as root, outside of restricted containers.",
+        )
+    return done.stdout
+
+
+def entered(host: NamespaceHost, argv: Sequence[str], visible: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Return the command that runs `argv` on this host, in the same process.
+
+    It has a temporary directory of its own, and sees of the hosts' directories only its own one. What is `visible` is
+    shown to it although it is in the machine's temporary directory; so is the installation."""
+    kept = [host.directory, *_in_tmp([Path(sys.prefix), Path(sys.base_prefix), _sources(), *visible])]
+    group = _group(host)
+    lines = ["set -e"]
+    lines += [f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))}"] if group is not None and group.exists() else []
+    lines += [f"mount -t tmpfs none {STAGING}"]
+    for number, path in enumerate(kept):
+        lines += [f"mkdir {STAGING}/{number}", f"mount --bind {shlex.quote(str(path))} {STAGING}/{number}"]
+    root = shlex.quote(str(host.root))
+    lines += [f"mount --bind {STAGING}/0/tmp /tmp", f"mkdir -p {root}", f"mount -t tmpfs none {root}"]
+    for number, path in enumerate(kept):
+        at = shlex.quote(str(path))
+        lines += [f"mkdir -p {at}", f"mount --bind {STAGING}/{number} {at}"]
+    lines += [f"umount --recursive --lazy {STAGING}", 'exec "$@"']
+    network = ("nsenter", f"--net={NAMESPACES / host.namespace}", "--")
+    mounts = ("unshare", "--mount", "--propagation", "private", "--")
+    return (*network, *mounts, "/bin/sh", "-c", "\n".join(lines), host.name, *argv)
+
+
+def _sources() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _in_tmp(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths that the temporary directory of a host would hide, without those inside of others."""
+    hidden = sorted({path.resolve() for path in paths if path.resolve().is_relative_to("/tmp")})
+    return [path for path in hidden if not any(path != other and path.is_relative_to(other) for other in hidden)]
+
+
+def join_network(cluster: str) -> None:
+    """Let this process, and what it starts from now on, reach the hosts, and nothing else, over the network.
+
+    Call it before there are other threads: each thread has a network namespace of its own."""
+    with open(NAMESPACES / f"{prefix(cluster)}{SWITCH}", "rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise ConfigError(
+                f"The network of cluster {cluster!r} cannot be joined: {os.strerror(ctypes.get_errno())}.",
+                next_step="Run this as root.",
+            )
+
+
+def set_link(host: NamespaceHost, *, is_up: bool) -> None:
+    """Connect the host's link, or cut it: packets are lost without a word."""
+    _ip("-n", f"{prefix(host.cluster)}{SWITCH}", "link", "set", host.port, "up" if is_up else "down")
+
+
+def is_linked(host: NamespaceHost) -> bool:
+    """Whether the host exists and its link is connected."""
+    if not (NAMESPACES / host.namespace).exists():
+        return False
+    return "LOWER_UP" in _ip("-n", host.namespace, "-brief", "link", "show", "eth0")
+
+
+def processes_of(namespace: str) -> list[int]:
+    """Return the processes in a network namespace."""
+    return [int(pid) for pid in _ip("netns", "pids", namespace).split()]
+
+
+def kill_host(namespace: str) -> None:
+    """SIGKILL all processes of a host until there are none."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    own_pid = os.getpid()
+    while living := [pid for pid in processes_of(namespace) if pid != own_pid]:
+        for pid in living:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"Processes on {namespace} do not end: {', '.join(map(str, living))}.",
+                next_step="Look at what they wait for (/proc/PID/stack), then run `procession cluster down` again.",
+            )
+        time.sleep(KILL_POLL_S)
+
+
+def remove_hosts(cluster: str) -> int:
+    """Remove the hosts of this cluster with their processes and links. Return the number of namespaces removed."""
+    check_possible(cluster)
+    # The bridge last: nothing that is left can reach a host whose bridge is gone, and the hosts' links end with them.
+    names = sorted(namespaces(cluster), key=lambda name: name.endswith(SWITCH))
+    for name in names:
+        if not name.endswith(SWITCH):  # commands that look at the hosts are there, and end by themselves
+            kill_host(name)
+        _ip("netns", "delete", name)
+    for group in _groups(cluster):
+        _remove_group(group)
+    return len(names)
+
+
+def namespaces(cluster: str) -> Iterator[str]:
+    """Yield the names of the namespaces of this cluster."""
+    with suppress(FileNotFoundError):
+        yield from (path.name for path in NAMESPACES.iterdir() if path.name.startswith(prefix(cluster)))
+
+
+# --- memory
+
+
+def is_memory_bounded() -> bool:
+    """Whether the memory of hosts can be limited here."""
+    return _group_root() is not None
+
+
+def _group_root() -> Path | None:
+    """Return where groups of processes with a limit of memory are made. None if cgroups cannot be written."""
+    for root, controllers in ((CGROUPS, CGROUPS / "cgroup.subtree_control"), (CGROUPS / "memory", None)):
+        if not os.access(root, os.W_OK):
+            continue
+        if controllers is None or (controllers.exists() and "memory" in controllers.read_text().split()):
+            return root
+    return None
+
+
+def _group(host: NamespaceHost) -> Path | None:
+    root = _group_root()
+    return None if root is None else root / host.namespace
+
+
+def _make_group(host: NamespaceHost, memory_bytes: int) -> None:
+    group = _group(host)
+    if group is None:
+        return
+    try:
+        group.mkdir(exist_ok=True)
+        limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
+        limit.write_text(str(memory_bytes))
+    except (OSError, StopIteration):  # a file system for groups that is not one: the caller says that there is no limit
+        with suppress(OSError):
+            group.rmdir()
+
+
+def _groups(cluster: str) -> list[Path]:
+    root = _group_root()
+    return [] if root is None else sorted(root.glob(f"{prefix(cluster)}*"))
+
+
+def _remove_group(group: Path) -> None:
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while True:
+        try:
+            group.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(KILL_POLL_S)  # a killed process leaves its group a little later
