@@ -48,6 +48,11 @@ def _as_json(value: Any) -> Any:
     """The JSON value for a key, or a part of a result, that JSON cannot represent itself."""
     if isinstance(value, bytes | bytearray):
         return value.decode(errors="backslashreplace")
+    return _as_plain(value, "JSON")
+
+
+def _as_plain(value: Any, codec: str) -> Any:
+    """The text, number or dict for a value that the codec cannot represent itself."""
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
@@ -56,7 +61,7 @@ def _as_json(value: Any) -> Any:
         return value.value
     if (fields := as_fields(value)) is not None:
         return fields
-    raise TypeError(f"JSON cannot represent a {type(value).__name__}: {value!r}")
+    raise TypeError(f"{codec} cannot represent a {type(value).__name__}: {value!r}")
 
 
 def _from_msgpack(payload: bytes) -> Any:
@@ -64,8 +69,12 @@ def _from_msgpack(payload: bytes) -> Any:
 
 
 def _to_msgpack(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value)
+    packed: bytes = msgpack.packb(value, default=_as_msgpack)
     return packed
+
+
+def _as_msgpack(value: Any) -> Any:
+    return _as_plain(value, "msgpack")
 
 
 def from_arrow(payload: bytes) -> pa.Table:
