@@ -28,6 +28,7 @@ LINES_MAX = 60
 WITH_SERVERS = {
     "kafka_trade_surveillance": "tests/walk/test_kafka_example.py",
     "postgres_changes_to_delta": "tests/walk/test_postgres_example.py",
+    "turnover_table": "tests/walk/test_upserts.py",
 }
 """Examples that need other systems, and their tests."""
 WITH_SEVERAL_INPUTS = dict.fromkeys(
