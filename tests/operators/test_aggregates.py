@@ -108,3 +108,38 @@ def test_quantiles_go_by_the_decimal_number_that_a_share_is_written_as() -> None
 def test_a_mistake_is_told_where_it_was_made(mistake: Any) -> None:
     with pytest.raises(ValueError, match=r"quantiles|bits"):
         mistake()
+
+
+TRADES = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 9), st.sampled_from([False, False, True]), st.integers(0, 40)),
+    max_size=20,
+)
+
+
+@given(trades=TRADES, epochs=st.sampled_from([None, 1, 3]), tasks=st.integers(1, 3))
+def test_records_that_were_taken_back_do_not_count_whatever_the_epochs(
+    trades: list[tuple[int, int, bool, int]], epochs: int | None, tasks: int
+) -> None:
+    left = aggregates.retracting(
+        aggregates.all_of(prices=aggregates.collect(), best=aggregates.max_by(lambda trade: trade[1])),
+        id_of=lambda trade: (trade[0], "id"),
+        is_retraction=lambda trade: trade[2],
+    )
+    pipeline = Pipeline("p")
+    source = pipeline.source("trades", codec="json")
+    source.rolling(left, key=lambda trade: trade[3] % 2).sink("out", to="file:out")
+    sessions = source.window(windows.session(5), left, time=lambda trade: trade[3], lateness_s=100)
+    sessions.map(lambda result: result["value"]["prices"]).sink("sessions", to="file:out")
+    expected: list[Any] = []
+    held: dict[int, dict[int, tuple[int, int, bool, int]]] = {0: {}, 1: {}}
+    for trade in trades:
+        own = held[trade[3] % 2]
+        if trade[2]:
+            own.pop(trade[0], None)
+        else:
+            own[trade[0]] = trade
+        best = max(own.values(), key=lambda one: one[1], default=None)
+        expected.append({"prices": [list(one) for one in own.values()], "best": None if best is None else list(best)})
+    whole = run(pipeline, {"trades": [list(trade) for trade in trades]})
+    assert whole["out"] == expected
+    assert run(pipeline, {"trades": [list(trade) for trade in trades]}, epochs=epochs, parallelism=tasks) == whole

@@ -193,6 +193,45 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
     )
 
 
+def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any], bool]) -> Aggregate:
+    """An aggregate of the records that were not taken back: a retraction removes the earlier record with the same id.
+
+    A record with the id of an earlier one replaces it, in its place. A retraction without an earlier record changes
+    nothing. The state holds all records that count, so that every aggregate can be taken of them.
+
+    Args:
+        aggregate: The aggregate of what is left.
+        id_of: Returns the id of a record or a retraction: any value that can be a key.
+        is_retraction: Whether a record takes an earlier one back.
+
+    Example:
+        >>> from procession import aggregates
+        >>> largest = aggregates.retracting(
+        ...     aggregates.max_by(lambda sale: sale["cents"]),
+        ...     id_of=lambda sale: sale["id"],
+        ...     is_retraction=lambda sale: "cents" not in sale,
+        ... )
+        >>> largest.of([{"id": 1, "cents": 5}, {"id": 2, "cents": 7}, {"id": 2}])
+        {'id': 1, 'cents': 5}
+    """
+
+    def add(held: dict[bytes, Any], value: Any) -> dict[bytes, Any]:
+        name = KEYS.encode(id_of(value))
+        if is_retraction(value):
+            held.pop(name, None)
+        else:
+            held[name] = value
+        return held
+
+    return Aggregate(
+        dict,
+        add,
+        lambda held: aggregate.of(held.values()),
+        lambda earlier, later: {**earlier, **later},
+        is_holding=True,
+    )
+
+
 def weighted_mean(of: By, weight: By) -> Aggregate:
     """The mean of `of(record)`, each with `weight(record)`. None if the weights are 0 in sum.
 
