@@ -25,17 +25,18 @@ from typing import Any, TextIO
 from procession import faults
 from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.coordinator import REFUSALS_MAX, Coordinator
+from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.dead_letter_share import DeadLetterLimit
-from procession.commit.one_phase import strategy_for
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.driver import departed_gateways, executor_files
 from procession.driver.app_file import App, load_app
-from procession.driver.epoch_log import EpochLog
+from procession.driver.driver_reports import DriverReports
+from procession.driver.epoch_log import LOG_BYTES_MAX
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
+from procession.driver.round_times import coordinator_of
 from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.driver.spark_process import Query, SparkProcess, ends
 from procession.driver.stage_states import check_last, keyed_versions
@@ -85,6 +86,7 @@ class DriverConfig:
     dead_letter_share_max: float = 0.5
     dead_letter_records_min: int = 1000
     jvm_timeout_s: float = 30.0
+    history_bytes_max: int = LOG_BYTES_MAX
     changed_stages: tuple[str, ...] = ()
     """Stages that keep their state although their key or input differs from the checkpoint."""
     input_streams: frozenset[int] = frozenset()
@@ -188,7 +190,7 @@ class Driver:
         self._states = StateStore(config.directory / "state" / checkpoint.id)
         self._tables = TableRefresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
         self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
-        self._epochs = EpochLog(config.directory / "epochs.jsonl")
+        self._reports = DriverReports(config.directory, app.plan, checkpoint, config.history_bytes_max)
         self._files: FileService | None = None
 
     def run(self) -> None:
@@ -210,6 +212,7 @@ class Driver:
                 self._files.shutdown()
             with suppress(FutureTimeout):
                 self._submit(performer.close()).result(timeout=DRAIN_S)
+            self._reports.close()
         if self._error is not None:
             self._checkpoint.check_fence()  # if this driver was replaced, report that instead: it must not be restarted
             raise self._error
@@ -229,23 +232,10 @@ class Driver:
         if graph.dead_letter is not None:
             share = config.dead_letter_share_max, config.dead_letter_records_min
             dead_letters = DeadLetterLimit(graph.dead_letter.id, *share)
-        coordinator = Coordinator(
-            policy=graph.policy,
-            strategy=strategy_for(
-                graph.policy, [participant.name for participant in graph.participants if participant.sink.is_idempotent]
-            ),
-            pipeline=graph.name,
-            checkpoint=checkpoint.id,
-            fence=checkpoint.fence,
-            fingerprint=graph.fingerprint(),
-            sinks=[connection.name for connection in graph.participants],
-            rounds=found.rounds,
-            committed=found.committed,
-            reserved=found.reserved,
-            refusals_max=config.sink_refusals_max,
-        )
+        coordinator = coordinator_of(graph, checkpoint, found, config.sink_refusals_max, self._reports.times)
+        self._reports.start(found)
         callbacks = DriverCallbacks(
-            acknowledge=self._acknowledge, observe=self._epochs.add, say=self._say, fail=self._failed
+            acknowledge=self._acknowledge, observe=self._reports.committed, say=self._say, fail=self._failed
         )
 
         async def make() -> CommitPerformer:
@@ -290,6 +280,7 @@ class Driver:
         spark = self._spark or config.start_spark(self._app, self._say)
         spark.scratch.clear_others(self._checkpoint.check_fence)
         spark.watch(self._failed)
+        self._reports.watch_jvm(spark.jvm_figures)
         self._handle_signals()  # Spark has installed its own handler for SIGINT
         ship_by_value(self._app.module)
 
@@ -341,7 +332,7 @@ class Driver:
                 ),
                 checkpoint=self._checkpoint.directory,
                 interval_s=config.epoch_interval_s,
-                on_epoch=on_epoch,
+                on_epoch=self._reports.times.noting(self._checkpoint, on_epoch),
             )
             # Written atomically, because other processes wait for the file.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}

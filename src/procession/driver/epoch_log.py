@@ -1,13 +1,14 @@
-"""The epoch log: one JSON line per committed epoch, for people, progress displays and benchmarks.
+"""The epoch log: one JSON line per committed epoch, the history for the dashboard, progress displays and benchmarks.
 
-Invariant: it is a report and decides nothing, so it is not synced and may be incomplete after a crash. Written after
-each commit of `commit/performer`; read by `supervisor/progress` and `supervisor/demo`.
+Invariant: it is a report and decides nothing, so it is not synced. A driver that starts adds the lines that its
+predecessor did not write, as far as the checkpoint has the round records. `driver/driver_reports` writes it off the
+path of the commit; `supervisor/progress`, `supervisor/epoch_history` and others read it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ from typing import Any
 import numpy as np
 
 from procession.commit.performer import CommittedEpoch
+from procession.commit.round_record import RoundRecord
+from procession.driver.round_times import EpochTimes
+from procession.storage.run_store import Manifest
 
-LOG_BYTES_MAX = 16 * 1024 * 1024
-"""Maximum size of the file. Then it is rotated; one old file is kept."""
+LOG_BYTES_MAX = 32 * 1024 * 1024
+"""Maximum size of the history, by default. The file is rotated at half of it; one old file is kept."""
+
+STREAMS_LISTED_MAX = 100
+"""A line lists the positions of its streams if there are at most this many."""
 
 TAIL_BYTES = 1024 * 1024
 """Bytes at the end of the file that hold the epochs of the last seconds."""
@@ -32,30 +39,98 @@ CLOCK_SKEW_MAX_S = 10.0
 
 
 class EpochLog:
-    """Writes one line per epoch, in the driver."""
+    """Writes one line per epoch. `checkpoint` is the id of the checkpoint, `names` has the name of each stage and sink
+    by its id."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, bytes_max: int = LOG_BYTES_MAX, checkpoint: str = "", names: Mapping[str, str] | None = None
+    ) -> None:
         self._path = path
+        self._bytes_max = bytes_max
+        self._checkpoint = checkpoint
+        self._names = names or {}
+        self._before: EpochTimes | None = None
+        """The epoch that was logged last. Sinks confirm its phase 2 after that, so the next line has these times."""
 
-    def add(self, outcome: CommittedEpoch) -> None:
-        record = outcome.record
-        line = {
+    def add(self, outcome: CommittedEpoch, times: EpochTimes | None = None) -> None:
+        before, self._before = self._before, times
+        self._write(
+            {
+                **self._facts(outcome.record),
+                "records": sum(manifest.records for manifest in outcome.manifests),
+                "seconds": round(outcome.seconds, 6),
+                "committed_ns": outcome.committed_ns,
+                "latency_ms": _latencies(outcome),
+                **({} if times is None else {"phases": times.as_json(), "aborts": times.aborts}),
+                **({} if before is None else {"phase2_before_s": _rounded(before.phase2_s)}),
+                "chains": self._chains(outcome.manifests),
+            }
+        )
+
+    def fill(self, rounds: Iterable[RoundRecord]) -> None:
+        """Add the lines of committed epochs that are missing. Nothing is known of their times."""
+        lines = [line for line in EpochTail(self._path, TAIL_BYTES).new() if line.get("id") == self._checkpoint]
+        last = max((int(line["epoch"]) for line in lines), default=-1)
+        counted = next((int(line["records_in"]) for line in reversed(lines)), 0)
+        for record in sorted(rounds, key=lambda record: record.epoch):
+            if record.epoch > last:
+                records_in = record.counters.get("records_in", 0)
+                times = {"seconds": 0.0, "committed_ns": 0, "latency_ms": [], "is_filled": True}
+                self._write({**self._facts(record), "records": records_in - counted, **times})
+                counted = records_in
+
+    def _facts(self, record: RoundRecord) -> dict[str, Any]:
+        positions = record.positions if len(record.positions) <= STREAMS_LISTED_MAX else {}
+        return {
+            "id": self._checkpoint,
             "epoch": record.epoch,
             "fence": record.fence,
             "first": record.first,
             "last": record.last,
-            "records": sum(manifest.records for manifest in outcome.manifests),
             **record.counters,
             "bytes_out": sum(part.end - part.start for part in record.parts.values()),
-            "seconds": round(outcome.seconds, 6),
-            "committed_ns": outcome.committed_ns,
-            "latency_ms": _latencies(outcome),
+            "sinks": {name: [part.start, part.end] for name, part in record.parts.items()},
+            "ends": dict(record.offsets),
+            "positions": {str(stream_id): position for stream_id, position in positions.items()},
         }
+
+    def _chains(self, manifests: Iterable[Manifest]) -> dict[str, Any]:
+        """What the tasks of each chain did: seconds of all its tasks together, and records by where they went."""
+        chains: dict[str, Any] = {}
+        for manifest in manifests:
+            chain = chains.setdefault(str(manifest.stage), {"tasks": 0, "read_s": 0.0, "run_s": 0.0, "out": {}})
+            read_s, run_s = manifest.spent_s
+            chain["tasks"] += 1
+            chain["read_s"] = round(chain["read_s"] + read_s, 6)
+            chain["run_s"] = round(chain["run_s"] + run_s, 6)
+            for run in manifest.runs:
+                to = self._names.get(run.to, run.to)
+                chain["out"][to] = chain["out"].get(to, 0) + run.count
+        return chains
+
+    def _write(self, line: dict[str, Any]) -> None:
         with suppress(OSError):  # a report is not worth a failure: a full disk stops the writers of data
-            if self._path.exists() and self._path.stat().st_size > LOG_BYTES_MAX:
-                self._path.replace(self._path.with_suffix(".1.jsonl"))
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            if self._path.exists() and self._path.stat().st_size > self._bytes_max // 2:
+                self._path.replace(older(self._path))
+            with self._path.open("ab") as file:
+                if file.tell() and not _ends_a_line(self._path):
+                    file.write(b"\n")  # the writer before was killed within a line
+                file.write(json.dumps(line).encode() + b"\n")
+
+
+def older(path: Path) -> Path:
+    """The file that was rotated."""
+    return path.with_suffix(".1.jsonl")
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in list(seconds.items())}
 
 
 def _latencies(outcome: CommittedEpoch) -> list[list[float]]:
@@ -96,7 +171,8 @@ class EpochTail:
                     if not line.endswith(b"\n"):
                         return
                     self._position += len(line)
-                    yield json.loads(line)
+                    with suppress(ValueError):  # a line that a killed driver did not finish
+                        yield json.loads(line)
         except FileNotFoundError:
             return
 

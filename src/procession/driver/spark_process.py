@@ -162,6 +162,19 @@ class SparkProcess:
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
         beat.start()
 
+    def jvm_figures(self) -> dict[str, float]:
+        """Heap and garbage collection of the driver's JVM, and its threads."""
+        management = self.session._jvm.java.lang.management.ManagementFactory  # type: ignore[union-attr]
+        heap = management.getMemoryMXBean().getHeapMemoryUsage()
+        collectors = list(management.getGarbageCollectorMXBeans())
+        return {
+            "heap_used_bytes": int(heap.getUsed()),
+            "heap_max_bytes": int(heap.getMax()),
+            "gc_runs": sum(int(collector.getCollectionCount()) for collector in collectors),
+            "gc_seconds": sum(int(collector.getCollectionTime()) for collector in collectors) / 1000,
+            "threads": int(management.getThreadMXBean().getThreadCount()),
+        }
+
     def close(self) -> None:
         with suppress(Exception):  # the JVM exits with this process in any case
             self.session.stop()

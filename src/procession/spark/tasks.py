@@ -32,6 +32,7 @@ from procession.planner.plan import Plan
 from procession.planner.strategies import is_whole
 from procession.spark.async_map import await_all
 from procession.spark.manifest_routing import wide_exchanges
+from procession.spark.stopwatch import Stopwatch
 from procession.spark.task_state import TaskStateStore
 from procession.storage.flight_reader import FlightAccess, open_log
 from procession.storage.flight_reader import RowReader as LogRows
@@ -238,16 +239,16 @@ class Task:
                 changes=[StreamChange(*change) for change in empty.changes],
                 lines_of=linecache.getlines,
             )
-            for output in chain.run_all(pieces):
+            watch = Stopwatch()
+            for output in chain.run_all(watch.timed(pieces)):
                 writer.add(self.plan.node(output.to).id, output.rows, output.bucket)
             wide = wide_exchanges(self.plan, empty.stage)
+            done = replace(manifest(), counts=dict(chain.counts), spent_s=watch.spent_s())
             if states is None:
-                return writer.publish(replace(manifest(), counts=dict(chain.counts)), wide)
+                return writer.publish(done, wide)
             assert self.keeping is not None
-            made = writer.publish(
-                replace(manifest(), states=self.keeping.finish(states), late=chain.late, counts=dict(chain.counts)),
-                wide,
-            )
+            kept = self.keeping.finish(states)
+            made = writer.publish(replace(done, states=kept, late=chain.late, spent_s=watch.spent_s()), wide)
             self.keeping.keep(self._root(empty.stage).name, attempt.partition, states, made)
             return made
         except RoundError as error:

@@ -88,6 +88,8 @@ class Manifest:
     """What the app's functions have added to its counters."""
     host: str = ""
     """The host service whose directory has the task's runs, if there is one."""
+    spent_s: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+    """Seconds in which the task read (or merged) its input, and in which it ran its stages. A report."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
@@ -99,6 +101,7 @@ class Manifest:
         fields["runs"] = tuple(Run(**run) for run in fields["runs"])
         fields["positions"] = {int(stream): last for stream, last in fields["positions"].items()}
         fields["times"] = tuple(fields["times"])
+        fields["spent_s"] = tuple(fields.get("spent_s", (0.0, 0.0)))
         fields["changes"] = tuple(map(tuple, fields["changes"]))
         if fields.get("states") is not None:
             fields["states"] = tuple((name, count) for name, count in fields["states"])
