@@ -15,12 +15,14 @@ setup: ## install what is missing and leave the command at .venv/bin/procession
 run: setup ## the demo: every record, once, in order (ARGS="--records 2000000 --crash")
 	@$(BIN)/procession demo $(ARGS)
 
-# What the tests of connectors connect to. Where one cannot be had, its tests fail and say so, unless PROCESSION_WITHOUT
+# What the tests of connectors and of the dashboard use. Where one cannot be had, its tests fail and say so, unless PROCESSION_WITHOUT
 # names it (a comma list, such as kafka,postgres).
 systems: setup
 	@scripts/kafka || true
 	@scripts/postgres >/dev/null || true
 	@scripts/cluster || true
+	@scripts/browser >/dev/null || true
+	@scripts/promtool >/dev/null || true
 
 test: setup systems ## all tests, file by file on two workers (ARGS="tests/wire -x")
 	@$(BIN)/pytest -n 2 --dist loadfile $(ARGS)

@@ -33,7 +33,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"pytest_plugin"}),
     frozenset({"supervisor"}),
     frozenset({"chaos", "sim"}),
-    frozenset({"bench"}),
+    frozenset({"bench", "dashboard"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
@@ -67,8 +67,10 @@ PURE = (
     "verify.verifier",
     "verify.prefix",
     "verify.decided",
+    "verify.history_check",
     "verify.semantics",
     "supervisor.restart_policy",
+    "supervisor.stall",
     "sdk.batching",
     "sdk.stream_progress",
 )

@@ -108,6 +108,18 @@ Metrics = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", show_default="nowhere", help="Address of the gateway's Prometheus metrics."),
 ]
+Dashboard = Annotated[
+    bool | None,
+    typer.Option("--dashboard/--no-dashboard", show_default="True", help="Serve a dashboard, and print its link."),
+]
+DashboardListen = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", show_default="127.0.0.1:0", help="Address of the dashboard."),
+]
+HistoryBytes = Annotated[
+    int | None,
+    typer.Option(min=65536, show_default="33554432", help="Maximum size of the history of epochs, in bytes."),
+]
 StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Maximum keys whose state a task keeps in memory.")
 ]
@@ -223,6 +235,7 @@ class DriverSettings(EpochSettings):
     dead_letter_share_max: DeadLetterShare = None
     dead_letter_records_min: DeadLetterRecords = None
     jvm_timeout_s: JvmTimeout = None
+    history_bytes_max: HistoryBytes = None
     changed_stages: ChangedStages = None
     runs: Runs = None
     master: Master = None
@@ -243,6 +256,8 @@ class PipelineSettings(DriverSettings):
     latency_target_s: LatencyTarget = None
     control: Control = None
     metrics: Metrics = None
+    dashboard: Dashboard = None
+    dashboard_listen: DashboardListen = None
     flight: FlightAddress = None
     gateways: Gateways = None
     spare_driver: SpareDriver = None

@@ -15,7 +15,9 @@ from procession.cli.command_options import ControlCookieFile, CookieFile, OpenPr
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedName
 
 if TYPE_CHECKING:
-    from procession.metrics import Figures
+    from collections.abc import Iterable
+
+    from procession.metrics import Figures, Metric
 
 
 def gateway(
@@ -219,9 +221,18 @@ def gateway(
 
 def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:
     """Return the figures of the pipeline. Its checkpoint may be created later."""
-    from procession.supervisor.app_metrics import app_metrics
+    at = checkpoint or directory.absolute().parent / "checkpoint"
+    loaded: list[Figures] = []
 
-    return partial(app_metrics, checkpoint or directory.absolute().parent / "checkpoint")
+    def figures() -> Iterable[Metric]:
+        if not loaded:  # at the first question: this imports much that a gateway does not need
+            from procession.supervisor.app_metrics import app_metrics
+            from procession.supervisor.pipeline_metrics import PipelineFigures
+
+            loaded.extend((partial(app_metrics, at), PipelineFigures(at.parent)))
+        return [metric for ask in loaded for metric in ask()]
+
+    return figures
 
 
 def _checkpoint_beside(directory: Path) -> Path | None:

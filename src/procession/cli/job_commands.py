@@ -65,9 +65,9 @@ def status(
 ) -> None:
     """Show whether a pipeline runs, what it has committed, its rate and its lag."""
     from procession.supervisor.job_status import sentences
-    from procession.supervisor.job_status import status as find
+    from procession.supervisor.pipeline_snapshot import PipelineSnapshots
 
-    found = find(*at.load())
+    found = PipelineSnapshots(*at.load()).take()
     print(json.dumps(found) if as_json else "\n".join(sentences(found)))
 
 

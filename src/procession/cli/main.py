@@ -29,6 +29,7 @@ from procession.cli.command_options import (
     SpareDriver,
     with_groups,
 )
+from procession.cli.dashboard_command import dashboard
 from procession.cli.explain_command import explain
 from procession.cli.frames_command import frames_app
 from procession.cli.gateway_command import gateway
@@ -75,6 +76,7 @@ app.command()(stop)
 app.command()(pause)
 app.command()(resume)
 app.command()(drain)
+app.command()(dashboard)
 app.command()(streams)
 app.command()(verify)
 app.command()(cat)
@@ -230,6 +232,7 @@ def driver(
         dead_letter_share_max=settings.dead_letter_share_max,
         dead_letter_records_min=settings.dead_letter_records_min,
         jvm_timeout_s=settings.jvm_timeout_s,
+        history_bytes_max=settings.history_bytes_max,
         changed_stages=tuple(name.strip() for name in (settings.changed_stages or "").split(",") if name.strip()),
         input_streams=frozenset(input_stream or []),
         runs=settings.runs,

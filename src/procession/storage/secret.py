@@ -25,7 +25,8 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 PIPELINE_NAMES = frozenset(
     {
         *(FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors"),
-        *("epochs.jsonl", "driver.json", "run.json", "run.lock"),
+        *("epochs.jsonl", "driver.json", "run.json", "run.lock", "plan.json", "driver-status.json"),
+        *("run-details.json", "run-events.jsonl", "dashboard-links.json"),
     }
 )
 """What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""
@@ -42,6 +43,8 @@ class Secret(StrEnum):
     SINKS = "sinks"
     EXECUTORS = "executors"
     """A copy of the control secret, for the tasks of a pipeline on this machine."""
+    DASHBOARD = "dashboard"
+    """Signs the cookies of the dashboard."""
 
 
 def pipeline_of(directory: Path) -> Path:

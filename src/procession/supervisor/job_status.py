@@ -29,8 +29,16 @@ RATE_WINDOW_S = 10.0
 """The rate is the average over the epochs that were committed within this time."""
 
 
-def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -> dict[str, Any]:
-    """The status of the pipeline in this directory. Raises ConfigError if there is none."""
+def status(
+    directory: Path,
+    cookie: bytes = b"",
+    tls: ClientTls | None = None,
+    progress: PipelineProgress | None = None,
+    *,
+    is_asking: bool = True,
+) -> dict[str, Any]:
+    """The status of the pipeline in this directory. `progress` is one that looked before; `is_asking`: also ask the
+    gateways. Raises ConfigError if there is no pipeline."""
     at = running(directory)
     try:
         name = str(read_pipeline(directory / "checkpoint")["name"]) if at is None else at.pipeline
@@ -55,7 +63,9 @@ def status(directory: Path, cookie: bytes = b"", tls: ClientTls | None = None) -
         "paused": [],
         "disks_low": [],
     }
-    return found if at is None else found | _progress(directory, cookie, tls)
+    if at is None or not is_asking:
+        return found
+    return found | _progress(progress or PipelineProgress.from_now(directory, cookie, tls, PATIENCE_S))
 
 
 def _stopped(directory: Path) -> str:
@@ -72,8 +82,8 @@ def _rate(directory: Path) -> float:
     return round(records / RATE_WINDOW_S, 1)
 
 
-def _progress(directory: Path, cookie: bytes, tls: ClientTls | None) -> dict[str, Any]:
-    progress = PipelineProgress.from_now(directory, cookie, tls, PATIENCE_S).look()
+def _progress(progress: PipelineProgress) -> dict[str, Any]:
+    progress.look()
     return {
         "lag": progress.records_in - progress.committed if progress.is_answered else None,
         "away": list(progress.away),
@@ -107,6 +117,13 @@ def sentences(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{found['records_per_s']:,.0f} records/s; {lag}"
     if found["paused"]:
         yield f"paused: {', '.join(found['paused'])}; producers wait until `procession resume`"
+    if (verdict := found.get("verdict")) is not None:
+        proved = "" if verdict["proved_epoch"] is None else f", compared up to epoch {verdict['proved_epoch']:,}"
+        why = f": {verdict['why'][0]}" if verdict["why"] else ""
+        counts = f"{verdict['lost']:,} lost, {verdict['doubled']:,} doubled, {verdict['disordered']:,} out of order"
+        yield f"verdict {verdict['outcome']}{why}; {counts}{proved}"
+    if (culprit := found.get("culprit")) is not None:
+        yield f"{'held up by' if culprit['is_stalled'] else 'slowed by'} {culprit['part']}: {culprit['why']}"
     if found["away"]:
         yield f"gateways that do not answer: {', '.join(found['away'])}"
     for path in found["disks_low"]:

@@ -45,6 +45,10 @@ class Part:
     stop_timeout_s: float = 10.0
     spare: tuple[str, ...] = ()
     """Arguments that make it a spare, which waits for `TURN` on standard input. Empty: no spare."""
+    pass_fds: tuple[int, ...] = ()
+    """Descriptors that it inherits."""
+    is_needed: bool = True
+    """Whether the pipeline fails if this part fails for good. Otherwise the pipeline goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                pass_fds=self.part.pass_fds,
             )
         finally:
             os.close(output)

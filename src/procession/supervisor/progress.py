@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +58,12 @@ class PipelineProgress:
     paused: tuple[str, ...] = ()
     """Gateways that an operator has paused."""
     latency: Latency = field(default_factory=Latency)
+    statuses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The last answer of each gateway of this machine that answers."""
+    members: list[dict[str, Any]] = field(default_factory=list)
+    """All gateways, as the first one lists them."""
+    on_epoch: Callable[[dict[str, Any]], None] = lambda line: None
+    """Called with each line of the epoch log, once."""
     _end: int = 0
     """The number of the first record that is not committed."""
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -80,31 +86,34 @@ class PipelineProgress:
         tls: ClientTls | None = None,
         patience_s: float = PATIENCE_S,
         gateways: Path | None = None,
+        on_epoch: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> Self:
         """Continue the counts of earlier runs, and measure rates and latencies from now on."""
-        progress = cls(directory, cookie, tls, patience_s, gateways)
-        progress._read_epochs()
+        progress = cls(directory, cookie, tls, patience_s, gateways, on_epoch=on_epoch)
+        progress.read_epochs()
         progress.latency = Latency()
         return progress
 
     def look(self) -> Self:
         """Read the progress again."""
-        self._read_epochs()
+        self.read_epochs()
         for path in self._gateways.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):
             if path.parent.name not in self._clients:
                 self._clients[path.parent.name] = self._client(path.parent)
         low, paused = set(self.disks_low), set(self.paused)
         for name, client in self._clients.items():
             try:
-                status = client.status()
+                self.statuses[name] = status = client.status()
                 (low.add if status.get("is_disk_short") else low.discard)(self._gateways / name)
                 (paused.add if status.get("is_paused") else paused.discard)(name)
                 # Ends of streams have sequence numbers too, but do not count as committed records.
                 ends = sum(stream["state"] == "ending" for stream in status["streams"])
                 self._waiting[name] = _rows(status) - ends
                 if name == GATEWAY:
-                    self.away = tuple(member["name"] for member in client.gateways() if not member["is_connected"])
+                    self.members = client.gateways()
+                    self.away = tuple(member["name"] for member in self.members if not member["is_connected"])
             except ProcessionError:
+                self.statuses.pop(name, None)
                 client.close()
         self.disks_low, self.paused = tuple(sorted(low)), tuple(sorted(paused))
         # Not the maximum so far: between two reads the end of a stream, or a stream that moves, may count twice.
@@ -115,6 +124,10 @@ class PipelineProgress:
             self._recent.popleft()
         return self
 
+    def clients(self) -> list[ControlClient]:
+        """A client of each gateway of this machine."""
+        return list(self._clients.values())
+
     @property
     def is_answered(self) -> bool:
         """Whether every gateway has answered at least once."""
@@ -124,8 +137,10 @@ class PipelineProgress:
         """Return the number of received records from this sequence number on."""
         return max(0, sum(self._waiting.values()) - end)
 
-    def _read_epochs(self) -> None:
+    def read_epochs(self) -> None:
+        """Read what was added to the epoch log."""
         for line in self._tail.new():
+            self.on_epoch(line)
             self.latency.add(line)
             self.epochs = max(self.epochs, line["epoch"] + 1)
             self.committed, self._end = line["records_in"], line["last"]

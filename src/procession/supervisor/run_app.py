@@ -8,7 +8,8 @@ sink has received the decision. Otherwise it runs until it is stopped. Its summa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from procession.sdk.transaction_log import uncommitted
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, pipeline_directory
+from procession.supervisor.dashboard_part import DashboardPort
 from procession.supervisor.local_pipeline import LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_claim import claimed
+from procession.supervisor.run_details import RunEvents, write_details
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
@@ -63,11 +66,14 @@ def run_app(
     if cluster is not None:
         directory = pipeline_directory(cluster.head, graph.name)
     directory = directory or Path(".procession") / graph.name
+    events = RunEvents(directory)
     with (
         claimed(directory, graph.name, app),
+        closing(DashboardPort(settings, directory.resolve())) as dashboard,
         Display(is_silent=is_silent) as display,
-        Supervisor(directory / "logs", say=display.say) as supervisor,
+        Supervisor(directory / "logs", say=display.say, on_restart=partial(events.add, "part.restarted")) as supervisor,
     ):
+        events.add("run.started", "run", f"pipeline {graph.name!r} was started")
         local: LocalPipeline | ClusterPipeline
         if cluster is None:
             local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
@@ -86,6 +92,7 @@ def run_app(
             are_done = (supervisor.has(part) and supervisor.is_done(part) for part in ending)
             return bool(ending) and all(are_done) and is_delivered(local)
 
+        write_details(local, app)
         if local.start():
             if inputs:
                 local.start_source(inputs, event_time=event_time)
@@ -95,12 +102,16 @@ def run_app(
             if cluster is not None:
                 display.say(f"on cluster {cluster.name}: relative directories of sinks are in {local.gateways_in}")
             joining = f", gateways join at {local.control}" if settings.control else ""
+            if dashboard.sentence:
+                display.say(dashboard.sentence)
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not is_done():
+                dashboard.look(supervisor)
                 display.show(progress.look(), sum(supervisor.restarts.values()))
         was_done = is_done()
         progress.look()
         supervisor.stop()
+        events.add("run.stopped", "run", "the input is committed" if was_done else "it was asked to stop")
         figures = _figures(graph, local.directory, before, progress.look(), settings)
         return figures | {
             "restarts": sum(supervisor.restarts.values()),

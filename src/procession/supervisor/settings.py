@@ -117,6 +117,20 @@ class Settings(BaseSettings):
     metrics_streams_max: int = Field(
         10_000, ge=0, description="Maximum number of streams with their own metrics. The others are added up."
     )
+    dashboard: bool = Field(
+        True, description="`run` serves a dashboard of the pipeline. Its process starts when somebody opens the link."
+    )
+    dashboard_listen: str = Field(
+        "127.0.0.1:0",
+        description="Address of the dashboard, HOST:PORT. Port 0 takes a free port. It has no TLS: put a proxy in front"
+        " of any address but the loopback.",
+    )
+    history_bytes_max: int = Field(
+        32 * MIB,
+        ge=64 * 1024,
+        description="Maximum size of the history of epochs (`epochs.jsonl`), which the dashboard shows. An epoch takes"
+        " about 1 KB.",
+    )
     disk_free_bytes_min: int = Field(
         64 * MIB, ge=0, description="Producers get no credits while the gateway's disk has fewer free bytes than this."
     )

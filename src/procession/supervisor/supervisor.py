@@ -53,10 +53,12 @@ class Supervisor:
         directory: Path,
         policy: RestartPolicy | None = None,
         say: Callable[[str], None] = _in_silence,
+        on_restart: Callable[[str, str], None] = lambda part, how: None,
     ) -> None:
         self._directory = directory
         self._policy = policy or RestartPolicy()
         self._say = say
+        self._on_restart = on_restart
         self._mark = f"{uuid.uuid4().hex}/"
         self._children: dict[str, Child] = {}
         self._signals: list[int] = []
@@ -206,9 +208,11 @@ class Supervisor:
         """Handle a child that has ended by itself: clean up after it, then decide whether to restart its part."""
         child.clear()
         child.state = PartState.ENDED
-        if status in HOPELESS:
+        if status in HOPELESS and not child.part.is_needed:
+            self._say(f"{child.part.name} ended: {child.log.last_lines()} The pipeline goes on without it.")
+        elif status in HOPELESS:
             raise self._failure(child, child.log.last_lines() or "It ended with a fatal error and without a message.")
-        if status != 0:
+        elif status != 0:
             self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)
 
     def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
@@ -217,10 +221,14 @@ class Supervisor:
             delay_s = child.restarts.died(now, was_killed=was_killed)
         if delay_s is None:
             child.state = PartState.ENDED
+            if not child.part.is_needed:
+                self._say(f"{child.part.name} keeps failing; see {child.log.path}. The pipeline goes on without it.")
+                return
             often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
             lines = child.log.last_lines() or "(none)"
             raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last lines:\n{lines}")
         self._say(f"{child.part.name} {how}; restarting it")
+        self._on_restart(child.part.name, how)
         child.state = PartState.WAITING
         child.due = now + delay_s
 

@@ -1,0 +1,56 @@
+"""The command `procession dashboard`: the dashboard of a pipeline that runs, or ran.
+
+As in `cli/main`, it only parses and prints; `dashboard/web_server` serves.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated
+
+import typer
+
+from procession.cli.command_options import with_groups
+from procession.cli.job_commands import ControlOptions
+
+
+@with_groups
+def dashboard(
+    *,
+    at: ControlOptions,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the page. Port 0: any.")] = "127.0.0.1:0",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:PORT]", help="Another name of the page, such as that of a proxy (repeatable)."),
+    ] = None,
+    descriptor: Annotated[int | None, typer.Option("--fd", hidden=True, help="A socket that listens already.")] = None,
+) -> None:
+    """Show a pipeline in the browser, while it runs and after that. Prints a link that is good once."""
+    from procession.address import parse_address
+    from procession.dashboard.web_server import serve_dashboard
+    from procession.errors import ConfigError
+    from procession.supervisor.dashboard_part import LINK_VARIABLE
+    from procession.supervisor.job_status import status
+
+    directory, cookie, tls = at.load()
+    link = os.environ.pop(LINK_VARIABLE, "")
+    if descriptor is not None:
+        listening = socket.socket(fileno=descriptor)
+    else:
+        status(directory, is_asking=False)  # there is a pipeline
+        try:
+            listening = socket.create_server(parse_address(listen), backlog=64)
+        except OSError as error:
+            raise ConfigError(
+                f"The dashboard cannot listen at {listen}: {error.strerror}.", next_step="Give another --listen."
+            ) from error
+    serve_dashboard(
+        directory.resolve(),
+        listening,
+        cookie,
+        tls,
+        link,
+        host or [],
+        (lambda sentence: print(sentence, flush=True)) if not link else (lambda _: None),
+    )

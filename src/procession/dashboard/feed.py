@@ -1,0 +1,108 @@
+"""The live feed of the page: one reader for all clients, which takes a snapshot at an interval.
+
+Invariant: it reads only while somebody looks. There are at most `CLIENTS_MAX` clients, and a slow one skips snapshots
+instead of queueing them. Epochs carry ids, so a client that reconnects with Last-Event-ID gets those that it missed, as
+far as they are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from procession.errors import ProcessionError
+from procession.supervisor.epoch_history import phases_of
+from procession.supervisor.pipeline_snapshot import PipelineSnapshots
+
+CLIENTS_MAX = 32
+"""Maximum number of open pages."""
+INTERVAL_S = 1.0
+"""Time between two snapshots."""
+MISSED_MAX = 500
+"""Maximum number of epochs that a client gets at once."""
+
+
+class SnapshotFeed:
+    """Snapshots for any number of clients. `is_full` when no more are taken."""
+
+    def __init__(self, snapshots: PipelineSnapshots) -> None:
+        self.snapshots = snapshots
+        self.lock = asyncio.Lock()
+        """Held while the reader reads; it is not safe for several threads."""
+        self._clients = 0
+        self._latest: dict[str, Any] = {}
+        self._number = 0
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._clients >= CLIENTS_MAX
+
+    async def take(self) -> dict[str, Any]:
+        """A snapshot, taken now."""
+        async with self.lock:
+            try:
+                return await asyncio.to_thread(self.snapshots.take)
+            except (ProcessionError, OSError) as error:
+                return {"error": error.sentence if isinstance(error, ProcessionError) else str(error)}
+
+    async def events(self, last_id: str) -> AsyncIterator[dict[str, str]]:
+        """The events for one client, until it goes. `last_id` is that of the last epoch that it has."""
+        self._clients += 1
+        try:
+            if self._task is None:
+                self._task = asyncio.create_task(self._read())
+            seen, epoch = 0, _epoch_of(last_id, self.snapshots.check.checkpoint)
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(lambda seen=seen: self._number > seen)  # type: ignore[misc]
+                    seen, latest = self._number, self._latest
+                missed = [line for line in list(self.snapshots.recent.lines) if line["epoch"] > epoch][-MISSED_MAX:]
+                if missed:
+                    epoch = missed[-1]["epoch"]
+                    yield {
+                        "event": "epochs",
+                        "id": f"{self.snapshots.check.checkpoint}:{epoch}",
+                        "data": json.dumps([_point(line) for line in missed]),
+                    }
+                yield {"event": "snapshot", "data": json.dumps(latest)}
+        finally:
+            self._clients -= 1
+            if not self._clients and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _read(self) -> None:
+        while True:
+            latest = await self.take()
+            async with self._changed:
+                self._latest, self._number = latest, self._number + 1
+                self._changed.notify_all()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+
+def _epoch_of(last_id: str, checkpoint: str) -> int:
+    """The epoch in the id of an event. -1 if it is of another pipeline, or no id of ours."""
+    known, _, epoch = last_id.rpartition(":")
+    return int(epoch) if known == checkpoint and epoch.isdecimal() and len(epoch) < 19 else -1
+
+
+def _point(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "epoch": line["epoch"],
+        "at_s": round(line["committed_ns"] / 1e9, 3),
+        "records": line["records"],
+        "phases": phases_of(line),
+        "aborts": line.get("aborts", 0),
+        "fence": line["fence"],
+    }

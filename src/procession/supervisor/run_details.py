@@ -1,0 +1,79 @@
+"""What a `procession run` leaves in the pipeline's directory for the dashboard: its settings, and what happened to it.
+
+Invariant: a report that decides nothing. It contains no secret: settings name the files of secrets only. The events
+are bounded: at `EVENTS_BYTES_MAX` the file is rotated, and one older file is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from procession.driver.epoch_log import EpochTail, older
+from procession.supervisor.cluster_pipeline import ClusterPipeline
+from procession.supervisor.local_pipeline import LocalPipeline
+
+DETAILS = "run-details.json"
+EVENTS = "run-events.jsonl"
+EVENTS_BYTES_MAX = 1024 * 1024
+"""Size at which the file of events is rotated."""
+
+
+def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
+    """Write what this run works with. A failure is not worth the run."""
+    letters = local.graph.dead_letter
+    details = {
+        "app": str(app),
+        "gateways": None if local.gateways_in == local.directory else str(local.gateways_in),
+        "settings": {
+            name: value for name, value in local.settings.model_dump(mode="json").items() if value is not None
+        },
+        "sinks": {
+            end.name: str(local.sink_directories[end.sink.name] / f"{end.instance}.txnlog")
+            for end in local.graph.participants
+            if end.sink.name in local.sink_directories
+        },
+        "dead_letters": None
+        if letters is None or letters.name not in local.sink_directories
+        else {
+            "directory": str(local.sink_directories[letters.name]),
+            "instance": f"{local.graph.name}-{letters.name}",
+        },
+    }
+    with suppress(OSError):
+        draft = local.directory / f"{DETAILS}.draft"
+        draft.write_text(json.dumps(details))
+        draft.replace(local.directory / DETAILS)
+
+
+def read_details(directory: Path) -> dict[str, Any]:
+    """The details of the last run. Empty if there are none."""
+    try:
+        found: dict[str, Any] = json.loads((directory / DETAILS).read_text())
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+class RunEvents:
+    """Appends the events of a run: its start and end, and the restarts of its parts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / EVENTS
+
+    def add(self, event: str, part: str, sentence: str) -> None:
+        line = {"at_s": round(time.time(), 3), "event": event, "part": part, "sentence": sentence}
+        with suppress(OSError):  # a report is not worth a failure
+            if self._path.exists() and self._path.stat().st_size > EVENTS_BYTES_MAX:
+                self._path.replace(older(self._path))
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """The events that are kept, in order."""
+    path = directory / EVENTS
+    return [*EpochTail(older(path)).new(), *EpochTail(path).new()]
