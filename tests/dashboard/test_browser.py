@@ -140,7 +140,8 @@ def test_the_page_shows_a_pipeline_that_is_killed_and_operated(tmp_path: Path) -
             assert "secret" not in browser.url
             _look_around(browser)
             _kill_parts(browser, directory)
-            browser.until("return document.querySelectorAll('#chart rect').length > 30", "bars of epochs")
+            browser.until("return document.querySelectorAll('#chart rect').length > 150", "bars of epochs")
+            browser.until("return document.querySelectorAll('#chart .tick').length >= 2", "marks of both restarts")
             shown(browser, "dashboard.png", tmp_path)
             _read_boxes(browser, tmp_path)
             _operate(browser, directory, tmp_path)

@@ -52,5 +52,13 @@ def dashboard(
         tls,
         link,
         host or [],
+        _control_arguments(at),
         (lambda sentence: print(sentence, flush=True)) if not link else (lambda _: None),
     )
+
+
+def _control_arguments(at: ControlOptions) -> tuple[str, ...]:
+    """The options of `at` for another command, without the directory."""
+    given = {"control_cookie_file": at.control_cookie_file, **vars(at.tls)}
+    named = {name: value for name, value in given.items() if value is not None}
+    return tuple(word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value)))

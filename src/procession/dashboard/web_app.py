@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,9 +34,11 @@ from procession.dashboard import views
 from procession.dashboard.access import COOKIE_AGE_S, Guard, Sessions
 from procession.dashboard.feed import SnapshotFeed
 from procession.driver.driver_reports import EPOCHS
-from procession.errors import ProcessionError
+from procession.errors import ConfigError, ProcessionError
+from procession.supervisor import cleanup
 from procession.supervisor.epoch_history import page, read_all
 from procession.supervisor.intake import Intake
+from procession.supervisor.part_log import last_lines
 from procession.supervisor.pipeline_snapshot import PipelineSnapshots
 from procession.supervisor.run_claim import stop
 from procession.supervisor.run_details import read_events
@@ -69,6 +74,8 @@ class Dashboard:
     cookie_name: str
     control_cookie: bytes
     tls: ClientTls | None
+    control_arguments: tuple[str, ...] = ()
+    """The options with which a command finds the secret and the certificates of the control port."""
     feed: SnapshotFeed = field(init=False)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     guessing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -153,7 +160,7 @@ class Dashboard:
         actions: dict[str, Callable[[], Any]] = {
             "pause": intake.pause,
             "resume": intake.resume,
-            "drain": partial(intake.drain, DRAIN_TIMEOUT_S),
+            "drain": partial(drain_apart, self.directory, self.control_arguments),
             "stop": partial(stop, self.directory, STOP_TIMEOUT_S),
         }
         if name not in actions:
@@ -178,6 +185,25 @@ class Dashboard:
         return JSONResponse(self.last_action or {"action": None, "state": "none", "sentence": ""})
 
 
+def drain_apart(directory: Path, arguments: tuple[str, ...]) -> None:
+    """Drain the pipeline in a process that outlives this one: the pipeline ends its own dashboard when it stops."""
+    environment = {name: value for name, value in os.environ.items() if name != cleanup.VARIABLE}
+    command = [sys.executable, "-m", "procession", "drain", "--dir", str(directory), *arguments]
+    command += ["--timeout-s", str(DRAIN_TIMEOUT_S)]
+    done = subprocess.run(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ConfigError(last_lines(done.stderr) or f"`procession drain` ended with status {done.returncode}.")
+
+
 def _number(text: str | None, otherwise: float) -> float:
     try:
         return float(text) if text else otherwise
@@ -186,10 +212,16 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def web_app(
-    directory: Path, sessions: Sessions, hosts: frozenset[str], cookie_name: str, control: bytes, tls: ClientTls | None
+    directory: Path,
+    sessions: Sessions,
+    hosts: frozenset[str],
+    cookie_name: str,
+    control: bytes,
+    tls: ClientTls | None = None,
+    control_arguments: tuple[str, ...] = (),
 ) -> ASGIApp:
     """The application, guarded."""
-    dashboard = Dashboard(directory, sessions, cookie_name, control, tls)
+    dashboard = Dashboard(directory, sessions, cookie_name, control, tls, control_arguments)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

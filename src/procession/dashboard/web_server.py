@@ -30,13 +30,15 @@ def serve_dashboard(
     tls: ClientTls | None = None,
     link: str = "",
     hosts: Iterable[str] = (),
+    control_arguments: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `link` is the secret of the link; without one, a new one is made."""
     link = link or secrets.token_urlsafe(18)
     host, port = listening.getsockname()[:2]
     sessions = Sessions(directory, make_secret(directory, Secret.DASHBOARD), link)
-    app = web_app(directory, sessions, own_hosts(host, port, hosts), f"procession-{port}", control_cookie, tls)
+    names = own_hosts(host, port, hosts)
+    app = web_app(directory, sessions, names, f"procession-{port}", control_cookie, tls, control_arguments)
     shown = f"[{host}]" if ":" in host else host
     say(f"dashboard: http://{shown}:{port}/?secret={link}")
     config = uvicorn.Config(

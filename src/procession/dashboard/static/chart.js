@@ -17,7 +17,7 @@ export function drawChart(target, points, events, from, to, chosen) {
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const totals = points.map((point) => Object.values(stacked(point)).reduce((sum, value) => sum + value, 0));
   const sorted = [...totals].sort((one, two) => one - two);
-  const scale = nice(Math.max(0.01, (sorted[Math.floor(sorted.length * 0.99)] ?? 0.01) * 1.1));
+  const scale = nice(Math.max(0.01, (sorted[Math.floor(sorted.length * 0.95)] ?? 0.01) * 1.2));
   const x = (at) => left + ((at - from) / Math.max(0.001, to - from)) * usable;
   const y = (value) => top + (height - top - bottom) * (1 - Math.min(value, scale) / scale);
   const parts = [];
@@ -36,8 +36,9 @@ export function drawChart(target, points, events, from, to, chosen) {
     for (const [name] of PHASES) {
       const y1 = y(sum), y2 = y(sum + found[name]);
       sum += found[name];
-      if (y1 - y2 > 0.2) { const bar = svg("rect", { x: at - barWidth / 2, y: y2, width: barWidth, height: y1 - y2 }); bar.style.fill = `var(--${name})`; parts.push(bar); }
+      if (y1 - y2 > 0.1) { const bar = svg("rect", { x: at - barWidth / 2, y: y2, width: barWidth, height: y1 - y2 }); bar.style.fill = `var(--${name})`; parts.push(bar); }
     }
+    if (sum > scale) { const mark = svg("path", { d: `M${at - 4} ${top + 5}L${at} ${top - 1}L${at + 4} ${top + 5}z` }); mark.style.fill = "var(--text)"; parts.push(mark); }
     if (point.aborts) { const mark = svg("circle", { cx: at, cy: top + 2, r: 3 }); mark.style.fill = "var(--bad)"; parts.push(mark); }
   });
   for (const event of events) {

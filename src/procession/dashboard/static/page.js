@@ -129,7 +129,7 @@ function bounds() {
   const span = Number(at("window").value), now = page.snapshot.pid || !page.points.length ? page.snapshot.taken_s ?? Date.now() / 1000 : page.points.at(-1).at_s;
   const first = page.first_s ?? now - 60, share = Number(at("until").value) / 1000;
   const to = share >= 1 ? now : first + (now - first) * share;
-  return span ? [to - span, to] : [first, to];
+  return span ? [Math.max(to - span, Math.min(first - 1, to - 20)), to] : [first, to];
 }
 
 function showChart() {
@@ -225,7 +225,9 @@ function show(found) {
   showHead(found); showVerdict(found); showCulprit(found); showTables(found);
   drawPlan(at("plan"), page.plan, found, (text) => { at("edge").textContent = text; });
   at("connection").textContent = `live, ${clock(found.taken_s)}`;
-  if (isFirst || wasRunning !== found.pid) { loadHistory(); showStreams(); }
+  const happened = JSON.stringify([found.pid, found.driver?.fence, found.restarts]);
+  if (happened !== page.happened) { page.happened = happened; loadHistory(); }
+  if (isFirst || wasRunning !== found.pid) showStreams();
   else if (page.isLive) showChart();
   if (!page.plan.stages) loadPlan();
 }

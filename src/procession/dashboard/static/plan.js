@@ -2,6 +2,7 @@
 import { percent, rate, svg } from "./format.js";
 
 const WIDTH = 164, HEIGHT = 50, GAP_X = 104, GAP_Y = 22, MARGIN = 10;
+const NARROW = 620, STEP_Y = 52, GAP_NARROW = 14;  // on a phone the steps go down instead of to the right
 
 export const heat = (share) => (share === null || share === undefined ? "" : share >= 0.8 ? "hot" : share >= 0.5 ? "warm" : "cool");
 
@@ -24,16 +25,19 @@ const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 
 
 export function drawPlan(target, plan, snapshot, say) {
   if (!plan.stages || !plan.stages.length) return;
-  const column = columns(plan), taken = [], place = new Map();
+  const column = columns(plan), taken = [], place = new Map(), isNarrow = target.parentElement.clientWidth < NARROW;
   const targets = new Set(plan.edges.map((edge) => ends(plan, edge)[1]));
   for (const stage of plan.stages) {
     const id = key(stage.id, stage.kind);
     if (!targets.has(id) && stage.kind === "sink") column.set(id, Math.max(...column.values()));
     const x = column.get(id);
     taken[x] = (taken[x] ?? 0) + 1;
-    place.set(id, { x: MARGIN + x * (WIDTH + GAP_X), y: MARGIN + (taken[x] - 1) * (HEIGHT + GAP_Y) });
+    const row = taken[x] - 1;
+    place.set(id, isNarrow ? { x: MARGIN + row * (WIDTH + GAP_NARROW), y: MARGIN + x * (HEIGHT + STEP_Y), isNarrow } : { x: MARGIN + x * (WIDTH + GAP_X), y: MARGIN + row * (HEIGHT + GAP_Y) });
   }
-  const width = MARGIN * 2 + taken.length * (WIDTH + GAP_X) - GAP_X, height = MARGIN * 2 + Math.max(...taken) * (HEIGHT + GAP_Y) - GAP_Y;
+  const most = Math.max(...taken);
+  const width = MARGIN * 2 + (isNarrow ? most * (WIDTH + GAP_NARROW) - GAP_NARROW : taken.length * (WIDTH + GAP_X) - GAP_X);
+  const height = MARGIN * 2 + (isNarrow ? taken.length * (HEIGHT + STEP_Y) - STEP_Y : most * (HEIGHT + GAP_Y) - GAP_Y);
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
   target.style.width = `${width}px`; target.style.minWidth = `${width}px`; target.style.height = `${height}px`;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 9, markerHeight: 9, orient: "auto", markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0L8 4L0 8z", fill: "currentColor" }));
@@ -47,12 +51,14 @@ export function drawPlan(target, plan, snapshot, say) {
 
 function drawEdge(plan, edge, place, say) {
   const [from, to] = ends(plan, edge).map((id) => place.get(id));
-  const x1 = from.x + WIDTH, y1 = from.y + HEIGHT / 2, x2 = to.x - 2, y2 = to.y + HEIGHT / 2, middle = (x1 + x2) / 2;
+  const isDown = from.isNarrow;
+  const x1 = from.x + (isDown ? WIDTH / 2 : WIDTH), y1 = from.y + (isDown ? HEIGHT : HEIGHT / 2), x2 = isDown ? to.x + WIDTH / 2 : to.x - 2, y2 = isDown ? to.y - 2 : to.y + HEIGHT / 2;
+  const middle = (x1 + x2) / 2, level = (y1 + y2) / 2, line = isDown ? `M${x1} ${y1}C${x1} ${level} ${x2} ${level} ${x2} ${y2}` : `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`;
   const text = `${edge.before} → ${edge.after}: ${edge.strategy}. ${edge.why}${edge.is_exchange ? ` An exchange: ${edge.shuffled} manifests an epoch.` : ""}`;
   const group = svg("g", { class: edge.is_exchange ? "edge exchange" : "edge", tabindex: 0, role: "img", "aria-label": text },
-    svg("path", { d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`, "marker-end": "url(#arrow)" }),
-    svg("path", { d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`, "stroke-opacity": 0, "stroke-width": 16, class: "reach" }));
-  const label = svg("text", { x: middle, y: (y1 + y2) / 2 - 6, "text-anchor": "middle", class: "small" });
+    svg("path", { d: line, "marker-end": "url(#arrow)" }),
+    svg("path", { d: line, "stroke-opacity": 0, "stroke-width": 16, class: "reach" }));
+  const label = svg("text", { x: middle + (isDown ? 8 : 0), y: level + (isDown ? 4 : -6), "text-anchor": isDown ? "start" : "middle", class: "small" });
   label.textContent = cut(edge.strategy, 16);
   group.append(label, titled(text));
   group.addEventListener("mouseenter", () => say(text)); group.addEventListener("focus", () => say(text));
