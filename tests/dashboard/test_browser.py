@@ -202,12 +202,14 @@ def _read_boxes(browser: Browser, tmp_path: Path) -> None:
     shown(browser, "dashboard-dark.png", tmp_path)
     browser.resize(390, 844)
     browser.until("return document.documentElement.scrollWidth <= 390", "a page that fits a phone")
+    browser.until("return document.querySelector('#chart').viewBox.baseVal.width < 390", "a chart that fits")
+    browser.run("document.activeElement.blur(); scrollTo(0, 0)")
     shown(browser, "dashboard-phone.png", tmp_path)
     browser.resize(1360, 1120)
 
 
 def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
-    """The operator's secret is needed, and enough, to pause, resume and drain."""
+    """The operator's secret is needed, and enough, to pause, resume, make a savepoint and drain."""
     secret = (directory / "secrets" / "control").read_text().strip()
 
     def press(action: str, given: str) -> None:
@@ -223,6 +225,8 @@ def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
     browser.until("return document.querySelector('#culprit').textContent.includes('paused')", "why it waits")
     press("resume", secret)
     browser.until("return document.querySelector('#state').textContent === 'running'", "that it runs again")
+    press("savepoint", secret)
+    browser.until("return document.querySelector('#result').textContent === 'savepoint: done'", "the savepoint")
     press("drain", secret)
     browser.until("return document.querySelector('#state').textContent === 'not connected'", "that it has stopped")
 

@@ -73,6 +73,10 @@ def test_a_round_that_a_replaced_driver_logs_again_is_nothing_new() -> None:
     assert (verdict["outcome"], verdict["proved_epoch"]) == ("clean", 2)
 
 
+def test_a_sink_may_go_only_with_a_new_driver() -> None:
+    assert checked(round_(0), round_(1) | {"fence": 2, "sinks": {}}).verdict()["outcome"] == "clean"
+
+
 def test_the_first_round_begins_at_the_first_row() -> None:
     assert checked(round_(0, first=1, ends={"gateway-0": 10})).verdict()["lost"] == 1
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from procession.supervisor.part_log import last_lines
 from procession.supervisor.pipeline_snapshot import PipelineSnapshots
 from procession.supervisor.run_claim import stop
 from procession.supervisor.run_details import read_events
+from procession.supervisor.savepoint import create
 from procession.tls import ClientTls
 
 STATIC = Path(__file__).parent / "static"
@@ -143,7 +145,7 @@ class Dashboard:
                 return JSONResponse({"error": views.sentence_of(error)}, 409)
 
     async def act(self, request: Request) -> Response:
-        """Pause, resume, drain or stop the pipeline, for who knows the operator's secret."""
+        """Pause, resume, drain or stop the pipeline, or make a savepoint, for who knows the operator's secret."""
         body = b""
         async for piece in request.stream():
             body += piece
@@ -161,6 +163,7 @@ class Dashboard:
             "pause": intake.pause,
             "resume": intake.resume,
             "drain": partial(drain_apart, self.directory, self.control_arguments),
+            "savepoint": partial(create, self.directory, f"dashboard-{datetime.now(UTC):%Y%m%d-%H%M%S}"),
             "stop": partial(stop, self.directory, STOP_TIMEOUT_S),
         }
         if name not in actions:

@@ -278,5 +278,6 @@ at("log-part").addEventListener("change", readLogs); at("log-again").addEventLis
 const legend = (name, colour) => { const mark = el("i", {}); mark.style.background = `var(--${colour})`; return el("span", {}, mark, name); };
 at("phase-legend").replaceChildren(...PHASES.map(([colour, name]) => legend(name, colour)));
 at("plan-legend").replaceChildren(legend("tasks busy < 50 %", "cool"), legend("50–80 %", "warm"), legend("> 80 %", "hot"));
+addEventListener("resize", () => { if (page.snapshot.pipeline) { showChart(); drawPlan(at("plan"), page.plan, page.snapshot, (text) => { at("edge").textContent = text; }); } });
 setInterval(showStreams, 3000);
 loadPlan(); listen();
