@@ -200,6 +200,11 @@ class TransactionTail:
         self._ledger = TransactionStates()
         self._given_count = self._given_end = 0
 
+    @property
+    def prepared(self) -> tuple[Transaction, ...]:
+        """Voted for and not decided, as of the last call of `look`."""
+        return tuple(self._ledger.prepared.values())
+
     def look(self) -> Iterator[Transaction]:
         for entry in self._journal.look():
             if self._journal.generation != self._generation:

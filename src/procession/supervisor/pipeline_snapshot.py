@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from procession.commit.round_record import RoundRecord
 from procession.driver.driver_reports import EPOCHS, PLAN, STATUS
 from procession.driver.epoch_log import EpochTail, older
 from procession.errors import ProcessionError
-from procession.sdk.transaction_log import TransactionTail, uncommitted
+from procession.sdk.transaction_log import TransactionTail
 from procession.storage.secret import GATEWAY
 from procession.supervisor.epoch_history import RecentEpochs, stages_of
 from procession.supervisor.job_status import PATIENCE_S
@@ -29,6 +30,8 @@ from procession.supervisor.stall import culprit
 from procession.tls import ClientTls
 from procession.verify.history_check import HeldInput, HeldOutput, HistoryCheck, RecordedRound
 
+PREPARED_MAX = 10
+"""Maximum number of prepared transactions of a sink in a snapshot."""
 STREAMS_MAX = 200
 """Maximum number of streams in a snapshot: those with the largest lag. The others are counted."""
 
@@ -81,7 +84,7 @@ class PipelineSnapshots:
             "gateways": gateways,
             "phases": self.recent.phases(),
             "stages": stages_of(plan, self.recent.within(now_s)),
-            "sinks": self._sinks(record, driver, details),
+            "sinks": self._sinks(record, driver),
             "states": self._states(record),
             "restarts": _restarts(self.directory),
             "latency_ms": {"p50": self._progress.latency_ms(0.5), "p99": self._progress.latency_ms(0.99)},
@@ -163,12 +166,11 @@ class PipelineSnapshots:
             held.append(HeldOutput(name, end))
         return held
 
-    def _sinks(self, record: Any, driver: Mapping[str, Any] | None, details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _sinks(self, record: RoundRecord | None, driver: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         reports = {} if driver is None else driver["sinks"]
         found = []
         for name in dict.fromkeys([*reports, *(record.parts if record is not None else ())]):
             report, part = reports.get(name, {}), record.parts.get(name) if record is not None else None
-            path = details.get("sinks", {}).get(name)
             found.append(
                 {
                     "name": name,
@@ -180,12 +182,18 @@ class PipelineSnapshots:
                     "aborted": report.get("aborted", 0),
                     "committed_end": None if part is None else part.end,
                     "held_end": self._outputs[name][2] if name in self._outputs else None,
-                    "prepared": _prepared(path),
+                    "prepared": self._prepared(name),
                 }
             )
         return found
 
-    def _states(self, record: Any) -> list[dict[str, Any]]:
+    def _prepared(self, sink: str) -> list[str] | None:
+        """The transactions that a sink has voted for and that are not decided. None if its log is not here."""
+        if sink not in self._outputs:
+            return None
+        return [transaction.txn_id for transaction in self._outputs[sink][1].prepared][:PREPARED_MAX]
+
+    def _states(self, record: RoundRecord | None) -> list[dict[str, Any]]:
         if record is None or not record.states:
             return []
         folders = list((self.directory / "state").glob("*"))
@@ -202,14 +210,6 @@ class PipelineSnapshots:
             keys = sum(count for task in version.tasks for _, count in task)
             found.append({"stage": name, "kind": version.kind, "files": len(files), "bytes": size, "entries": keys})
         return sorted(found, key=lambda state: -int(state["bytes"]))
-
-
-def _prepared(path: str | None) -> list[str] | None:
-    """The transactions that a sink has voted for and that are not decided. None if its log is not here."""
-    try:
-        return None if path is None else [transaction.txn_id for transaction in uncommitted(Path(path))][:10]
-    except (ProcessionError, OSError):
-        return None
 
 
 def _restarts(directory: Path) -> dict[str, int]:
