@@ -118,7 +118,7 @@ def proved(browser: Browser) -> int:
     return -1 if found is None else int(found[1].replace(",", ""))
 
 
-CLEAN = "return document.querySelector('#outcome').textContent === 'Clean'"
+CLEAN = "return document.querySelector('#outcome')?.textContent === 'Clean'"
 
 
 @needs_browser
