@@ -39,7 +39,8 @@ export function drawPlan(target, plan, snapshot, say) {
   const width = MARGIN * 2 + (isNarrow ? most * (WIDTH + GAP_NARROW) - GAP_NARROW : taken.length * (WIDTH + GAP_X) - GAP_X);
   const height = MARGIN * 2 + (isNarrow ? taken.length * (HEIGHT + STEP_Y) - STEP_Y : most * (HEIGHT + GAP_Y) - GAP_Y);
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  target.style.width = `${width}px`; target.style.minWidth = `${width}px`; target.style.height = `${height}px`;
+  const room = target.parentElement.clientWidth, isScaled = width > room && width < room * 1.3;  // a little too wide is made smaller
+  target.style.width = isScaled ? "100%" : `${width}px`; target.style.minWidth = isScaled ? "0" : `${width}px`; target.style.height = isScaled ? "auto" : `${height}px`;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 9, markerHeight: 9, orient: "auto", markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0L8 4L0 8z", fill: "currentColor" }));
   const parts = [svg("defs", {}, arrow)];
   for (const edge of plan.edges) parts.push(drawEdge(plan, edge, place, say));
