@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession import Aggregate, Pipeline, aggregates, windows
+from procession import Aggregate, Pipeline, PlanError, aggregates, windows
 from procession.operators.value_codec import PLAIN
 from procession.testing import run
 
@@ -96,17 +96,20 @@ def test_quantiles_go_by_the_decimal_number_that_a_share_is_written_as() -> None
 @pytest.mark.parametrize(
     "mistake",
     [
+        lambda: aggregates.top(0),
         lambda: aggregates.quantiles(),
         lambda: aggregates.quantiles(0),
         lambda: aggregates.quantiles(1.5),
         lambda: aggregates.quantiles("half"),  # type: ignore[arg-type]
+        lambda: aggregates.retracting(7, id_of=str, is_retraction=bool),  # type: ignore[arg-type]
+        lambda: aggregates.retracting(aggregates.count(), id_of=lambda a, b: a, is_retraction=bool),  # type: ignore[arg-type]
         lambda: aggregates.approximate_distinct(bits=3),
         lambda: aggregates.approximate_distinct(bits=17),
         lambda: aggregates.approximate_distinct(bits="many"),  # type: ignore[arg-type]
     ],
 )
 def test_a_mistake_is_told_where_it_was_made(mistake: Any) -> None:
-    with pytest.raises(ValueError, match=r"quantiles|bits"):
+    with pytest.raises(PlanError, match=r"quantiles|bits|retracting|top"):
         mistake()
 
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from procession.errors import PlanError
 from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
+from procession.planner.validation import checked_of_one
 
 KEYS = KeyCodec(has_any_enum=True)
 """Encodes values that are only compared."""
@@ -125,10 +127,10 @@ def top(n: int, by: By = same) -> Aggregate:
     """The n records with the largest `by(record)`, the largest first. Equal ones keep their order.
 
     Raises:
-        ValueError: n is not a number from 1 to 100,000.
+        PlanError: n is not a number from 1 to 100,000.
     """
     if not isinstance(n, int) or not 1 <= n <= TOP_MAX:
-        raise ValueError(f"top({n!r}): n must be a number from 1 to {TOP_MAX}")
+        raise PlanError(f"top({n!r}) is not possible", next_step=f"give it a number from 1 to {TOP_MAX:,}")
 
     def add(held: list[Any], value: Any) -> list[Any]:
         rank = by(value)
@@ -204,6 +206,9 @@ def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any]
         id_of: Returns the id of a record or a retraction: any value that can be a key.
         is_retraction: Whether a record takes an earlier one back.
 
+    Raises:
+        PlanError: An argument is not an aggregate or a function of a record.
+
     Example:
         >>> from procession import aggregates
         >>> largest = aggregates.retracting(
@@ -214,6 +219,13 @@ def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any]
         >>> largest.of([{"id": 1, "cents": 5}, {"id": 2, "cents": 7}, {"id": 2}])
         {'id': 1, 'cents': 5}
     """
+
+    if not isinstance(aggregate, Aggregate):
+        raise PlanError(
+            f"retracting({aggregate!r}) is not possible", next_step="give it an aggregate, such as aggregates.count()"
+        )
+    checked_of_one(id_of, "retracting", "id_of")
+    checked_of_one(is_retraction, "retracting", "is_retraction")
 
     def add(held: dict[bytes, Any], value: Any) -> dict[bytes, Any]:
         name = KEYS.encode(id_of(value))
@@ -261,7 +273,7 @@ def quantiles(*shares: float, of: By = same) -> Aggregate:
     or a key whose values fit in memory. None for each share if there are no records.
 
     Raises:
-        ValueError: A share is not a number above 0 and up to 1.
+        PlanError: A share is not a number above 0 and up to 1.
 
     Example:
         >>> from procession import aggregates
@@ -270,9 +282,11 @@ def quantiles(*shares: float, of: By = same) -> Aggregate:
     """
     for share in shares:
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
-            raise ValueError(f"quantiles({share!r}): a share is a number above 0 and up to 1")
+            raise PlanError(
+                f"quantiles({share!r}) is not possible", next_step="give it shares above 0 and up to 1, such as 0.5"
+            )
     if not shares:
-        raise ValueError("quantiles() needs a share, such as 0.5")
+        raise PlanError("quantiles() has no share", next_step="give it a share, such as 0.5")
     exact = [Fraction(str(share)) for share in shares]
 
     def add(held: list[Any], value: Any) -> list[Any]:
@@ -306,10 +320,12 @@ def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
         bits: A number from 4 to 16.
 
     Raises:
-        ValueError: `bits` is out of range.
+        PlanError: `bits` is out of range.
     """
     if not isinstance(bits, int) or isinstance(bits, bool) or not 4 <= bits <= 16:
-        raise ValueError(f"approximate_distinct(bits={bits!r}): bits must be a number from 4 to 16")
+        raise PlanError(
+            f"approximate_distinct(bits={bits!r}) is not possible", next_step="give it bits from 4 to 16, such as 12"
+        )
     rest = 64 - bits
 
     def add(held: bytearray, value: Any) -> bytearray:
