@@ -57,6 +57,13 @@ def look(directory: Path, files: Files, keys: Sequence[bytes]) -> dict[bytes, An
     return {key: known[key] for key in keys if key in known}
 
 
+def test_a_task_counts_for_itself_also_if_the_states_of_the_last_one_are_still_in_memory(tmp_path: Path) -> None:
+    states = opened(tmp_path)
+    states.counts["seen"] += 1
+    states.begin(file_prefix(1, "s", 0, 1, 0))
+    assert states.counts == {}
+
+
 def test_twins_have_one_hash() -> None:
     assert zlib.crc32(TWINS[0]) == zlib.crc32(TWINS[1])
 
