@@ -281,7 +281,9 @@ class Driver:
         spark.scratch.clear_others(self._checkpoint.check_fence)
         spark.watch(self._failed)
         self._reports.watch_jvm(spark.jvm_figures)
-        self._handle_signals()  # Spark has installed its own handler for SIGINT
+        self._handle_signals(lambda: os._exit(0))  # Spark has installed its own handler for SIGINT
+        spark.check_executors(has_services=config.host_services)
+        self._handle_signals()
         ship_by_value(self._app.module)
 
         def on_epoch(epoch: int, manifests: list[Manifest]) -> None:

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 from procession.driver.scratch_directory import ScratchDirectory
 from procession.errors import ProcessionError
 from procession.planner.plan import Plan
-from procession.spark.master import LOCAL_CLUSTER, REPEAT_S, ExecutorNotice, first_notice, has_executors, unreachable
+from procession.spark.master import (
+    LOCAL_CLUSTER,
+    REPEAT_S,
+    ExecutorNotice,
+    first_notice,
+    has_executors,
+    is_on_this_machine,
+    unreachable,
+)
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -174,6 +182,13 @@ class SparkProcess:
             "gc_seconds": sum(int(collector.getCollectionTime()) for collector in collectors) / 1000,
             "threads": int(management.getThreadMXBean().getThreadCount()),
         }
+
+    def check_executors(self, *, has_services: bool) -> None:
+        """Raise ConfigError if an executor on another machine cannot run our tasks. Waits until there are executors."""
+        from procession.spark.executor_check import check_executors
+
+        if not is_on_this_machine(self._master):
+            check_executors(self.session, self._say, has_services=has_services)
 
     def close(self) -> None:
         with suppress(Exception):  # the JVM exits with this process in any case

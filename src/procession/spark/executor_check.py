@@ -1,0 +1,147 @@
+"""Checks the executors on other machines before the first epoch: Python, packages, free disk space and clock.
+
+Invariant: an executor that cannot run our tasks is reported as one sentence with its host, instead of a trace from its
+first task. `examine` runs in executors that may lack our package, so it is pickled by value and uses only the standard
+library; `complaint` decides, and is pure. Used by `driver/driver`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from procession.errors import ConfigError
+
+if TYPE_CHECKING:
+    from procession.spark.session import Session
+
+PACKAGES = ("procession", "pyspark", "pyarrow")
+"""Packages that must have the same version in the driver and in the executors."""
+ROOM_BYTES_MIN = 64 * 1024 * 1024
+"""Minimum free space in the directory of a host service."""
+CLOCK_TOLERANCE_S = 5.0
+"""Difference to the driver's clock above which an executor's clock is reported."""
+
+MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: ([0-9.]+) than that in driver: ([0-9.]+)", re.DOTALL)
+NO_PYTHON = re.compile(r'Cannot run program "([^"]+)".*?No such file or directory', re.DOTALL)
+
+
+def examine(_partition: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """Yield the facts about the executor that runs this."""
+    import importlib.metadata
+    import os
+    import platform
+    import shutil
+    import socket
+    import time
+
+    packages = {}
+    for name in ("procession", "pyspark", "pyarrow"):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = ""
+    directory = os.environ.get("PROCESSION_HOST_DIR", "")
+    try:
+        free_bytes = shutil.disk_usage(directory).free if directory else None
+    except OSError:
+        free_bytes = None
+    yield {
+        "host": os.environ.get("SPARK_LOCAL_HOSTNAME") or socket.gethostname(),
+        "python": platform.python_version(),
+        "packages": packages,
+        "directory": directory,
+        "free_bytes": free_bytes,
+        "clock_s": time.time(),
+    }
+
+
+def own_packages() -> dict[str, str]:
+    """Return the versions of PACKAGES in this process."""
+    return {name: version(name) for name in PACKAGES}
+
+
+def complaint(facts: Mapping[str, Any], packages: Mapping[str, str], *, has_services: bool) -> ConfigError | None:
+    """Return why an executor with these facts cannot run tasks of a driver with these packages, or None."""
+    host = facts["host"]
+    for name, wanted in packages.items():
+        found = facts["packages"].get(name, "")
+        if not found:
+            return ConfigError(
+                f"The executor on {host} does not have the package {name}.",
+                next_step=f"Install {name} {wanted} there, for the same Python as the driver's.",
+            )
+        if found != wanted:
+            return ConfigError(
+                f"The executor on {host} has {name} {found}, the driver {wanted}.",
+                next_step="Install the same versions on all machines.",
+            )
+    if not has_services:
+        return None
+    if not facts["directory"]:
+        return ConfigError(
+            f"The executor on {host} has no host service: PROCESSION_HOST_DIR is not set.",
+            next_step="Run `procession host --dir D` on each machine with executors, and set PROCESSION_HOST_DIR=D in"
+            " the environment of Spark's worker.",
+        )
+    free_bytes = facts["free_bytes"]
+    if free_bytes is not None and free_bytes < ROOM_BYTES_MIN:
+        return ConfigError(
+            f"The disk of {facts['directory']} on {host} has only {free_bytes / 1e6:.1f} MB free.",
+            next_step=f"Free at least {ROOM_BYTES_MIN / 1e6:.0f} MB, or choose another directory for its host service.",
+        )
+    return None
+
+
+def clock_notice(facts: Mapping[str, Any], before_s: float, after_s: float) -> str | None:
+    """Return the sentence about an executor whose clock is apart from the driver's, or None. It was asked between
+    these two times of the driver's clock."""
+    apart_s = max(before_s - facts["clock_s"], facts["clock_s"] - after_s)
+    if apart_s <= CLOCK_TOLERANCE_S:
+        return None
+    return (
+        f"the clock of the executor on {facts['host']} is {apart_s:.0f} s apart from the driver's: times that functions"
+        " take from the clock will be wrong; synchronize the clocks of all machines"
+    )
+
+
+def failure(text: str) -> ConfigError | None:
+    """Return the error of an executor that could not even be asked, by the text of Spark's error, or None."""
+    if found := MISMATCH.search(text):
+        return ConfigError(
+            f"Executors run Python {found[1]}, the driver runs {found[2]}.",
+            next_step="Install the driver's version of Python on all machines.",
+        )
+    if found := NO_PYTHON.search(text):
+        return ConfigError(
+            f"Executors have no Python at {found[1]}.",
+            next_step="Install Procession at the same path on all machines.",
+        )
+    return None
+
+
+def check_executors(spark: Session, say: Callable[[str], None], *, has_services: bool) -> None:
+    """Ask the executors, and raise ConfigError if one cannot run tasks. Waits until there are executors."""
+    from procession.spark.query import ship_by_value
+
+    ship_by_value(sys.modules[__name__])
+    context = spark.sparkContext
+    tasks = max(2, context.defaultParallelism)
+    before_s = time.time()
+    try:
+        found = context.parallelize(range(tasks), tasks).mapPartitions(examine).collect()
+    except Exception as error:
+        if known := failure(str(error)):
+            raise known from error
+        raise
+    after_s = time.time()
+    packages = own_packages()
+    for facts in {facts["host"]: facts for facts in found}.values():
+        if wrong := complaint(facts, packages, has_services=has_services):
+            raise wrong
+        if sentence := clock_notice(facts, before_s, after_s):
+            say(sentence)
