@@ -22,11 +22,19 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_every_file_of_the_tutorial_is_found() -> None:
-    assert sorted(FILES) == ["big_spenders.py", "check.py", "many_orders.py", "test_big_spenders.py"]
+    assert sorted(FILES) == [
+        "big_spenders.py",
+        "big_spenders_2.py",
+        "check.py",
+        "many_orders.py",
+        "test_big_spenders.py",
+        "test_upgrade.py",
+    ]
 
 
-def test_the_test_of_the_tutorial_passes(place: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_big_spenders.py"]
+@pytest.mark.parametrize("name", ["test_big_spenders.py", "test_upgrade.py"])
+def test_the_tests_of_the_tutorial_pass(place: Path, name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

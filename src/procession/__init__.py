@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from procession.operators.context import Context
     from procession.operators.process import ProcessContext
     from procession.operators.typed_json import json_of
+    from procession.planner.upgrade import Upgrade
 
 __all__ = [
     "Aggregate",
@@ -21,6 +22,7 @@ __all__ = [
     "ProcessContext",
     "ProcessionError",
     "Stage",
+    "Upgrade",
     "aggregates",
     "json_of",
     "patterns",
@@ -37,6 +39,7 @@ _ROOMS = {
     "ProcessContext": "operators.process",
     "ProcessionError": "errors",
     "Stage": "api.stage",
+    "Upgrade": "planner.upgrade",
     "json_of": "operators.typed_json",
 }
 _MODULES = ("aggregates", "patterns", "tables", "windows")

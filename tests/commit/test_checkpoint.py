@@ -180,7 +180,7 @@ def test_i10_a_driver_that_is_replaced_while_it_copies_hears_of_it_before_it_cle
 ) -> None:
     """Its copy may have less than its successor's: an orphaned JVM has committed one epoch more in between."""
     old = grown(claim(tmp_path), 0, is_open=True)
-    copy_last, successors = Checkpoint._copy_last, []
+    copy_last, successors = Checkpoint.copy_last, []
 
     def slow(self: Checkpoint) -> None:
         copy_last(self)
@@ -188,7 +188,7 @@ def test_i10_a_driver_that_is_replaced_while_it_copies_hears_of_it_before_it_cle
             write_commit(old, 1)
             successors.append(claim(tmp_path))
 
-    monkeypatch.setattr(Checkpoint, "_copy_last", slow)
+    monkeypatch.setattr(Checkpoint, "copy_last", slow)
     with pytest.raises(FencedError, match="driver 2 was replaced by driver 3"):
         claim(tmp_path)
     successors[0].check_fence()

@@ -221,7 +221,7 @@ def a_retired_stream_is_forgotten(patch: Patch) -> None:
 
 def a_successor_copies_before_it_takes_over(patch: Patch) -> None:
     """It replaces `CURRENT` last: what its predecessor commits meanwhile, it does not see."""
-    copy_last = Checkpoint._copy_last
+    copy_last = Checkpoint.copy_last
 
     def write(path: Path, data: bytes, files: FileSystem) -> None:
         if path.name == CURRENT:
@@ -230,7 +230,7 @@ def a_successor_copies_before_it_takes_over(patch: Patch) -> None:
         write_durably(path, data, files)
 
     patch.setattr("procession.commit.checkpoint.write_durably", write)
-    patch.setattr(Checkpoint, "_copy_last", nothing)
+    patch.setattr(Checkpoint, "copy_last", nothing)
 
 
 def folders_of_a_new_checkpoint_are_not_synced(patch: Patch) -> None:

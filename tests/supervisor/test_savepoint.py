@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,12 @@ def test_the_commands_create_list_describe_verify_copy_drop_and_restore(
     assert "one" in command("list", *at)
     command("drop", "one", *at)
     assert command("list", *at) == "there are no savepoints\n"
+
+
+def test_a_savepoint_that_does_not_know_the_streams_is_not_restored(pipeline: StoredPipeline, tmp_path: Path) -> None:
+    record = pipeline.checkpoint.rounds.read(0)
+    assert record is not None
+    pipeline.checkpoint.rounds.write(replace(record, ends={"gateway-0": 7}))
+    with pytest.raises(ConfigError, match="another machine"):
+        restore(create(pipeline.directory, "one"), tmp_path / "other", continues_outputs=False)
+    assert not (tmp_path / "other").exists()

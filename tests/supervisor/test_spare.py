@@ -81,3 +81,34 @@ def test_a_spare_whose_supervisor_is_gone_ends_by_itself(supervisor: Supervisor,
     child._spare.popen.stdin.close()  # what the kernel does when the supervisor ends
     assert child._spare.popen.wait(30) == 0
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))
+
+
+def test_a_successor_runs_only_after_its_part_was_halted_and_replaced(supervisor: Supervisor, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    start(supervisor, old)
+    driver, current = supervisor.pid("driver"), supervisor.part("driver")
+    assert driver is not None
+    following = part("driver", WAIT + telling(new) + FOREVER, new, spare=("spare",))
+    successor = supervisor.prepare("driver", following)
+    supervisor.kill("driver")  # the old program, not its successor, is started again
+    watch_until(supervisor, lambda: supervisor.is_ready("driver") and supervisor.pid("driver") != driver)
+    assert not new.exists()
+    supervisor.halt("driver")
+    assert supervisor.watch(0.2)
+    assert supervisor.pid("driver") is None, "a part that is halted stays so"
+    supervisor.replace("driver", following)
+    watch_until(supervisor, lambda: supervisor.is_ready("driver"))
+    assert int(new.read_text()) == supervisor.pid("driver") == successor
+    supervisor.halt("driver")
+    supervisor.replace("driver", current)
+    watch_until(supervisor, lambda: supervisor.is_ready("driver"))
+    assert int(old.read_text()) == supervisor.pid("driver")
+
+
+def test_a_successor_that_is_dismissed_leaves_the_part_with_its_spare(supervisor: Supervisor, tmp_path: Path) -> None:
+    start(supervisor, tmp_path / "told")
+    successor = supervisor.prepare("driver", supervisor.part("driver"))
+    assert supervisor.is_successor_alive("driver")
+    supervisor.dismiss_successor("driver")
+    assert is_gone(successor)
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)

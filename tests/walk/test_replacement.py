@@ -57,7 +57,7 @@ class Drivers(Cluster):
             ("gateway", self.local._gateway(), self.local.gateway_directory / "gateway.json"),
             *((part, self.local._sink(place), place / "sink.json") for place, part in self.local.sink_parts.items()),
         ):
-            self.local._start(name, argv, where, stop_rank=1)
+            self.local.supervisor.start(self.local._part(name, argv, where, 1))
         assert self.supervisor.wait_ready()
 
     def start_driver(self) -> subprocess.Popen[bytes]:

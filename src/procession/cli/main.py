@@ -44,6 +44,7 @@ from procession.cli.source_commands import source_app
 from procession.cli.state_command import state_app
 from procession.cli.streams_command import streams
 from procession.cli.tls_options import ClientTlsOptions
+from procession.cli.upgrade_command import rollback, upgrade
 from procession.cli.verify_command import cat, verify
 from procession.errors import ProcessionError
 from procession.exit_status import Status, status_of
@@ -77,6 +78,8 @@ app.command()(pause)
 app.command()(resume)
 app.command()(drain)
 app.command()(dashboard)
+app.command()(upgrade)
+app.command()(rollback)
 app.command()(streams)
 app.command()(verify)
 app.command()(cat)

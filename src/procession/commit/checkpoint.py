@@ -31,9 +31,18 @@ from procession.planner.graph import SinkCodec
 from procession.runtime.files import FileSystem, HeldLock, OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import CURRENT, claim_damaged, read_claim
-from procession.storage.durable import fsync_dir, make_directory, storage_error, write_durably
+from procession.storage.durable import (
+    fsync_dir,
+    make_directory,
+    read_if_there,
+    remove,
+    storage_error,
+    write_durably,
+)
 
 PIPELINE = "pipeline.json"
+CHANGE = "CHANGE"
+"""A change that is not complete: the fence of its copy, and what `pipeline.json` is to say."""
 FORMAT = 2
 """Of `pipeline.json`, and of what has no number of its own in a checkpoint: its folders, `CURRENT`, and our line in
 Spark's `offsets`. Without a number it is format 1, which says the same; the next claim writes the number."""
@@ -107,7 +116,8 @@ class Checkpoint:
         its sources and sinks, as in `Graph.endpoints`; `codecs` are the codecs of its sinks. If `check(last committed
         round)` raises, nothing is claimed, and a running driver continues."""
         make_directory(root, files)
-        with closing(_locked(root, files)):
+        with closing(lock_checkpoint(root, files)):
+            finish_change(root, files)
             document = _identified(root, name, fingerprint, endpoints or {}, codecs or {}, files, new_id)
             checkpoint = cls(root, str(document["id"]), read_claim(root, files) + 1, files)
             if (last := _last_committed(root, files)) is not None:
@@ -119,7 +129,7 @@ class Checkpoint:
             checkpoint.places.renew()
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode(), files)
         try:
-            checkpoint._copy_last()
+            checkpoint.copy_last()
             checkpoint.log.check()
         except (OSError, StorageError) as error:
             checkpoint.check_fence()  # a successor removes this driver's draft
@@ -131,7 +141,11 @@ class Checkpoint:
         checkpoint.check_fence()
         return checkpoint
 
-    def _copy_last(self) -> None:
+    def copy_last(
+        self, change: Callable[[RoundRecord | None], tuple[dict[str, Any], RoundRecord]] | None = None
+    ) -> None:
+        """Make this driver's copy of the last complete one. `change` returns what `pipeline.json` and the record of the
+        last committed epoch are to say from this copy on."""
         files, complete = self.files, _copies(self.root, self.files)
         draft = self.root / f"{self.fence:010d}.draft"
         files.make_directory(draft)
@@ -148,6 +162,12 @@ class Checkpoint:
                 _copy_file(last / "metadata", draft / "metadata", files)
             if not files.exists(last):
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
+        if change is not None:
+            rounds = RoundRecords(draft / "rounds", files)
+            document, record = change(rounds.read(SparkLog(draft, files).committed))
+            rounds.write(record)
+            made = {"fence": self.fence, "pipeline": document}
+            write_durably(self.root / CHANGE, json.dumps(made).encode(), files)
         fsync_dir(draft, files)
         files.rename(draft, self.directory)
         fsync_dir(self.root, files)
@@ -162,7 +182,24 @@ class Checkpoint:
                 files.remove_tree(self.root / name)
 
 
-def _locked(root: Path, files: FileSystem) -> HeldLock:
+def finish_change(root: Path, files: FileSystem = HOST_FILES) -> None:
+    """Finish a change of the checkpoint that was interrupted, or forget it if its copy is not complete. Called with the
+    lock held."""
+    data = read_if_there(root / CHANGE, files)
+    if data is None:
+        return
+    made = json.loads(data)
+    if made["fence"] in _copies(root, files):
+        write_durably(root / PIPELINE, json.dumps(made["pipeline"]).encode(), files)
+    try:
+        remove(root / CHANGE, files)
+    except OSError as error:
+        raise storage_error(root / CHANGE, "remove", error) from error
+    fsync_dir(root, files)
+
+
+def lock_checkpoint(root: Path, files: FileSystem = HOST_FILES) -> HeldLock:
+    """Hold the lock of claims and changes. Waits while another process holds it."""
     try:
         files.open(root / "LOCK", OpenMode.CREATE).close()
         return files.lock(root / "LOCK", waits=True)
@@ -225,7 +262,7 @@ def _identified(
         )
     if shape != fingerprint:
         raise _other_endpoints(root, name, known_endpoints, endpoints)
-    _check_codecs(root, known_codecs, codecs)
+    check_codecs(root, known_codecs, codecs)
     return {
         **found,
         "format": FORMAT,
@@ -256,7 +293,7 @@ def _not_whole(path: Path, error: Exception) -> StorageError:
     return StorageError(f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy")
 
 
-def _check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
+def check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
     """Raise PlanError if a sink without a declared codec would write another one than before. Old checkpoints, from
     before sinks inherited the codec of their source, do not contain it: such a sink wrote bytes."""
     for sink, codec in codecs.items():

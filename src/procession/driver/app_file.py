@@ -20,8 +20,10 @@ from procession.errors import ConfigError, PlanError, ProcessionError
 from procession.planner.graph import Graph
 from procession.planner.plan import Plan
 from procession.planner.rules import check_runnable, make_plan
+from procession.planner.upgrade import Upgrade
 
 MODULE = "procession_app"
+NO_UPGRADE = Upgrade()
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class App:
 
     module: ModuleType
     plan: Plan
+    upgrade: Upgrade = NO_UPGRADE
+    """How the states of the program before become those of this one."""
 
     @property
     def graph(self) -> Graph:
@@ -77,7 +81,10 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
     plan = make_plan(graph.with_inputs(input_streams))
     if is_to_run:
         check_runnable(plan)
-    return App(module, plan)
+    upgrades = {id(value): value for value in vars(module).values() if isinstance(value, Upgrade)}
+    if len(upgrades) > 1:
+        raise PlanError(f"the app {path} has {len(upgrades)} Upgrades at module level", next_step="define at most one")
+    return App(module, plan, next(iter(upgrades.values()), NO_UPGRADE))
 
 
 def _in_file(error: BaseException, path: Path) -> TracebackType | None:

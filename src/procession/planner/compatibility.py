@@ -121,14 +121,14 @@ def check_continued(
                 next_step=f"name a stage with state: {', '.join(wanted) or 'there is none'}",
                 stage=name,
             )
-    _check_key_by(plan, kept, wanted)
+    check_key_by(plan, kept, wanted)
     _check_places(kept, wanted)
     _check_names(kept, wanted)
     for name, stage in wanted.items():
-        _check_stage(name, kept[name], stage, is_changed=name in changed)
+        check_stage(name, kept[name], stage, is_changed=name in changed)
 
 
-def _check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
+def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
     """Find windows and aggregates that were over all records, and use the key of a `key_by` now."""
     for node in plan.graph.nodes:
         if node.operator is None or not isinstance(node.key, RecordKey) or node.kind not in OF_ALL:
@@ -148,19 +148,17 @@ def _check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping
 def _check_places(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
     """Stages without a name are named by their position: find those whose position has changed."""
     found = _found_again(kept, wanted)
-    moved = {name: new for name, new in found.items() if name != new}
+    moved = moved_stages(kept, wanted)
     # A name would not help where a stage is new: the checkpoint has no states of it.
     added = [name for name in wanted if name not in found.values() and (wanted[name].is_unnamed or name not in kept)]
     if moved and len(added) == len(wanted) - len(kept) > 0:
         raise _has_no_states(added[0])
-    if moved:
-        pairs = " and ".join(f"{name!r} is {new!r} now" for name, new in moved.items())
-        raise PlanError(
-            f"stages with state but without a name have other positions than in the checkpoint: {pairs}",
-            next_step="; ".join(f"give {new!r} name={name!r}" for name, new in moved.items())
-            + "; a stage with a name keeps its states at any position",
-            stage=next(iter(moved.values())),
-        )
+    check_moved(moved)
+    check_edited(kept, wanted)
+
+
+def check_edited(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
+    """Raise PlanError if two stages without a name have both changed, and could be confused."""
     edited = [
         name
         for name, stage in wanted.items()
@@ -175,6 +173,23 @@ def _check_places(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageI
                 f" that was {other!r} name={other!r}",
                 stage=name,
             )
+
+
+def moved_stages(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
+    """The stages without a name that have another position, and so another name, than in the checkpoint."""
+    return {name: new for name, new in _found_again(kept, wanted).items() if name != new}
+
+
+def check_moved(moved: Mapping[str, str]) -> None:
+    """Raise PlanError if a stage without a name has another position."""
+    if moved:
+        pairs = " and ".join(f"{name!r} is {new!r} now" for name, new in moved.items())
+        raise PlanError(
+            f"stages with state but without a name have other positions than in the checkpoint: {pairs}",
+            next_step="; ".join(f"give {new!r} name={name!r}" for name, new in moved.items())
+            + "; a stage with a name keeps its states at any position",
+            stage=next(iter(moved.values())),
+        )
 
 
 def _found_again(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
@@ -234,7 +249,7 @@ def _has_no_states(name: str) -> PlanError:
     )
 
 
-def _check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_changed: bool) -> None:
+def check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_changed: bool) -> None:
     if stage.kind != kept.kind:
         raise PlanError(
             f"stage {name!r} was a {kept.kind} when the checkpoint was made, and is a {stage.kind} now: its states have"

@@ -134,16 +134,24 @@ class LocalPipeline:
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         self._make_secrets()
         for part in self.gateway_parts:
-            self._start(part, self._gateway(part), self.directory / part / ADDRESS_FILE, stop_rank=2)
-        for directory, name in self.sink_parts.items():
-            self._start(name, self._sink(directory), directory / "sink.json", stop_rank=3)
+            self.supervisor.start(self._part(part, self._gateway(part), self.directory / part / ADDRESS_FILE, 2))
+        self.start_sinks(self.sink_parts)
         return self.supervisor.wait_ready()
 
     def start_driver(self) -> bool:
         """Starts the driver. The sinks must be ready. False if asked to stop meanwhile."""
-        spare = SPARE if self.settings.spare_driver else ()
-        self._start(DRIVER, self._driver(), self.directory / READY, stop_rank=1, stop_timeout_s=45.0, spare=spare)
+        self.supervisor.start(self.driver_part())
         return self.supervisor.wait_ready(DRIVER)
+
+    def driver_part(self) -> Part:
+        """The driver of this app. Its sinks are ready."""
+        spare = SPARE if self.settings.spare_driver else ()
+        return self._part(DRIVER, self._driver(), self.directory / READY, 1, 45.0, spare)
+
+    def start_sinks(self, parts: Mapping[Path, str]) -> None:
+        """Start the processes of these sinks' directories, under these names."""
+        for directory, name in parts.items():
+            self.supervisor.start(self._part(name, self._sink(directory), directory / "sink.json", 3))
 
     def start_source(
         self,
@@ -180,17 +188,16 @@ class LocalPipeline:
         # A source waits for the commit of what it has sent: the rank after it is the driver's.
         self.supervisor.start(Part(name, self.enter((*COMMAND, *argv)), env=env, stop_rank=0))
 
-    def _start(
+    def _part(
         self,
         name: str,
         argv: Sequence[str],
         announcement: Path,
-        *,
         stop_rank: int,
         stop_timeout_s: float = 10.0,
         spare: tuple[str, ...] = (),
-    ) -> None:
-        part = Part(
+    ) -> Part:
+        return Part(
             name,
             self.enter((*COMMAND, *argv)),
             env={COMMAND_STARTED: str(STARTED), **self.env.get(name, {})},
@@ -199,7 +206,6 @@ class LocalPipeline:
             stop_timeout_s=stop_timeout_s,
             spare=spare,
         )
-        self.supervisor.start(part)
 
     def _gateway(self, part: str = GATEWAY) -> list[str]:
         # Only the first gateway uses the given address; the others take any port of the same host.

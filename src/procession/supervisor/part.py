@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 
@@ -93,6 +93,8 @@ class Child:
         self._process: PartProcess | None = None
         self._spare: PartProcess | None = None
         self._spare_due = 0.0
+        self._successor: PartProcess | None = None
+        self._prepared_from: Part | None = None
 
     @property
     def pid(self) -> int | None:
@@ -179,6 +181,33 @@ class Child:
         if self._spare is not None:
             self._spare.clear()
             self._spare = None
+
+    # --- the successor: a spare of a part that is to replace this one
+
+    def prepare(self, part: Part) -> int:
+        """Start a spare of this part, which waits for its turn. Returns its process id. The current part has no spare
+        from now on."""
+        self.dismiss_successor()
+        self.dismiss_spare()
+        self._prepared_from, self.part = self.part, replace(self.part, spare=())
+        self._successor = self._open((*part.argv, *part.spare), subprocess.PIPE)
+        return self._successor.popen.pid
+
+    def successor_status(self) -> int | None:
+        """The exit status of the successor. None while it waits, or if there is none."""
+        return self._successor.popen.poll() if self._successor else None
+
+    def replace(self, part: Part) -> None:
+        """Make this the part from its next start on, with the successor as its process, if there is one."""
+        self.part, self._prepared_from = part, None
+        self.dismiss_spare()
+        self._spare, self._successor = self._successor, None
+
+    def dismiss_successor(self) -> None:
+        self.part, self._prepared_from = self._prepared_from or self.part, None
+        if self._successor is not None:
+            self._successor.clear()
+            self._successor = None
 
     def _promote(self) -> PartProcess | None:
         """Promote the spare. Return None if there is none."""

@@ -29,7 +29,7 @@ from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, 
 from procession.supervisor.dashboard_part import DashboardPort
 from procession.supervisor.local_pipeline import LocalPipeline, check_start
 from procession.supervisor.progress import Display, PipelineProgress
-from procession.supervisor.run_claim import claimed
+from procession.supervisor.run_claim import UPGRADE_REQUEST, claimed
 from procession.supervisor.run_details import RunEvents, write_details
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
@@ -94,6 +94,9 @@ def run_app(
 
         write_details(local, app)
         if local.start():
+            # Not when an upgrade is asked for: the files of the installation may be others by then.
+            from procession.supervisor.upgrade_switch import UpgradeSwitch
+
             if inputs:
                 local.start_source(inputs, event_time=event_time)
             local.start_connected()
@@ -107,12 +110,15 @@ def run_app(
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
             while supervisor.watch(LOOK_S) and not is_done():
                 dashboard.look(supervisor)
+                if (directory / UPGRADE_REQUEST).exists():
+                    local = UpgradeSwitch(local, display.say).perform()
+                    write_details(local, local.app if isinstance(local, LocalPipeline) else app)
                 display.show(progress.look(), sum(supervisor.restarts.values()))
         was_done = is_done()
         progress.look()
         supervisor.stop()
         events.add("run.stopped", "run", "the input is committed" if was_done else "it was asked to stop")
-        figures = _figures(graph, local.directory, before, progress.look(), settings)
+        figures = _figures(local.graph, local.directory, before, progress.look(), settings)
         return figures | {
             "restarts": sum(supervisor.restarts.values()),
             "has_inputs": bool(ending),

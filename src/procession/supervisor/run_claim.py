@@ -27,6 +27,9 @@ LOCK, DESCRIPTION = "run.lock", "run.json"
 DRAINED = "drained.json"
 """Says at which epoch the pipeline was drained. The next `run` removes it."""
 
+UPGRADE_REQUEST = "upgrade-request.json"
+"""Asks the pipeline that runs to switch to a new program. The next `run` removes it."""
+
 _FLOCK = "hhqqi"
 """The kernel's `struct flock`: type, whence, start, length, process."""
 
@@ -71,15 +74,21 @@ def claimed(directory: Path, pipeline: str, app: Path) -> Iterator[None]:
         )
 
     with locked(directory / LOCK, refusal):
-        described = RunDescription(pipeline, str(app.resolve()), os.getpid(), time.time())
-        draft = directory / f"{DESCRIPTION}.draft"
-        draft.write_text(json.dumps(asdict(described)))
-        draft.replace(directory / DESCRIPTION)
-        (directory / DRAINED).unlink(missing_ok=True)
+        describe(directory, pipeline, app)
+        for left in (DRAINED, UPGRADE_REQUEST):
+            (directory / left).unlink(missing_ok=True)
         try:
             yield
         finally:
             (directory / DESCRIPTION).unlink(missing_ok=True)
+
+
+def describe(directory: Path, pipeline: str, app: Path) -> None:
+    """Say in `run.json` what this process runs. Only for the process that holds the claim."""
+    described = RunDescription(pipeline, str(app.resolve()), os.getpid(), time.time())
+    draft = directory / f"{DESCRIPTION}.draft"
+    draft.write_text(json.dumps(asdict(described)))
+    draft.replace(directory / DESCRIPTION)
 
 
 def holder(directory: Path) -> int | None:

@@ -268,6 +268,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
         "checkpoint_id": checkpoint_id,
         "epoch": record.epoch,
         "records_in": record.counters.get("records_in", 0),
+        "has_streams": gateways[0] is not None,
         "log_positions": dict(record.offsets),
         "sinks": {sink: part.end for sink, part in record.parts.items()},
         "stages": {stage: version.kind for stage, version in record.states.items()},

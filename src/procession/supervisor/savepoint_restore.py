@@ -39,6 +39,12 @@ def restore(savepoint: Savepoint, to: Path, *, continues_outputs: bool) -> str:
             " their turn are in its log, which a savepoint does not contain.",
             next_step="Restore a copy of the whole directory instead: docs/how-to/backup.md.",
         )
+    if not savepoint.manifest["has_streams"] and any(savepoint.record.offsets.values()):
+        raise ConfigError(
+            "The first gateway of the pipeline was on another machine, so the savepoint does not know which records of"
+            " its streams are committed.",
+            next_step="Restore a copy of all directories instead: docs/how-to/backup.md.",
+        )
     savepoint.verify()
     checkpoint_id = random_id()
     draft = to.with_name(f"{to.name}{DRAFT}")

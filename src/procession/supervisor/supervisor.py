@@ -24,7 +24,7 @@ from procession.errors import ProcessionError
 from procession.exit_status import HOPELESS
 from procession.supervisor import cleanup
 from procession.supervisor.part import Child, Part, PartState
-from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.restart_policy import RestartPolicy, Restarts
 
 READY_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -86,6 +86,7 @@ class Supervisor:
         finally:
             for child in self._children.values():
                 child.dismiss_spare()
+                child.dismiss_successor()
                 child.clear()
             self._warden.kill()
             self._warden.communicate()
@@ -128,6 +129,48 @@ class Supervisor:
         child = self._children[name]
         child.is_killed_by_us = True
         child.send(signal.SIGKILL)
+
+    def prepare(self, name: str, part: Part) -> int:
+        """Start a process that will run this part in place of the current one: see `replace`. Returns its id."""
+        return self._children[name].prepare(part)
+
+    def is_successor_alive(self, name: str) -> bool:
+        return self._children[name].successor_status() is None
+
+    def dismiss_successor(self, name: str) -> None:
+        self._children[name].dismiss_successor()
+
+    def halt(self, name: str) -> None:
+        """Stop a part, as `stop` does, and do not start it again before `replace`."""
+        child = self._children[name]
+        if child.is_running:
+            self._stop_together([child])
+        child.dismiss_spare()
+        child.state, child.due = PartState.WAITING, float("inf")
+
+    def replace(self, name: str, part: Part) -> None:
+        """Start a part that was halted again, with this program: with its successor, if one is prepared."""
+        child = self._children[name]
+        child.replace(part)
+        child.restarts = Restarts(self._policy)
+        self._launch(child)
+
+    def remove(self, name: str) -> None:
+        """Stop a part for good."""
+        self.halt(name)
+        del self._children[name]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parts."""
+        return list(self._children)
+
+    def part(self, name: str) -> Part:
+        """What a part runs."""
+        return self._children[name].part
+
+    def is_ready(self, name: str) -> bool:
+        return self._children[name].state is PartState.READY
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
         """Called by a signal: `watch` returns False. After a second SIGINT, `stop` does not wait."""

@@ -16,5 +16,6 @@ from procession.testing.arrivals import Record
 from procession.testing.given_settings import with_settings
 from procession.testing.in_process import Outputs, run
 from procession.testing.schedules import Schedule, run_everywhere
+from procession.testing.upgrade_run import run_upgrade
 
-__all__ = ["Outputs", "Record", "Schedule", "run", "run_everywhere", "with_settings"]
+__all__ = ["Outputs", "Record", "Schedule", "run", "run_everywhere", "run_upgrade", "with_settings"]

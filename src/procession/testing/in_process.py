@@ -13,7 +13,8 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from procession.storage.state_version import StateVersion
 from procession.testing.arrivals import Arrivals, Inputs, cuts_of, in_event_order
 
 PARALLELISM_MAX = 1024
-STATES = "states"
+STATES, SIDES = "states", "sides"
 MEMORY = Path("/dev/shm")
 """A directory in memory, on Linux: nothing there waits for a disk."""
 MEMORY_BYTES_MIN = 16 * 1024 * 1024
@@ -123,27 +124,54 @@ def run(
     >>> run(pipeline, {"words": ["a", "b", "a"]}, epochs=1, parallelism=4)
     {'counts': [1, 1, 2]}
     """
-    graph = _with_tasks(pipeline.graph(), parallelism)
-    arrivals = Arrivals.of(graph, inputs)
-    graph = graph.with_inputs(arrivals.streams) if ends else graph
-    plan = make_plan(graph)
-    check_runnable(plan)
-    _check_without_spark(graph)
-    rows = arrivals.rows(is_ended=ends)
-    if (declared := declared_by(graph)) is not None:
-        rows = in_event_order(declared, rows)
-    cuts = cuts_of(rows.column("kind").to_numpy() != KIND_EOS, epochs)
-    with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(rows.nbytes)) as directory:
-        hosted = _Hosted(plan, rows, Path(directory), dead_letter_share_max)
-        try:
-            for number, end in enumerate(cuts):
-                if number in crashes:
-                    hosted.lose_epoch(end)
-                hosted.run_epoch(end)
-        except ProcessionError as error:
-            _annotate(error, arrivals.names)
-            raise
+    prepared = Prepared.of(pipeline, inputs, parallelism, ends=ends)
+    with scratch_directory(prepared.rows.nbytes) as directory:
+        hosted = HostedPlan(prepared.plan, prepared.rows, directory, dead_letter_share_max)
+        prepared.run(hosted, epochs, crashes)
     return hosted.outputs()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A pipeline and its inputs, ready to be run."""
+
+    plan: Plan
+    rows: pa.RecordBatch
+    names: Mapping[int, str]
+    """What each stream is called."""
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, inputs: Inputs, parallelism: int | None, *, ends: bool) -> Prepared:
+        graph = _with_tasks(pipeline.graph(), parallelism)
+        arrivals = Arrivals.of(graph, inputs)
+        graph = graph.with_inputs(arrivals.streams) if ends else graph
+        plan = make_plan(graph)
+        check_runnable(plan)
+        check_without_spark(graph)
+        rows = arrivals.rows(is_ended=ends)
+        if (declared := declared_by(graph)) is not None:
+            rows = in_event_order(declared, rows)
+        return cls(plan, rows, arrivals.names)
+
+    def run(
+        self, hosted: HostedPlan, epochs: int | Sequence[int] | None, crashes: Collection[int] = (), first: int = 0
+    ) -> None:
+        """Run the epochs. `first` is the number of rows that came before these."""
+        try:
+            for number, end in enumerate(cuts_of(self.rows.column("kind").to_numpy() != KIND_EOS, epochs)):
+                if number in crashes:
+                    hosted.lose_epoch(first + end)
+                hosted.run_epoch(first + end)
+        except ProcessionError as error:
+            _annotate(error, self.names)
+            raise
+
+
+@contextmanager
+def scratch_directory(size_bytes: int) -> Iterator[Path]:
+    """A directory for a run on so many bytes of input: in memory, if there is room."""
+    with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(size_bytes)) as directory:
+        yield Path(directory)
 
 
 def _with_tasks(graph: Graph, parallelism: int | None) -> Graph:
@@ -154,7 +182,8 @@ def _with_tasks(graph: Graph, parallelism: int | None) -> Graph:
     return replace(graph, nodes=nodes, parallelism=parallelism)
 
 
-def _check_without_spark(graph: Graph) -> None:
+def check_without_spark(graph: Graph) -> None:
+    """Raise PlanError if a stage needs Spark."""
     for node in graph.nodes:
         if node.kind is Kind.TRANSFORM:
             raise PlanError(
@@ -208,18 +237,26 @@ class _Committed:
         return self.rounds[epoch].sides
 
 
-class _Hosted:
-    """A plan and all that its tasks need, in one directory."""
+class HostedPlan:
+    """A plan and all that its tasks need, in one directory. It begins after the round `begins`, if there is one, whose
+    state files and table copies are in `directory`, under `STATES` and `SIDES`."""
 
-    def __init__(self, plan: Plan, rows: pa.RecordBatch, directory: Path, share_max: float) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rows: pa.RecordBatch,
+        directory: Path,
+        share_max: float = 1.0,
+        begins: RoundRecord | None = None,
+    ) -> None:
         self._plan = plan
         self._log = _Memory(rows)
         self._directory = directory
-        self._committed = _Committed()
+        self._committed = _Committed({} if begins is None else {0: begins})
         self._keyed = {chain: (name, StateVersion(kind=kind)) for chain, (name, kind) in keyed_stages(plan).items()}
         self._runs = RunStore(directory / "runs")
-        (directory / STATES).mkdir()
-        self._fence = 0
+        (directory / STATES).mkdir(exist_ok=True)
+        self._fence = 0 if begins is None else begins.fence
         self._start()
         letters = plan.graph.dead_letter
         self._limit = None if letters is None else DeadLetterLimit(letters.name, share_max)
@@ -229,8 +266,8 @@ class _Hosted:
     def _start(self) -> None:
         """Start a driver and its tasks, on what is committed."""
         self._fence += 1
-        self._refresh = TableRefresh.of(self._plan.graph, self._directory / "sides", lambda _: None, self._fence)
-        self._refresh.begin({} if self._last is None else self._last.sides)
+        self._refresh = TableRefresh.of(self._plan.graph, self._directory / SIDES, lambda _: None, self._fence)
+        self._refresh.begin({} if self.last is None else self.last.sides)
         tables = TaskTables(self._refresh.copies.directory, self._committed, self._refresh.first)
         self._task = Task(
             self._plan,
@@ -242,7 +279,8 @@ class _Hosted:
         )
 
     @property
-    def _last(self) -> RoundRecord | None:
+    def last(self) -> RoundRecord | None:
+        """What the last epoch has committed."""
         return self._committed.rounds.get(len(self._committed.rounds) - 1)
 
     def lose_epoch(self, end: int) -> None:
@@ -253,7 +291,7 @@ class _Hosted:
 
     def run_epoch(self, end: int) -> None:
         """Run the rows up to this one, and commit them."""
-        epoch, last = len(self._committed.rounds), self._last
+        epoch, last = len(self._committed.rounds), self.last
         task_manifests, runs, counters = self._computed(epoch, end)
         for name, sink_runs in runs.items():
             for column in payloads(self._runs, epoch, sink_runs):
@@ -273,7 +311,7 @@ class _Hosted:
 
     def _computed(self, epoch: int, end: int) -> tuple[list[Manifest], dict[str, list[Run]], dict[str, int]]:
         """What the tasks made of the rows up to this one, by sink, and the counters after them."""
-        last = self._last
+        last = self.last
         start = 0 if last is None else last.last
         task_manifests = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
         for manifest in task_manifests:
@@ -336,8 +374,7 @@ class _Hosted:
             for participant in self._plan.graph.participants
         }
         written = {name: b"".join(found) for name, found in self._written.items()}
-        last = self._committed.rounds[len(self._committed.rounds) - 1]
-        return Outputs(values, written, dict(last.counters))
+        return Outputs(values, written, {} if self.last is None else dict(self.last.counters))
 
 
 def _decoded(sink: Node, payload: bytes, graph: Graph) -> Any:

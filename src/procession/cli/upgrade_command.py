@@ -1,0 +1,168 @@
+"""The commands `procession upgrade` and `procession rollback`: change the program of a pipeline, and change it back.
+
+As in `cli/main`, they only parse and print; `supervisor/upgrade_switch` and `supervisor/upgrade_steps` do the work.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from procession.cli.command_options import AppSettings, PipelineDirectory
+from procession.exit_status import Status
+
+if TYPE_CHECKING:
+    from procession.driver.app_file import App
+    from procession.supervisor.upgrade_steps import UpgradeComparison
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def upgrade(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="The new program.")],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", show_default=".procession/NAME", help="The pipeline's directory.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compare, try the first epoch, and change nothing.")
+    ] = False,
+    savepoint: Annotated[
+        str | None, typer.Option(show_default="before-upgrade-TIME", help="The name of the savepoint to go back to.")
+    ] = None,
+    sets: AppSettings = None,
+    as_json: Json = False,
+) -> None:
+    """Switch a pipeline to a new program and keep its states, between two epochs. Producers only wait.
+
+    Prints what happens to the states of each stage, tries the first epoch on real input without committing it, and
+    makes a savepoint. If the new program fails before its first commit, the old one continues. A stopped pipeline is
+    changed at once; start it with `procession run APP.PY`."""
+    from procession.driver.app_file import load_app
+    from procession.driver.app_values import export
+    from procession.supervisor.run_claim import running
+
+    export(sets or [])
+    app = load_app(app_file)
+    directory = directory or Path(".procession") / app.graph.name
+    at = running(directory)
+    if at is not None and not dry_run:
+        check_other_file(Path(at.app), app_file)
+    name = savepoint or time.strftime("before-upgrade-%Y%m%dT%H%M%S", time.gmtime())
+    comparison, tried = _tried(directory, app, is_quiet=as_json)
+    result: dict[str, Any] = {"directory": str(directory), **comparison.described(), "tried": tried}
+    if dry_run:
+        result |= {"state": "not changed"}
+    elif at is None:
+        _check_kept(comparison)
+        result |= _changed(directory, app_file, app, name)
+    else:
+        result |= {"savepoint": name} | _switched(directory, app_file, name, is_quiet=as_json)
+    if as_json:
+        print(json.dumps(result))
+    elif result["state"] == "failed" or result["state"] == "went back":
+        typer.echo(f"{result['state']}: {result['sentence']}\n  Next: {result['next_step']}", err=True)
+    else:
+        print(_sentence(result, app_file, directory))
+    if result["state"] in ("failed", "went back"):
+        raise typer.Exit(Status.UNCLEAN)
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")],
+    directory: PipelineDirectory = None,
+    as_json: Json = False,
+) -> None:
+    """Set a stopped pipeline back to a savepoint, if no epoch was committed since. Then start its program of that time.
+
+    It is refused if later epochs are committed: the sinks' readers may have seen their output."""
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.commit.checkpoint import read_pipeline
+    from procession.supervisor.run_claim import claimed
+    from procession.supervisor.savepoint import find
+    from procession.supervisor.upgrade_steps import roll_back
+
+    directory = chosen_pipeline(directory)
+    saved = find(directory, name)
+    with claimed(directory, str(read_pipeline(directory / "checkpoint")["name"]), Path("procession")):
+        roll_back(directory, saved)
+    text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
+    print(json.dumps({"rolled_back_to": name, "epoch": saved.epoch}) if as_json else text)
+
+
+def check_other_file(running: Path, new: Path) -> None:
+    """Raise UsageError if the new program is in the file of the running one."""
+    from procession.errors import UsageError
+
+    if running.resolve() == new.resolve():
+        raise UsageError(
+            f"{new} is the file that the running program was started from, which is needed to go back.",
+            next_step="Put the new program into another file or directory, and upgrade to that.",
+        )
+
+
+def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeComparison, str]:
+    """Compare and try the new program on a savepoint that is dropped again."""
+    import os
+
+    from procession.supervisor.savepoint import create
+    from procession.supervisor.upgrade_steps import compare, try_first_epoch
+
+    comparison = compare(directory, app)
+    if not is_quiet:
+        print("\n".join(comparison.sentences))
+    saved = create(directory, f"upgrade-trial-{os.getpid()}")
+    try:
+        tried = try_first_epoch(directory, app, saved)
+    finally:
+        saved.drop()
+    if not is_quiet:
+        print(f"first epoch: {tried}; nothing is committed by that")
+    return comparison, tried
+
+
+def _check_kept(comparison: UpgradeComparison) -> None:
+    from procession.errors import ConfigError
+
+    if removed := comparison.sinks.removed:
+        raise ConfigError(
+            f"Sink {removed[0]!r} is removed, and the pipeline is stopped: whether the sink has the last commit is not"
+            " known.",
+            next_step="Start the old program, and upgrade it while it runs.",
+        )
+
+
+def _changed(directory: Path, app_file: Path, app: App, name: str) -> dict[str, Any]:
+    from procession.supervisor.run_claim import claimed
+    from procession.supervisor.savepoint import create
+    from procession.supervisor.upgrade_steps import apply
+
+    with claimed(directory, app.graph.name, app_file):
+        create(directory, name)
+        apply(directory, app)
+    return {"state": "changed", "savepoint": name}
+
+
+def _switched(directory: Path, app_file: Path, name: str, *, is_quiet: bool) -> dict[str, Any]:
+    from procession.supervisor.upgrade_switch import request_upgrade
+
+    told = 0
+    found: dict[str, Any] = {}
+    for found in request_upgrade(directory, app_file, name):
+        for sentence in found["told"][told:]:
+            told += 1
+            if not is_quiet:
+                print(sentence, flush=True)
+    return {key: value for key, value in found.items() if key not in ("id", "told")}
+
+
+def _sentence(result: dict[str, Any], app_file: Path, directory: Path) -> str:
+    if result["state"] == "not changed":
+        return "nothing was changed (--dry-run)"
+    saved = f"the savepoint is {result['savepoint']!r}"
+    if result["state"] == "changed":
+        return f"changed the stopped pipeline; {saved}; start it with `procession run {app_file} --dir {directory}`"
+    return f"upgraded in {result['seconds']:g} s, from the stop of the old program to the first commit; {saved}"

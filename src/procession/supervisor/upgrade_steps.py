@@ -1,0 +1,202 @@
+"""The steps of an upgrade on a pipeline's directory: compare, try the first epoch, change the checkpoint, go back.
+
+Invariant: comparing and trying change nothing: they work on a savepoint, in a directory of their own. The change is
+atomic and fenced (`commit/checkpoint_change`), and only made while no driver of this directory runs. Going back is free
+until the first commit after the change, and refused after it. Used by `supervisor/upgrade_switch`, for a pipeline that
+runs, and by `procession upgrade` and `procession rollback`, for one that does not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.commit.checkpoint import Checkpoint, check_codecs, read_pipeline
+from procession.commit.checkpoint_change import change_checkpoint
+from procession.commit.round_record import RoundRecord
+from procession.driver.app_file import App
+from procession.driver.changed_states import changed_states, outcomes_of
+from procession.errors import ConfigError, PlanError
+from procession.gateway.log_rows import batch_of
+from procession.planner.graph import Graph
+from procession.planner.upgrade import SinkChanges, StageOutcome, sink_changes
+from procession.storage.durable import make_directory
+from procession.storage.log_ranges import FIRST_GATEWAY
+from procession.storage.log_reader import LogReader
+from procession.storage.recovery import recover_log
+from procession.supervisor.local_pipeline import GATEWAY
+from procession.supervisor.savepoint import Savepoint, link_all
+from procession.testing.in_process import SIDES, STATES, HostedPlan, check_without_spark
+from procession.verify.decisions import DecisionReader
+
+TRIED_RECORDS = 10_000
+"""Maximum number of records of the first epoch that is tried."""
+TRIED_AGAIN_RECORDS = 1_000
+"""Number of committed records that are tried if no record waits."""
+
+
+@dataclass(frozen=True)
+class UpgradeComparison:
+    """What an upgrade does to a pipeline."""
+
+    stages: tuple[StageOutcome, ...]
+    sinks: SinkChanges
+
+    @property
+    def sentences(self) -> list[str]:
+        added = [f"sink {name!r}: new, begins empty" for name in self.sinks.added]
+        removed = [f"sink {name!r}: removed, its output stays" for name in self.sinks.removed]
+        return [*(stage.sentence for stage in self.stages), *added, *removed] or ["no stage has states"]
+
+    def described(self) -> dict[str, Any]:
+        stages = [{"stage": at.stage, "outcome": at.outcome.value, "before": at.before} for at in self.stages]
+        return {"stages": stages, "sinks_added": list(self.sinks.added), "sinks_removed": list(self.sinks.removed)}
+
+
+def compare(directory: Path, app: App) -> UpgradeComparison:
+    """What this app does to the states and sinks of the pipeline in this directory. Raises PlanError if it cannot
+    continue, ConfigError if there is no pipeline or it is another one."""
+    last = DecisionReader(directory / "checkpoint").last()
+    if last is None:
+        raise ConfigError(
+            f"No epoch of a pipeline in {directory} is committed yet, so there is nothing to upgrade.",
+            next_step="Start the new program with `procession run`.",
+        )
+    document = read_pipeline(directory / "checkpoint")
+    return _compared(directory, app, document, last)
+
+
+def _compared(directory: Path, app: App, document: Mapping[str, Any], last: RoundRecord) -> UpgradeComparison:
+    graph = app.graph
+    if graph.name != document["name"]:
+        raise ConfigError(
+            f"The pipeline is {document['name']!r}, and the app defines {graph.name!r}.",
+            next_step="Give the app's Pipeline the same name, or choose the right --dir.",
+        )
+    sinks = sink_changes(graph, str(document["fingerprint"]), dict(document.get("doors", {})))
+    kept = {name: codec for name, codec in graph.sink_codecs().items() if name not in sinks.added}
+    check_codecs(directory / "checkpoint", dict(document.get("codecs", {})), kept)
+    return UpgradeComparison(tuple(outcomes_of(app.plan, last, app.upgrade)), sinks)
+
+
+def try_first_epoch(directory: Path, app: App, savepoint: Savepoint) -> str:
+    """Run the new program once, without Spark, on real input and on copies of the savepoint's states. Nothing is
+    committed. Returns what was tried. Raises the error with which the first epoch would fail."""
+    try:
+        check_without_spark(app.graph)
+    except PlanError as error:
+        return f"not tried: {error.sentence}"
+    with tempfile.TemporaryDirectory(prefix=".upgrade-", dir=directory) as scratch:
+        place = Path(scratch)
+        record = savepoint.record
+        names = savepoint.manifest["files"]
+        for folder, target in (("state", STATES), ("sides", SIDES)):
+            link_all(
+                savepoint.directory / folder,
+                place / target,
+                [name.partition("/")[2] for name in names if name.startswith(f"{folder}/")],
+            )
+        fence = record.fence + 1
+        states = changed_states(app.plan, record, app.upgrade, place / STATES, fence)
+        rows, sentence = _input(directory, app.graph, record)
+        begins = replace(record, epoch=0, fence=fence, last=0, ends={}, states=states)
+        HostedPlan(app.plan, rows, place, begins=begins).lose_epoch(rows.num_rows)
+    return sentence
+
+
+def _input(directory: Path, graph: Graph, record: RoundRecord) -> tuple[pa.RecordBatch, str]:
+    """Records for the first epoch: those that wait, or else the last ones that the log still has."""
+    path = directory / GATEWAY / ("log" if graph.event_time is None else "ordered")
+    segments = recover_log(path).segments if path.exists() else ()
+    start = record.offsets.get(FIRST_GATEWAY, 0)
+    if not segments:
+        return batch_of([]), "tried without records: the log has none"
+    end = segments[-1].end
+    if end > start >= segments[0].base:
+        first, last, what = start, min(end, start + TRIED_RECORDS), "that wait"
+    else:
+        first, last, what = max(segments[0].base, end - TRIED_AGAIN_RECORDS), end, "that were committed last"
+    batches = list(LogReader(path).read(first, last))
+    if not batches:
+        return batch_of([]), "tried without records: the log has none"
+    return pa.concat_batches(batches), f"tried with {last - first:,} rows of the log {what}"
+
+
+def apply(directory: Path, app: App) -> tuple[UpgradeComparison, Checkpoint]:
+    """Change the checkpoint, so that the next driver runs this app. No driver of this directory may run."""
+    found: list[UpgradeComparison] = []
+
+    def change(
+        checkpoint: Checkpoint, document: dict[str, Any], last: RoundRecord
+    ) -> tuple[dict[str, Any], RoundRecord]:
+        found.append(_compared(directory, app, document, last))
+        place = directory / "state" / checkpoint.id
+        make_directory(place)
+        states = changed_states(app.plan, last, app.upgrade, place, checkpoint.fence)
+        graph = app.graph
+        codecs = {sink: codec.name for sink, codec in graph.sink_codecs().items()}
+        made = {**document, "fingerprint": graph.fingerprint(), "doors": graph.endpoints(), "codecs": codecs}
+        return made, replace(last, states=states, fingerprint=graph.fingerprint())
+
+    checkpoint = change_checkpoint(directory / "checkpoint", change)
+    return found[0], checkpoint
+
+
+def roll_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
+    """Change the checkpoint back to a savepoint of the last committed epoch. No driver of this directory may run.
+
+    Raises ConfigError if later epochs are committed, naming sinks and streams that have them."""
+    if savepoint.manifest["checkpoint_id"] != DecisionReader(directory / "checkpoint").id:
+        raise ConfigError(
+            f"Savepoint {savepoint.manifest['name']!r} is of another pipeline.",
+            next_step="Restore it into a directory of its own: `procession savepoint restore`.",
+        )
+    if (last := DecisionReader(directory / "checkpoint").last()) is not None:
+        _check_free(savepoint, last)  # before anything is fenced
+    savepoint.verify()
+
+    def change(
+        checkpoint: Checkpoint, _document: dict[str, Any], last: RoundRecord
+    ) -> tuple[dict[str, Any], RoundRecord]:
+        _check_free(savepoint, last)
+        for folder in ("state", "sides"):
+            _link_missing(savepoint, folder, directory / folder / checkpoint.id)
+        return savepoint.pipeline, savepoint.record
+
+    return change_checkpoint(directory / "checkpoint", change)
+
+
+def _check_free(savepoint: Savepoint, last: RoundRecord) -> None:
+    if last.epoch == savepoint.epoch:
+        return
+    saved = savepoint.record
+    moved = [
+        name for name, part in last.parts.items() if part.end > (saved.parts[name].end if name in saved.parts else 0)
+    ]
+    streams = savepoint.snapshot.streams
+    names = [
+        f"{streams[stream].name or stream}" if stream in streams else str(stream)
+        for stream, position in last.positions.items()
+        if stream not in streams or streams[stream].committed < position
+    ]
+    sinks = f"sinks with later output: {', '.join(moved) or 'none'}"
+    inputs = f"streams with later records: {', '.join(names) or 'none known'}"
+    raise ConfigError(
+        f"Epochs {savepoint.epoch + 1:,} to {last.epoch:,} were committed after savepoint"
+        f" {savepoint.manifest['name']!r}; {sinks}; {inputs}. Output that readers have seen is not taken back, and"
+        " acknowledged records are not sent again.",
+        next_step="Upgrade to a corrected program, or start a second pipeline from the savepoint: `procession savepoint"
+        " restore`.",
+    )
+
+
+def _link_missing(savepoint: Savepoint, folder: str, target: Path) -> None:
+    files = (name.partition("/")[2] for name in savepoint.manifest["files"] if name.startswith(f"{folder}/"))
+    missing = [name for name in files if not (target / name).exists()]
+    if missing:
+        link_all(savepoint.directory / folder, target, missing)

@@ -1,0 +1,316 @@
+"""Switches a running pipeline to a new program, between two epochs, while its gateways and producers stay.
+
+Invariant: at any time either the old or the new program owns the checkpoint, never both. The old driver is stopped
+before the checkpoint is changed; a savepoint of that moment has the way back. If the new program fails before its first
+commit, the switch goes back to the savepoint and the old program. After that commit it never goes back. Runs inside
+`procession run`, which looks for a request in the pipeline's directory; `procession upgrade` writes the request and
+reads the status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from procession.driver.app_file import MODULE, App, load_app
+from procession.driver.driver import SPARE_READY
+from procession.errors import ConfigError, ProcessionError
+from procession.sdk.transaction_log import uncommitted
+from procession.supervisor.app_connectors import check_connectors
+from procession.supervisor.cluster_pipeline import ClusterPipeline
+from procession.supervisor.local_pipeline import DRIVER, SPARE, LocalPipeline, announced_in, connector_arguments
+from procession.supervisor.progress import PipelineProgress
+from procession.supervisor.run_claim import UPGRADE_REQUEST, describe, holder
+from procession.supervisor.savepoint import create
+from procession.supervisor.supervisor import PartFailed
+from procession.supervisor.upgrade_steps import UpgradeComparison, apply, compare, roll_back
+from procession.verify.decisions import DecisionReader
+
+STATUS = "upgrade-status.json"
+LOOK_S = 0.2
+PREPARE_S = 180.0
+"""Seconds that the new driver has to start Spark, before the old one is stopped."""
+FIRST_COMMIT_S = 180.0
+"""Seconds after which a new program that has not become ready is taken for failed."""
+QUIET_S = 5.0
+"""Seconds after which a ready driver without a commit counts as running: there may be no input."""
+RESTARTS_MAX = 2
+"""Restarts of the new driver before its first commit after which the switch goes back."""
+DELIVERY_S = 10.0
+"""Seconds that a sink that is removed has to receive the last decision."""
+
+
+@dataclass(frozen=True)
+class UpgradeRequest:
+    """What `procession upgrade` asks of `procession run`."""
+
+    id: str
+    app: str
+    savepoint: str
+
+    def write(self, directory: Path) -> None:
+        _replace(directory / UPGRADE_REQUEST, self.__dict__)
+
+
+class UpgradeSwitch:
+    """An upgrade of the pipeline of one `procession run`. `local` is the program that runs now."""
+
+    def __init__(self, local: LocalPipeline | ClusterPipeline, say: Callable[[str], None]) -> None:
+        self._on_cluster = local if isinstance(local, ClusterPipeline) else None
+        self.local = local if isinstance(local, LocalPipeline) else local.driver
+        self._say = say
+        self._directory = local.directory
+
+    def perform(self) -> LocalPipeline | ClusterPipeline:
+        """Perform the upgrade that is requested. Returns the program that runs now."""
+        self._look()
+        return self._on_cluster or self.local
+
+    def _look(self) -> None:
+        path = self._directory / UPGRADE_REQUEST
+        try:
+            request = UpgradeRequest(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            path.unlink(missing_ok=True)
+            return
+        path.unlink()
+        status = _Status(self._directory, request.id, self._say)
+        try:
+            if self._on_cluster is not None:
+                raise ConfigError(
+                    "A pipeline on a cluster is not upgraded while it runs.",
+                    next_step="Stop it with `procession stop`, upgrade it, and start the new program.",
+                )
+            self._perform(request, status)
+        except ProcessionError as error:
+            status.end("failed", error.sentence, error.next_step)
+            if isinstance(error, PartFailed):  # not of the new program: `run` itself cannot go on
+                raise
+        except Exception as error:
+            status.end("failed", f"The upgrade ended by a fault of Procession: {error!r}", "Read the output of `run`.")
+            raise
+
+    def _perform(self, request: UpgradeRequest, status: _Status) -> None:
+        supervisor, old = self.local.supervisor, self.local
+        app = load_again(Path(request.app), old.input_streams)
+        comparison = compare(self._directory, app)
+        new = replace(old, app=Path(request.app), graph=app.graph.with_inputs(old.input_streams))
+        check_connectors(new.graph)
+        _check_sources(old, new)
+        started = self._start_sinks(new)
+        old_part = supervisor.part(DRIVER)
+        try:
+            status.tell("the new program starts Spark; the old one goes on")
+            self._prepare(new)
+            status.tell("switching: the old program finishes its epoch, and producers wait")
+            began = time.monotonic()
+            supervisor.halt(DRIVER)
+            try:
+                self._check_delivered(old, comparison)
+                savepoint = create(self._directory, request.savepoint)
+                apply(self._directory, app)
+            except ProcessionError:
+                supervisor.dismiss_successor(DRIVER)
+                supervisor.replace(DRIVER, old_part)
+                raise
+        except ProcessionError:
+            supervisor.dismiss_successor(DRIVER)
+            self._stop_sinks(started)
+            raise
+        supervisor.replace(DRIVER, new.driver_part())
+        status.tell(f"switched; watching the first epochs (the way back is savepoint {request.savepoint!r})")
+        failure = self._failure(savepoint.epoch)
+        if failure is None:
+            self._finish(new, comparison, status, time.monotonic() - began)
+            return
+        status.tell(f"the new program failed before its first commit: {failure}; going back")
+        supervisor.halt(DRIVER)
+        try:
+            roll_back(self._directory, savepoint)
+        except ConfigError as refused:  # it had committed after all
+            supervisor.replace(DRIVER, new.driver_part())
+            self._finish(new, comparison, status, time.monotonic() - began, refused.sentence)
+            return
+        supervisor.replace(DRIVER, old_part)
+        self._stop_sinks(started)
+        status.end(
+            "went back", f"The new program failed before its first commit: {failure}", "Correct the new program."
+        )
+
+    def _start_sinks(self, new: LocalPipeline) -> dict[Path, str]:
+        """Start the sinks' processes that the new program needs. Returns those."""
+        running = self._sink_names()
+        missing = [directory for directory in new.sink_parts if directory not in running]
+        numbers = (number for number in range(1_000_000) if not self.local.supervisor.has(f"sink-{number}"))
+        names = {directory: f"sink-{number}" for directory, number in zip(missing, numbers, strict=False)}
+        new.start_sinks(names)
+        if names:
+            self.local.supervisor.wait_ready(*names.values())
+        return names
+
+    def _sink_names(self) -> dict[Path, str]:
+        """The processes of sinks that run, by directory: a process names its own directory in its arguments."""
+        parts = {
+            name: self.local.supervisor.part(name) for name in self.local.supervisor.names if name.startswith("sink-")
+        }
+        directories = {*self.local.sink_parts}
+        return {
+            directory: name for name, part in parts.items() for directory in directories if str(directory) in part.argv
+        }
+
+    def _stop_sinks(self, names: dict[Path, str]) -> None:
+        for name in names.values():
+            self.local.supervisor.remove(name)
+
+    def _prepare(self, new: LocalPipeline) -> None:
+        supervisor = self.local.supervisor
+        part = replace(new.driver_part(), spare=SPARE)
+        pid = supervisor.prepare(DRIVER, part)
+        is_ready, deadline = announced_in(self._directory / SPARE_READY), time.monotonic() + PREPARE_S
+        while not is_ready(pid):
+            if not supervisor.is_successor_alive(DRIVER) or time.monotonic() > deadline:
+                raise ConfigError(
+                    "The new program could not be started beside the old one, which goes on.",
+                    next_step=f"Read {supervisor.log_path(DRIVER)}.",
+                )
+            if not supervisor.watch(LOOK_S):
+                raise ConfigError("The pipeline was stopped during the upgrade.", next_step="Start the old program.")
+
+    def _check_delivered(self, old: LocalPipeline, comparison: UpgradeComparison) -> None:
+        """Raise ConfigError unless the sinks that are removed have received the last decision."""
+        for end in old.graph.participants:
+            if end.sink.name not in comparison.sinks.removed:
+                continue
+            directory = old.sink_directories.get(end.sink.name)
+            if directory is None:
+                raise ConfigError(
+                    f"Sink {end.name!r} is not started by this pipeline: whether it has the last commit is not known.",
+                    next_step="Keep the sink in the program.",
+                )
+            log, deadline = directory / f"{end.instance}.txnlog", time.monotonic() + DELIVERY_S
+            while log.exists() and uncommitted(log):
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"Sink {end.name!r} has not received the last decision.",
+                        next_step="Upgrade again; the old program goes on.",
+                    )
+                time.sleep(LOOK_S)
+
+    def _failure(self, epoch: int) -> str | None:
+        """Watch the new driver until its first commit. Returns why it failed, or None."""
+        supervisor = self.local.supervisor
+        starts, began, ready_s = supervisor.restarts[DRIVER], time.monotonic(), 0.0
+        try:
+            while supervisor.watch(LOOK_S):
+                last = DecisionReader(self._directory / "checkpoint").last()
+                if last is not None and last.epoch > epoch:
+                    return None
+                if supervisor.restarts[DRIVER] - starts > RESTARTS_MAX:
+                    return f"its driver was started {RESTARTS_MAX + 2} times"
+                ready_s = ready_s + LOOK_S if supervisor.is_ready(DRIVER) and not self._is_waiting(last) else 0.0
+                if ready_s >= QUIET_S:
+                    return None
+                if time.monotonic() - began > FIRST_COMMIT_S:
+                    return f"it committed nothing within {FIRST_COMMIT_S:g} seconds"
+        except PartFailed as failed:
+            if failed.fields["part"] != DRIVER:
+                raise
+            return failed.sentence
+        return None  # asked to stop: the next start continues with the new program
+
+    def _is_waiting(self, last: Any) -> bool:
+        """Whether records wait in the log that are not committed."""
+        progress = PipelineProgress.from_now(self._directory, self.local.settings.control_cookie).look()
+        return progress.is_answered and progress.waiting(0 if last is None else last.last) > 0
+
+    def _finish(
+        self, new: LocalPipeline, comparison: UpgradeComparison, status: _Status, seconds: float, note: str = ""
+    ) -> None:
+        unused = {path: name for path, name in self._sink_names().items() if path not in new.sink_parts}
+        self._stop_sinks(unused)
+        self.local = new
+        describe(self._directory, new.graph.name, new.app)
+        status.end("done", note, "", seconds=round(seconds, 1), **comparison.described())
+
+
+class _Status:
+    """What `procession upgrade` reads while it waits."""
+
+    def __init__(self, directory: Path, request: str, say: Callable[[str], None]) -> None:
+        self._path = directory / STATUS
+        self._request = request
+        self._say = say
+        self._told: list[str] = []
+
+    def tell(self, sentence: str) -> None:
+        self._say(f"upgrade: {sentence}")
+        self._told.append(sentence)
+        self._write({"state": "running"})
+
+    def end(self, state: str, sentence: str, next_step: str = "", **more: Any) -> None:
+        self._say(f"upgrade: {state}{': ' if sentence else ''}{sentence}")
+        self._write({"state": state, "sentence": sentence, "next_step": next_step, **more})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        _replace(self._path, {"id": self._request, "told": self._told, **document})
+
+
+def load_again(path: Path, input_streams: frozenset[int] = frozenset()) -> App:
+    """Load an app, and its own modules, as they are now: this process may have loaded earlier versions."""
+    place = path.parent.resolve()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        is_beside = bool(file) and Path(file).resolve().is_relative_to(place) and "site-packages" not in file
+        is_ours = name.partition(".")[0] in ("procession", "__main__")
+        if name == MODULE or (is_beside and not is_ours):
+            del sys.modules[name]
+    return load_app(path, input_streams=input_streams)
+
+
+def _check_sources(old: LocalPipeline, new: LocalPipeline) -> None:
+    before = {source.name: connector_arguments(source, Path("x")) for source in old.graph.connected}
+    for source in new.graph.connected:
+        if before.get(source.name) != connector_arguments(source, Path("x")):
+            raise ConfigError(
+                f"Source {source.name!r} reads another URL or has other options than in the running program.",
+                next_step="Stop the pipeline, upgrade it with `procession upgrade`, and start the new program.",
+            )
+
+
+def request_upgrade(directory: Path, app: Path, savepoint: str) -> Iterator[dict[str, Any]]:
+    """Ask the pipeline that runs in this directory to switch to this app. Yields its status whenever it changes; the
+    last one is not "running". Raises ConfigError if the pipeline ends meanwhile."""
+    request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint)
+    request.write(directory)
+    seen: dict[str, Any] = {}
+    while True:
+        try:
+            found = json.loads((directory / STATUS).read_text())
+        except (FileNotFoundError, ValueError):
+            found = {}
+        if found.get("id") == request.id and found != seen:
+            seen = found
+            yield found
+            if found["state"] != "running":
+                return
+        if holder(directory) is None:
+            (directory / UPGRADE_REQUEST).unlink(missing_ok=True)
+            raise ConfigError(
+                "The pipeline ended during the upgrade.",
+                next_step="Start the new program with `procession run`. If it is refused, the switch had not been made:"
+                " start the old one.",
+            )
+        time.sleep(LOOK_S)
+
+
+def _replace(path: Path, document: dict[str, Any]) -> None:
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft.write_text(json.dumps(document))
+    draft.replace(path)
