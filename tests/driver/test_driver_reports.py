@@ -84,6 +84,13 @@ def test_the_next_driver_adds_what_was_committed_and_not_logged(tmp_path: Path) 
     ]
 
 
+def test_a_driver_that_starts_completes_the_history(tmp_path: Path) -> None:
+    reports = reports_in(tmp_path)
+    reports.start(RecoveredRounds(1, None, {0: record_of(0), 1: record_of(1)}, 0))
+    reports.close()
+    assert [line["epoch"] for line in EpochTail(tmp_path / EPOCHS).new()] == [0, 1]
+
+
 def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / EPOCHS
     log = EpochLog(path)
