@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from procession.dashboard.access import COOKIE_AGE_S, SECURITY_HEADERS, Guard, Sessions, own_hosts
 
@@ -20,13 +22,20 @@ def sessions_in(directory: Path, link: str = "the-link", now: float = 1000.0) ->
     return Sessions(directory, b"key", link, lambda: now)
 
 
-def guarded(sessions: Sessions) -> TestClient:
+def guarded(sessions: Sessions) -> Callable[..., httpx.Response]:
+    """Sends a request to an app behind the guard."""
+
     async def answer(_request: Request) -> PlainTextResponse:
         return PlainTextResponse("inside")
 
     app = Starlette(routes=[Route("/", answer), Route("/act", answer, methods=["GET", "POST"])])
     guard = Guard(app, sessions, own_hosts("127.0.0.1", 8000), "procession")
-    return TestClient(guard, base_url=f"http://{HOST}")
+
+    async def ask(method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=f"http://{HOST}") as client:
+            return await client.request(method, path, headers=headers)
+
+    return lambda method, path, headers: asyncio.run(ask(method, path, headers))
 
 
 def test_a_link_is_good_once_also_after_a_restart(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_a_cookie_expires_and_cannot_be_changed(tmp_path: Path) -> None:
 def test_host_origin_and_cookie_are_checked(tmp_path: Path, headers: dict[str, str], status: int) -> None:
     sessions = sessions_in(tmp_path)
     given = {"cookie": f"procession={sessions.exchange('the-link')}", **headers}
-    answer = guarded(sessions).get("/", headers=given)
+    answer = guarded(sessions)("GET", "/", given)
     assert answer.status_code == status
     for name, value in SECURITY_HEADERS.items():
         assert answer.headers[name] == value
@@ -82,9 +91,9 @@ def test_host_origin_and_cookie_are_checked(tmp_path: Path, headers: dict[str, s
 
 def test_what_changes_something_must_come_from_our_own_page(tmp_path: Path) -> None:
     sessions = sessions_in(tmp_path)
-    client, cookie = guarded(sessions), {"cookie": f"procession={sessions.exchange('the-link')}"}
-    assert client.post("/act", headers=cookie).status_code == 403
-    assert client.post("/act", headers={**cookie, "origin": f"http://{HOST}"}).status_code == 200
+    ask, cookie = guarded(sessions), {"cookie": f"procession={sessions.exchange('the-link')}"}
+    assert ask("POST", "/act", cookie).status_code == 403
+    assert ask("POST", "/act", {**cookie, "origin": f"http://{HOST}"}).status_code == 200
 
 
 def test_an_operator_may_add_the_name_of_a_proxy() -> None:
