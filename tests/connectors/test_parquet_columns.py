@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import struct
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,27 @@ def test_a_schema_file_names_columns_and_types(tmp_path: Path) -> None:
             load_schema(path)
     with pytest.raises(ConfigError, match="No such file"):
         load_schema(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("texts", [["plain", "text"], ["grün", "weiß"]])
+def test_an_arrow_record_with_a_broken_text_is_refused(texts: list[str]) -> None:
+    schema = pa.schema([("text", pa.string())])
+    converter = RowConverter(RecordFormat.ARROW, ColumnNames())
+    converter.use(schema)
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, schema) as writer:
+        writer.write_table(pa.table({"text": texts}, schema=schema))
+    record = stream.getvalue().to_pybytes()
+    assert converter.table(block_batch([record]), np.zeros(1, np.int64)).column("text").to_pylist() == texts
+    start = record.index(texts[0].encode())
+    for changed in (record[:start] + b"\xff" + record[start + 1 :], _with_offset(record, texts, 2**20)):
+        with pytest.raises(RecordError, match="not an Arrow IPC stream"):
+            converter.table(block_batch([changed]), np.zeros(1, np.int64))
+
+
+def _with_offset(record: bytes, texts: list[str], offset: int) -> bytes:
+    """The record, with another second offset of its texts."""
+    lengths = [len(text.encode()) for text in texts]
+    right = struct.pack("<iii", 0, lengths[0], sum(lengths))
+    assert record.count(right) == 1
+    return record.replace(right, struct.pack("<iii", 0, offset, sum(lengths)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -75,4 +77,41 @@ def test_the_file_has_dictionaries_for_the_other_columns(tmp_path: Path) -> None
     spool.wait_for_sync()
     group = pq.read_metadata(spool.path).row_group(0)
     assert [group.column(index).has_dictionary_page for index in range(2)] == [False, True]
+    spool.close()
+
+
+def test_row_groups_grow_with_the_file_and_little_is_left_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = arrow_record(*range(100))
+    monkeypatch.setattr(parquet_spool, "ROW_GROUP_BYTES_MIN", len(record))
+    monkeypatch.setattr(parquet_spool, "ROW_GROUP_BYTES_MAX", 5 * len(record))
+    spool = spool_of(tmp_path)
+    for position in range(60):
+        spool.append(position, [record])
+    spool.finish()
+    spool.wait_for_sync()
+    metadata = pq.read_metadata(spool.path)
+    sizes = [metadata.row_group(index).num_rows // 100 for index in range(metadata.num_row_groups)]
+    spool.close()
+    before = list(itertools.accumulate(sizes, initial=0))
+    assert sizes[:-1] == [min(max(math.ceil(rows / 4), 1), 5) for rows in before[:-2]]
+    assert before[-1] == 60
+
+
+def test_columns_with_a_dictionary_are_judged_again_after_some_files_or_with_other_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_spool, "DICTIONARY_SAMPLE_ROWS", 10)
+    monkeypatch.setattr(parquet_spool, "DICTIONARY_FILES", 2)
+    spool = spool_of(tmp_path)
+
+    def has_dictionary(*ids: int) -> bool:
+        spool.append(0, [arrow_record(*ids)])
+        spool.finish()
+        spool.wait_for_sync()
+        return bool(pq.read_metadata(spool.path).row_group(0).column(0).has_dictionary_page)
+
+    distinct, same = range(10), [7] * 10
+    assert [has_dictionary(*ids) for ids in (distinct, same, same, distinct)] == [False, False, True, True]
     spool.close()

@@ -99,7 +99,7 @@ class MeasuredSink:
     def __init__(self, name: str, arguments: Sequence[str], directory: Path, payloads: Sequence[pa.Array]) -> None:
         directory.mkdir()
         command = [*COMMAND, "sink", *arguments, "--listen", "{listen}", "--records", "blocks"]
-        self._process = SinkProcess(command, directory)
+        self._process = SinkProcess(command, directory, has_faults=False)
         self._name = name
         self._blocks = [list(encode_blocks(block_batch(array))) for array in payloads]
         self._epochs = self._end = 0

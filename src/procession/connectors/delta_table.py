@@ -136,9 +136,7 @@ class DeltaLakeTable(LakeTable):
             return LakeToken()
         if instance not in self._tokens:
             with self._translated_errors("read"):
-                end = table.transaction_version(_application(instance)) or 0
-                number = table.transaction_version(_last_transaction(instance))
-            self._tokens[instance] = LakeToken(end, txn_number=number)
+                self._tokens[instance] = _read_token(table, instance)
         return self._tokens[instance]
 
     def publish(self, instance: str, upload: Upload) -> None:
@@ -244,9 +242,12 @@ class DeltaLakeTable(LakeTable):
                 updating.result()
 
     def _update(self) -> None:
+        """Reads what is new in the log, and the known tokens again. They cost as much as the log."""
         assert self._table is not None
+        known = list(self._tokens)
         self._tokens.clear()
         self._table.update_incremental()
+        self._tokens = {instance: _read_token(self._table, instance) for instance in known}
 
     def _last_version(self, known: int) -> int:
         """The last version of the log at or behind a known one."""
@@ -295,6 +296,11 @@ def _application(instance: str) -> str:
 
 def _last_transaction(instance: str) -> str:
     return f"{_application(instance)}:transaction"
+
+
+def _read_token(table: DeltaTable, instance: str) -> LakeToken:
+    end = table.transaction_version(_application(instance)) or 0
+    return LakeToken(end, txn_number=table.transaction_version(_last_transaction(instance)))
 
 
 def _log_name(version: int) -> str:

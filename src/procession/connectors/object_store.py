@@ -36,8 +36,8 @@ class ObjectStore(Protocol):
     def spool_path(self, spare: Path) -> Path:
         """Where to write a file that `upload` takes; `spare` is a path in the sink's directory."""
 
-    def upload(self, spool: Path, name: str) -> None:
-        """Move a local file here, under a new name."""
+    def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
+        """Move a local file here, under a new name. `is_synced`: its content is on disk already."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file; False if the name is taken already."""
@@ -104,13 +104,15 @@ class LocalStore(ObjectStore):
         make_directory(folder)
         return folder / f"{owner}-{spare.name}"
 
-    def upload(self, spool: Path, name: str) -> None:
+    def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         target = self._made(name)
         try:
             if spool.stat().st_dev != target.parent.stat().st_dev:
                 spool = Path(shutil.copyfile(spool, target.with_name(f"{target.name}.{os.getpid()}.draft")))
-            with spool.open("rb") as file:
-                sync(file.fileno())
+                is_synced = False
+            if not is_synced:
+                with spool.open("rb") as file:
+                    sync(file.fileno())
             os.rename(spool, target)
         except OSError as error:
             raise storage_error(target, "write", error) from error

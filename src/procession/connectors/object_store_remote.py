@@ -87,7 +87,7 @@ class RemoteStore(ObjectStore):
     def spool_path(self, spare: Path) -> Path:
         return spare
 
-    def upload(self, spool: Path, name: str) -> None:
+    def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         with self._translated_errors(f"write {name} in"), spool.open("rb") as file:
             self._obstore.put(self._store, name, file)
         spool.unlink(missing_ok=True)

@@ -175,7 +175,7 @@ class LakeOutput(Output):
         self._note_down(Upload(*transaction, name, facts), self._start_before(transaction.start))
         faults.point("sink:before-upload")
         self._spool.wait_for_sync()  # a sync reports an error only once, so this one must not be ignored
-        self._table.store.upload(self._spool.path, name)
+        self._table.store.upload(self._spool.path, name, is_synced=True)
         faults.point("sink:after-upload")
 
     def commit(self, transaction: Transaction) -> None:

@@ -8,6 +8,7 @@ which takes the file.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,10 +33,11 @@ from procession.storage.durable import storage_error
 
 BUFFER_BYTES_MAX = 2 * 1024 * 1024
 """Bytes of records that are converted together."""
-ROW_GROUP_BYTES_MIN = 4 * 1024 * 1024
-"""Size of the first row group of a file. Each is twice as large as the one before, so writing begins early, and a large
-file has few row groups."""
+ROW_GROUP_BYTES_MIN = 2 * 1024 * 1024
 ROW_GROUP_BYTES_MAX = 32 * 1024 * 1024
+ROW_GROUP_SHARE = 4
+"""A row group has a quarter of the bytes before it, within the two bounds: little is left to write when the last record
+has arrived, and a large file has few row groups."""
 ROW_GROUP_ROWS_MAX = 1_000_000
 DICTIONARY_BYTES_MAX = 64 * 1024
 """A column with more bytes of different values is written without a dictionary, which would cost more than it saves."""
@@ -43,6 +45,8 @@ DICTIONARY_SAMPLE_ROWS = 4096
 DICTIONARY_DISTINCT_MAX = 0.9
 """Share of different values in the sample above which a column is written without a dictionary from the start: it has
 so many that they would not fit."""
+DICTIONARY_FILES = 16
+"""Number of files after which it is judged again which columns have a dictionary."""
 TEXT_BOUND_CHARACTERS_MAX = 32
 """A column whose least or greatest text is longer has no bounds in the statistics."""
 
@@ -70,6 +74,9 @@ class ParquetSpool:
         self._make_schema = make_schema
         self._writer: pq.ParquetWriter | None = None
         self._thread = ThreadPoolExecutor(1, "parquet")
+        self._dictionaries: bool | list[str] = True
+        self._dictionaries_of: pa.Schema | None = None
+        self._files = 0
         self._writing: Future[None] | None = None
         """What the thread does: it writes a row group, or syncs. Meanwhile nobody else may use the writer."""
         self.drop()
@@ -85,8 +92,7 @@ class ParquetSpool:
         self._waiting: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
         self._waiting_bytes = 0
         self._rows: list[pa.Table] = []
-        self._rows_bytes = self._rows_count = 0
-        self._row_group_bytes = ROW_GROUP_BYTES_MIN
+        self._rows_bytes = self._rows_count = self._file_bytes = 0
 
     @property
     def has_records(self) -> bool:
@@ -95,13 +101,14 @@ class ParquetSpool:
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         """Take messages, the first of them at `position`. Raises RecordError."""
         messages = Payloads.of(payloads)
-        starts = messages.edges[:-1] + position
+        edges = messages.edges + position
         if self._form is RecordForm.MESSAGES:
             [batch] = record_batches(messages, self._form)
-            self._wait_with(batch, starts)
+            self._wait_with(batch, edges[:-1], int(edges[-1] - edges[0]))
             return
-        for start, batch in zip(starts.tolist(), record_batches(messages, self._form), strict=True):
-            self._wait_with(batch, start + np.arange(len(batch)))
+        blocks = record_batches(messages, self._form)
+        for (start, end), batch in zip(itertools.pairwise(edges.tolist()), blocks, strict=True):
+            self._wait_with(batch, start + np.arange(len(batch)), end - start)
 
     def finish(self) -> FileFacts:
         """Write what is left, and close the file. The thread begins to sync it; `wait_for_sync` ends that."""
@@ -116,7 +123,7 @@ class ParquetSpool:
             facts = _facts(self.path)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
-        self._row_group_bytes = ROW_GROUP_BYTES_MIN
+        self._file_bytes = 0
         self._writing = self._thread.submit(self._sync)
         return facts
 
@@ -130,14 +137,15 @@ class ParquetSpool:
         finally:
             self._thread.shutdown()
 
-    def _wait_with(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
+    def _wait_with(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64], size_bytes: int) -> None:
         self._waiting.append((batch, positions))
-        self._waiting_bytes += batch.nbytes
+        self._waiting_bytes += size_bytes
         if self._columns.is_columnar or self._waiting_bytes >= BUFFER_BYTES_MAX:
             self._convert()
 
     def _convert(self) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        waiting, self._waiting = self._waiting, []
+        received_bytes, self._waiting_bytes = self._waiting_bytes, 0
         if not waiting:
             return
         batch, positions = waiting[0]
@@ -149,16 +157,17 @@ class ParquetSpool:
         rows = self._columns.table(batch, positions)
         self._rows.append(rows)
         # Rows from Arrow records refer to the records, which may have more bytes than their rows.
-        self._rows_bytes += max(rows.nbytes, batch.nbytes) if self._columns.is_columnar else rows.nbytes
+        self._rows_bytes += max(rows.nbytes, received_bytes) if self._columns.is_columnar else rows.nbytes
         self._rows_count += rows.num_rows
-        if self._rows_bytes >= self._row_group_bytes or self._rows_count >= ROW_GROUP_ROWS_MAX:
+        enough_bytes = min(max(self._file_bytes // ROW_GROUP_SHARE, ROW_GROUP_BYTES_MIN), ROW_GROUP_BYTES_MAX)
+        if self._rows_bytes >= enough_bytes or self._rows_count >= ROW_GROUP_ROWS_MAX:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
         """Lets the thread write the rows, after those before them."""
         rows, self._rows = self._rows, []
+        self._file_bytes += self._rows_bytes
         self._rows_bytes = self._rows_count = 0
-        self._row_group_bytes = min(2 * self._row_group_bytes, ROW_GROUP_BYTES_MAX)
         self._wait()
         self._writing = self._thread.submit(self._write, rows)
 
@@ -167,12 +176,18 @@ class ParquetSpool:
             assert self._columns.schema is not None
             table = pa.concat_tables(rows) if rows else self._columns.schema.empty_table()
             if self._writer is None:
-                self._writer = _new_writer(self.path, table.schema, repeating_columns(table))
+                self._judge_dictionaries(table)
+                self._writer = _new_writer(self.path, table.schema, self._dictionaries)
             faults.disk("full")
             if rows:
                 self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
+
+    def _judge_dictionaries(self, table: pa.Table) -> None:
+        if self._files % DICTIONARY_FILES == 0 or self._dictionaries_of != table.schema:
+            self._dictionaries, self._dictionaries_of = repeating_columns(table), table.schema
+        self._files += 1
 
     def _sync(self) -> None:
         try:

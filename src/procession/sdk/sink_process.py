@@ -33,9 +33,17 @@ class SinkProcess:
     """`command` has `{dir}` where the sink's directory belongs, and `{listen}` for the address it is to listen at.
 
     The program's standard output and error are kept in files beside its directory.
+
+    Args:
+        command: The program and its arguments.
+        directory: Where its directory is made.
+        visible: Reads the output.
+        has_faults: Whether the program looks for faults that `arm` names. That costs time, so benchmarks go without.
     """
 
-    def __init__(self, command: Sequence[str], directory: Path, visible: Visible | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], directory: Path, visible: Visible | None = None, *, has_faults: bool = True
+    ) -> None:
         self.directory = directory / "sink"
         self._visible = visible
         with listening_socket(Address("127.0.0.1", 0)) as listener:
@@ -45,6 +53,7 @@ class SinkProcess:
             word.replace("{dir}", str(self.directory)).replace("{listen}", str(self.address)) for word in command
         ]
         self._fault = directory / "fault"
+        self._environment = {faults.FILE_VARIABLE: str(self._fault)} if has_faults else {}
         self.stdout = directory / "stdout"
         self.stderr = directory / "stderr"
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,7 +109,7 @@ class SinkProcess:
             try:
                 self._process = subprocess.Popen(
                     self._command,
-                    env=os.environ | {faults.FILE_VARIABLE: str(self._fault)},
+                    env=os.environ | self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
