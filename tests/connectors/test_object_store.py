@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from procession.connectors.delta_table import DeltaLakeTable
 from procession.connectors.object_store import LocalStore
+from procession.connectors.parquet_output import LakeTable
+from procession.connectors.parquet_sink import LakeOptions, open_parquet, run_lake_sink
+from procession.errors import StorageError
 
 
 def visible(directory: Path) -> list[str]:
@@ -31,3 +36,23 @@ def test_a_file_that_is_renewed_is_visible_once_all_the_time(tmp_path: Path, mon
     assert visible(tmp_path) == ["part-1.parquet"]
     assert (tmp_path / "part-1.parquet").read_bytes() == b"rows"
     assert (tmp_path / "part-1.parquet").stat().st_ino != before
+
+
+def test_a_synced_file_is_not_synced_again_unless_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, synced = LocalStore(tmp_path / "table"), []
+    monkeypatch.setattr("procession.connectors.object_store.sync", synced.append)
+    for name, is_synced in (("a", True), ("b", False)):
+        spool = store.spool_path(tmp_path / "spool")
+        spool.write_bytes(b"rows")
+        store.upload(spool, name, is_synced=is_synced)
+        assert len(synced) == (not is_synced)
+
+
+@pytest.mark.parametrize("open_table", [open_parquet, DeltaLakeTable])
+def test_a_sink_does_not_start_where_it_cannot_write(open_table: Callable[[str], LakeTable], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"Cannot .*/file/table.*: Not a directory"):
+        run_lake_sink(tmp_path / "sink", lambda: open_table(f"{tmp_path}/file/table"), LakeOptions(), "127.0.0.1:0")
+    store = LocalStore(tmp_path / "table")
+    store.check()
+    assert list((tmp_path / "table/_procession").iterdir()) == []

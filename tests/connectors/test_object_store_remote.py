@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from procession.connectors.delta_table import DeltaLakeTable
 from procession.connectors.object_store_remote import RemoteStore
+from procession.connectors.parquet_output import LakeTable
+from procession.connectors.parquet_sink import LakeOptions, open_parquet, run_lake_sink
 from procession.errors import DiskError, StorageError
 from tests.certificates import Authority
 from tests.systems.s3_file_server import S3FileServer
@@ -42,6 +45,10 @@ def answering(
     """A store that answers each request with this error, in the form that S3 documents."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             body = f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
@@ -76,6 +83,16 @@ def test_a_wrong_clock_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
         store.create("a.json", b"one")
     assert "the clock of this machine differs too much" in caught.value.sentence
     assert not isinstance(caught.value, DiskError), "an operator must act"
+
+
+@pytest.mark.parametrize("open_table", [open_parquet, DeltaLakeTable])
+def test_a_sink_does_not_start_where_it_may_not_read(
+    open_table: Callable[[str], LakeTable], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with answering(monkeypatch, 403, "") as store, pytest.raises(StorageError) as caught:
+        run_lake_sink(tmp_path, lambda: open_table(store.url), LakeOptions(), "127.0.0.1:0")
+    assert "Cannot read _procession/probe of s3://bucket/t: it denies the access." in caught.value.sentence
+    assert "AWS_ACCESS_KEY_ID" in caught.value.explain()
 
 
 def test_a_full_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,9 @@ class DeltaLakeTable(LakeTable):
         self._updating: Future[None] | None = None
         """The update behind our last commit, while the next epoch arrives. Meanwhile nobody else may use `_table`."""
 
+    def check_place(self) -> None:
+        self.store.check()
+
     def schema(self) -> pa.Schema | None:
         self._wait_for_update()
         self._tokens.clear()

@@ -285,7 +285,7 @@ def open_iceberg(
             properties[name] = os.environ[variable]
     warehouse, _, name = url.rpartition("/") if not catalog_name else ("", "", url)
     if not name.rpartition(".")[0]:
-        raise UsageError(f"{url} names no table.", next_step="Give NAMESPACE.TABLE as its last part.")
+        raise UsageError(f"The address {url} names no table.", next_step="Give NAMESPACE.TABLE as its last part.")
     if not catalog_name:
         local = local_path(warehouse) if warehouse else Path.cwd()
         if local is None:

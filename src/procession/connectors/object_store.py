@@ -36,6 +36,9 @@ class ObjectStore(Protocol):
     def spool_path(self, spare: Path) -> Path:
         """Where to write a file that `upload` takes; `spare` is a path in the sink's directory."""
 
+    def check(self) -> None:
+        """Raises StorageError if this place cannot be used: no permission, no bucket, no credentials."""
+
     def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         """Move a local file here, under a new name. `is_synced`: its content is on disk already."""
 
@@ -103,6 +106,14 @@ class LocalStore(ObjectStore):
         folder = self.root / HIDDEN
         make_directory(folder)
         return folder / f"{owner}-{spare.name}"
+
+    def check(self) -> None:
+        probe = self.spool_path(Path(f"probe-{os.getpid()}"))
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise storage_error(probe, "write", error) from error
 
     def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         target = self._made(name)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from procession.connectors.object_store import ObjectStore
+from procession.connectors.object_store import HIDDEN, ObjectStore
 from procession.errors import ConfigError, DiskError, StorageError, UsageError
 
 REQUEST_TIMEOUT_S = 30
@@ -86,6 +86,10 @@ class RemoteStore(ObjectStore):
 
     def spool_path(self, spare: Path) -> Path:
         return spare
+
+    def check(self) -> None:
+        """Writes nothing: whether that is allowed shows before the first vote."""
+        self.has(f"{HIDDEN}/probe")
 
     def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         with self._translated_errors(f"write {name} in"), spool.open("rb") as file:

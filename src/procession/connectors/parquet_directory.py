@@ -46,6 +46,9 @@ class ParquetDirectory(LakeTable):
         self._merge_path = Path()
         self._ranges: EpochRanges | None = None
 
+    def check_place(self) -> None:
+        self.store.check()
+
     def schema(self) -> pa.Schema | None:
         data = self.store.read(SCHEMA, SCHEMA_BYTES_MAX)
         if data is None:

@@ -76,6 +76,10 @@ class LakeTable(Protocol):
     store: ObjectStore
     """Its files; of a table that there is not yet, perhaps none."""
 
+    def check_place(self) -> None:
+        """Before the sink starts: raises StorageError if nothing can be stored where the table is."""
+        return
+
     def schema(self) -> pa.Schema | None:
         """The table's columns as they are now; None if there is no table."""
 

@@ -65,7 +65,9 @@ def run_lake_sink(
     tell: Tell | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the error that stopped it otherwise."""
-    open_table().schema()
+    table = open_table()
+    table.check_place()
+    table.schema()
     run_sink(lake_opener(directory, open_table, options), directory, listen, cookie=cookie, tls=tls, tell=tell)
 
 
