@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from procession.allocation import keep_arrow_memory
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
@@ -19,6 +21,7 @@ INTERRUPTED = 130
 
 
 def main() -> NoReturn:
+    keep_arrow_memory()
     is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # unless it is ignored, as under nohup
     if is_handled:
         signal.signal(signal.SIGINT, _leave_at_once)
