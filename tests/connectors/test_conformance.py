@@ -16,6 +16,7 @@ from procession.connectors.epochs_sink import epoch_files, epochs_directory
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase
 from procession.sdk.sink_process import SinkProcess, Visible
 from procession.verify.sink_outputs import committed_output
+from tests.connectors.conformance_round import SHORT_ROUND, cases
 
 
 def of_files(directory: Path, instance: str) -> bytes:
@@ -41,19 +42,18 @@ class Shipped:
     name: str
     arguments: tuple[str, ...]
     visible: Visible
+    short_round: frozenset[str] = SHORT_ROUND
 
 
 SHIPPED = (
-    Shipped("file", ("file",), of_files),
+    Shipped("file", ("file",), of_files, frozenset(case.short for case in CASES)),
     Shipped("epochs", ("epochs",), of_epochs),
-    pytest.param(
-        Shipped("epochs --empty", ("epochs", "--empty", "--suffix", ".csv"), of_epochs), marks=pytest.mark.slow
-    ),
+    Shipped("epochs --empty", ("epochs", "--empty", "--suffix", ".csv"), of_epochs, frozenset()),
     Shipped("stdout --json", ("stdout", "--json"), of_stdout),
 )
 
 
-@pytest.fixture(scope="module", params=SHIPPED, ids=lambda shipped: shipped.name)
+@pytest.fixture(scope="module")
 def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
     shipped: Shipped = request.param
     kind, *options = shipped.arguments
@@ -62,7 +62,11 @@ def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         yield Conformance(trial)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("conformance", "case"),
+    [case for shipped in SHIPPED for case in cases(shipped, name=shipped.name, short_round=shipped.short_round)],
+    indirect=["conformance"],
+)
 def test_a_sink_of_ours_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
     assert finding.outcome is CaseOutcome.KEPT, finding.why

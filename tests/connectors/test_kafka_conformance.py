@@ -11,11 +11,14 @@ import pytest
 
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase
 from procession.sdk.sink_process import SinkProcess
+from tests.connectors.conformance_round import cases
 from tests.systems.kafka_broker import Kafka, needs_kafka
 
 pytestmark = needs_kafka
 
-SHORT = {"visible", "empty-epoch", "gap", "killed-commit", "killed-abort", "after-output-commit-commit", "two-workers"}
+SHORT = frozenset(
+    {"visible", "empty-epoch", "gap", "killed-commit", "killed-abort", "after-output-commit-commit", "two-workers"}
+)
 """What every change needs; the others take long, because each opens an output."""
 
 
@@ -32,11 +35,7 @@ def conformance(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Conformance(trial)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case if case.short in SHORT else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-    ids=lambda case: case.name,
-)
+@pytest.mark.parametrize("case", cases(short_round=SHORT))
 def test_the_kafka_sink_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
     assert finding.outcome is CaseOutcome.KEPT, finding.why

@@ -140,9 +140,9 @@ def check_whole(epochs: list[int]) -> int:
         (parquet, by_duckdb),
         (parquet_ranges, by_duckdb),
         (delta, by_deltalake),
-        (delta, by_duckdb_of_delta),
+        pytest.param(delta, by_duckdb_of_delta, marks=pytest.mark.slow),
         (iceberg, by_pyiceberg),
-        (iceberg, by_duckdb_of_iceberg),
+        pytest.param(iceberg, by_duckdb_of_iceberg, marks=pytest.mark.slow),
     ],
     ids=lambda function: function.__name__,
 )

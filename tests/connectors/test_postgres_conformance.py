@@ -6,22 +6,16 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from procession.chaos.postgres_server import PostgresServer
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase
 from procession.sdk.sink_process import SinkProcess
+from tests.connectors.conformance_round import SHORT_ROUND, cases
 from tests.systems.postgres_server import needs_postgres, new_database
 
 pytestmark = needs_postgres
-
-# What depends on the Output. The cases that all sinks owe to the SDK are left to `make test-all`.
-SHORT_ROUND = {
-    *("visible", "large", "empty-epoch", "other-bytes", "killed-commit", "killed-abort", "unvoted", "all-as-it-was"),
-    *("before-vote-commit", "after-output-commit-commit", "after-recover-commit", "before-output-abort-abort"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +38,15 @@ def conformance(
     assert database.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()") == []
 
 
-def cases() -> Iterator[Any]:
-    for mode in ("prepared", "token"):
-        for case in CASES:
-            marks = [] if case.short in SHORT_ROUND else pytest.mark.slow
-            yield pytest.param(mode, case, id=f"{mode}: {case.name}", marks=marks)
-
-
 def test_the_cases_of_the_short_round_exist() -> None:
     assert {case.short for case in CASES} >= SHORT_ROUND
 
 
-@pytest.mark.parametrize(("conformance", "case"), list(cases()), indirect=["conformance"])
+@pytest.mark.parametrize(
+    ("conformance", "case"),
+    [case for mode in ("prepared", "token") for case in cases(mode, name=mode)],
+    indirect=["conformance"],
+)
 def test_a_postgres_sink_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
     assert finding.outcome is CaseOutcome.KEPT, finding.why

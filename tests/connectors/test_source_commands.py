@@ -287,7 +287,7 @@ def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
 
 def test_the_generator_sends_what_it_prints_and_goes_on_where_it_was_stopped(gateway: LivingGateway) -> None:
     shape = ["generator", "--size", "40", "--keys", "3", "--seed", "7"]
-    with command(*shape, "--to", gateway.listen, "--rate", "5000") as source:
+    with command(*shape, "--to", gateway.listen, "--rate", "500") as source:
         (stream,) = GeneratorSource(Recipe(seed=7)).streams()
         until(lambda: gateway.payloads(stream.id))
         source.signal()
