@@ -109,8 +109,9 @@ def test_a_sink_and_a_source_work_with_certificates_on_both_sides(broker: TlsBro
 
 def test_a_broker_whose_certificate_nobody_vouches_for_is_refused(broker: TlsBroker) -> None:
     clients = broker.clients(ca=broker.stranger.ca, shown=broker.client)
-    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed"):
+    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
         clients.topic("sealed")
+    assert "compare the clocks" in raised.value.next_step
 
 
 def test_a_broker_with_the_certificate_of_another_host_is_refused(broker: TlsBroker) -> None:

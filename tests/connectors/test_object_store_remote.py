@@ -106,6 +106,7 @@ def test_a_certificate_is_trusted_only_if_its_authority_is(monkeypatch: pytest.M
     with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:
         store.create("a.json", b"one")
     assert "its certificate is not trusted" in caught.value.sentence
+    assert "clock" in caught.value.next_step
     assert not isinstance(caught.value, DiskError), "an operator must act"
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
     with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:

@@ -75,6 +75,7 @@ def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authori
             connect(url(tls_server, parameters, host), "test", patience_s=PATIENCE_S)
         assert message in sentence(error)
         assert "sslrootcert" in sentence(error)
+        assert "clock" in sentence(error)
 
 
 def test_a_server_without_tls_is_told_at_once(postgres: PostgresServer, authority: Authority) -> None:

@@ -73,7 +73,8 @@ def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what
     if is_untrusted(error):
         return ConfigError(
             f"The Kafka brokers at {brokers} do not accept us, or we not them: {text}.",
-            next_step="Correct user, password and certificates in the file of --client-config.",
+            next_step="Correct user, password and certificates in the file of --client-config. If a certificate is said"
+            " to be expired or not valid yet, compare the clocks.",
         )
     if is_gone(error):
         why = f": {reason.str()}" if reason is not None else ""

@@ -32,7 +32,10 @@ METADATA_SERVICE = "169.254.169.254"
 _STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIALS = "Set the credentials in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 
-_CERTIFICATE = "Correct the endpoint's host name, or name a file with the authority's certificate in SSL_CERT_FILE"
+_CERTIFICATE = (
+    "Correct the endpoint's host name, or name a file with the authority's certificate in SSL_CERT_FILE, or correct a"
+    " clock that is wrong"
+)
 _FULL = ("storagefull", "quotaexceeded", "insufficientstorage", "nospaceleft")
 
 

@@ -254,8 +254,8 @@ def _refused(url: str, error: psycopg.OperationalError) -> ConfigError:
     next_step = "Correct the URL or the server's configuration, then start this again."
     if _TLS_REFUSALS.search(message):
         next_step = (
-            "Correct sslmode, sslrootcert, sslcert and sslkey in the URL, or the server's certificate; then start"
-            " this again."
+            "Correct sslmode, sslrootcert, sslcert and sslkey in the URL, or the server's certificate, or a clock that"
+            " is wrong; then start this again."
         )
     elif "password" in message or "authentication" in message:
         next_step = "Set PGPASSWORD, or PGPASSFILE, or the passfile of the service, then start this again."
