@@ -9,6 +9,7 @@ from pathlib import Path
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.supervisor.app_metrics import NAME, app_metrics
+from procession.supervisor.pipeline_snapshot import PipelineSnapshots
 from tests.walk.cluster import wait_for
 from tests.walk.commands import running
 
@@ -26,6 +27,11 @@ def test_counters_are_those_of_the_last_committed_epoch(tmp_path: Path) -> None:
     committed(tmp_path, 0, {"records_in": 7, "counter large": 3, "counter balance": -2})
     (metric,) = app_metrics(tmp_path)
     assert metric.values == [(("balance",), -2.0), (("large",), 3.0)]
+
+
+def test_the_status_and_so_the_dashboard_have_them_too(tmp_path: Path) -> None:
+    committed(tmp_path / "checkpoint", 0, {"records_in": 7, "counter large": 3, "counter balance": -2})
+    assert PipelineSnapshots(tmp_path, is_asking=False).take()["counters"] == {"balance": -2, "large": 3}
 
 
 def test_a_checkpoint_that_is_not_there_or_has_no_epoch_has_no_counters(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def counted(
     return dict(found)
 
 
+def app_counters(counters: Mapping[str, int]) -> dict[str, int]:
+    """The counters of the app, by their names, in order."""
+    return {name.removeprefix(COUNTER): count for name, count in sorted(counters.items()) if name.startswith(COUNTER)}
+
+
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
     """Each range begins where the one before ends, and the first where the last epoch ended."""
     for manifest in manifests:

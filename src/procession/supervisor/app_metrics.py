@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procession.commit.epoch_totals import COUNTER
+from procession.commit.epoch_totals import app_counters
 from procession.errors import ProcessionError
 from procession.metrics import Metric
 from procession.verify.decisions import DecisionReader
@@ -23,10 +23,6 @@ def app_metrics(checkpoint: Path) -> list[Metric]:
         record = DecisionReader(checkpoint).last()
     except (ProcessionError, OSError):
         return []
-    counters = {} if record is None else record.counters
-    values = [
-        ((name.removeprefix(COUNTER),), float(value))
-        for name, value in sorted(counters.items())
-        if name.startswith(COUNTER)
-    ]
+    counters = {} if record is None else app_counters(record.counters)
+    values = [((name,), float(value)) for name, value in counters.items()]
     return [Metric(NAME, "gauge", "A counter of the app, of the committed epochs.", ("counter",), values)]

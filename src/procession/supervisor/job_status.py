@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.checkpoint import read_pipeline
+from procession.commit.epoch_totals import app_counters
 from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError
 from procession.storage.secret import Secret, find_secret
@@ -57,6 +58,7 @@ def status(
         "records_out": 0 if last is None else last.counters.get("records_out", 0),
         "late": 0 if last is None else last.counters.get("late", 0),
         "dead_letters": 0 if last is None else last.counters.get("dead_letters", 0),
+        "counters": {} if last is None else app_counters(last.counters),
         "records_per_s": None if at is None else _rate(directory),
         "lag": None,
         "away": [],

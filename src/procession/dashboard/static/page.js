@@ -83,6 +83,9 @@ function showTables(found) {
     ["stage", (state) => state.stage, "w"], ["kind", (state) => state.kind.replaceAll("_", " ")], ["entries", (state) => number(state.entries), "n"], ["files", (state) => number(state.files), "n"], ["size", (state) => bytes(state.bytes), "n"],
     ["", (state) => { const button = el("button", { type: "button" }, "largest keys"); button.addEventListener("click", () => showLargest(state.stage)); return button; }, "n"],
   ], found.states, "No stage of this pipeline keeps state.");
+  const counters = Object.entries(found.counters ?? {});
+  at("counters-box").hidden = !counters.length;
+  table(at("counters"), [["counter", ([name]) => name, "w"], ["committed value", ([, count]) => number(count), "n"]], counters, "The app counts nothing.");
   const jvm = found.jvm ?? {}, opened = found.driver?.open;
   const rows = found.driver ? [
     ["driver", `process ${found.driver.pid}, number ${found.driver.fence}`, `since ${clock(found.driver.started_s)}`],
