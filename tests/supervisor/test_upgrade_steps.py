@@ -225,6 +225,26 @@ def test_a_sink_is_not_removed_from_a_stopped_pipeline(place: Place) -> None:
     assert place.accepted() == ["old"]
 
 
+def test_a_sink_that_is_removed_takes_no_part_in_later_rounds_and_is_back_after_a_rollback(place: Place) -> None:
+    saved = create(place.directory, "before")
+    _, changed = apply(place.directory, place.app("fewer.py", OLD.replace('"out"', '"other"')))
+    last = recover(changed.directory).last
+    assert last is not None
+    assert last.parts == {}
+    back = recover(roll_back(place.directory, saved).directory).last
+    assert back is not None
+    assert back.parts == {"out": SinkShare("t0", 0, 10)}
+
+
+def test_dead_letters_are_not_taken_away(place: Place) -> None:
+    record = place.checkpoint.rounds.read(0)
+    assert record is not None
+    letters = {**record.parts, "dead-letter": SinkShare("d0", 0, 5)}
+    place.checkpoint.rounds.write(replace(record, parts=letters))
+    with pytest.raises(PlanError, match="no dead letters any more"):
+        compare(place.directory, place.new)
+
+
 def test_a_running_program_is_not_upgraded_from_its_own_file(place: Place) -> None:
     with claimed(place.directory, "p", place.files / "old.py"):
         # The lock belongs to this process, and the kernel tells only others of it.

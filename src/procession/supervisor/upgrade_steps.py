@@ -81,6 +81,13 @@ def _compared(directory: Path, app: App, document: Mapping[str, Any], last: Roun
     sinks = sink_changes(graph, str(document["fingerprint"]), dict(document.get("doors", {})))
     kept = {name: codec for name, codec in graph.sink_codecs().items() if name not in sinks.added}
     check_codecs(directory / "checkpoint", dict(document.get("codecs", {})), kept)
+    ends = {end.name for end in graph.participants}
+    if lost := [name for name in last.parts if name not in ends and name not in sinks.removed]:
+        raise PlanError(
+            f"the new program has no dead letters any more: sink {lost[0]!r} is gone",
+            next_step="keep dead_letter= of the Pipeline; dead letters may be added, not taken away",
+            stage=lost[0],
+        )
     return UpgradeComparison(tuple(outcomes_of(app.plan, last, app.upgrade)), sinks)
 
 
@@ -141,7 +148,9 @@ def apply(directory: Path, app: App) -> tuple[UpgradeComparison, Checkpoint]:
         graph = app.graph
         codecs = {sink: codec.name for sink, codec in graph.sink_codecs().items()}
         made = {**document, "fingerprint": graph.fingerprint(), "doors": graph.endpoints(), "codecs": codecs}
-        return made, replace(last, states=states, fingerprint=graph.fingerprint())
+        # A sink that is removed takes no part in later rounds. The caller has made sure that it has the last decision.
+        parts = {name: part for name, part in last.parts.items() if name not in found[0].sinks.removed}
+        return made, replace(last, states=states, parts=parts, fingerprint=graph.fingerprint())
 
     checkpoint = change_checkpoint(directory / "checkpoint", change)
     return found[0], checkpoint
