@@ -111,15 +111,18 @@ def make_secret(directory: Path, which: Secret) -> bytes:
 
 def keep_copy(directory: Path, secret: bytes) -> None:
     """Write the secret for the tasks that run on this machine. It replaces the copy of an earlier one."""
-    path = path_of(directory, Secret.EXECUTORS)
-    if find_secret(directory, Secret.EXECUTORS) == secret:
-        return
+    if find_secret(directory, Secret.EXECUTORS) != secret:
+        write_private(path_of(directory, Secret.EXECUTORS), secret)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write or replace a file that only its owner can read, in a directory that only its owner can enter."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     try:
         make_private(path.parent)
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(secret)
+            file.write(data)
         draft.replace(path)
     except OSError as error:
         raise storage_error(path, "write", error) from error

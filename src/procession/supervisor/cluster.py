@@ -26,7 +26,7 @@ from procession.format_number import check_format
 from procession.spark.java import check_java
 from procession.storage.durable import write_durably
 from procession.storage.host_runs import DIRECTORY_VARIABLE
-from procession.storage.secret import Secret, make_secret, path_of
+from procession.storage.secret import Secret, make_secret, path_of, write_private
 from procession.supervisor.namespace_hosts import (
     HOSTS_MAX,
     NamespaceHost,
@@ -208,16 +208,16 @@ class NamespaceCluster:
         made = {which: make_secret(self.directory, which) for which in (Secret.CONTROL, Secret.PRODUCERS, Secret.SINKS)}
         spark_secret = self.directory / "secrets" / "spark"
         if not spark_secret.exists():
-            _write_private(spark_secret, secrets.token_hex(32))
+            write_private(spark_secret, secrets.token_hex(32).encode())
         properties = SECURITY | {
             "spark.authenticate.secret": spark_secret.read_text().strip(),
             "spark.worker.timeout": str(WORKER_TIMEOUT_S),
         }
         for host in self.hosts:
             for which, secret in made.items():
-                _write_private(self.secret(host, which), secret.decode())
+                write_private(self.secret(host, which), secret)
             text = "".join(f"{name} {value}\n" for name, value in properties.items())
-            _write_private(host.directory / "conf" / "spark-defaults.conf", text)
+            write_private(host.directory / "conf" / "spark-defaults.conf", text.encode())
 
     def down(self) -> bool:
         """Remove hosts, processes and directories. Return whether there was anything to remove."""
@@ -319,15 +319,6 @@ def remove(name: str = DEFAULT) -> bool:
     if is_known:
         shutil.rmtree(ROOT / name)
     return is_known or removed > 0
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(f"{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    draft.rename(path)
 
 
 def _text(path: Path) -> str:
