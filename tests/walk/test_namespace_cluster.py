@@ -22,7 +22,7 @@ from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
 from tests.systems.namespace_cluster import EXECUTOR, needs_cluster
 from tests.walk.cluster import wait_for
-from tests.walk.commands import Running, running
+from tests.walk.commands import Running, run, running
 
 pytestmark = needs_cluster
 
@@ -133,6 +133,19 @@ def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
     assert not list(cluster_of_hosts.head.directory.glob("pipelines/*/gateway")), "the gateway is on another host"
     for host in cluster_of_hosts.workers:
         assert list(host.directory.glob("service/states/*/*.state")), "tasks ran on this host"
+
+
+@pytest.mark.slow
+def test_the_demo_on_hosts_is_clean_and_leaves_nothing_in_their_directories(
+    cluster_of_hosts: NamespaceCluster, tmp_path: Path
+) -> None:
+    done = run(
+        "demo", "--cluster", "--cluster-name", cluster_of_hosts.name, "--records", "5000", "--json", cwd=tmp_path
+    )
+    assert done.returncode == Status.DONE, done.stderr
+    assert json.loads(done.stdout)["outcome"] == "clean"
+    for host in cluster_of_hosts.hosts:
+        assert not list(host.directory.glob("pipelines/demo-*"))
 
 
 def lose_the_link(cluster: NamespaceCluster, command: Running) -> None:
