@@ -53,7 +53,7 @@ from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
-from procession.supervisor import letter_replay
+from procession.supervisor import letter_replay, savepoint
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 
@@ -300,6 +300,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`sides/ID/first.json`": table_versions.FORMAT,
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`letters.journal`": letter_replay.FORMAT,
+        "`savepoints/*/savepoint.json`": savepoint.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
         "`*.printed` (`sink stdout`)": stdout_sink.NOTE_FORMAT,
         "`*.kafka` (Kafka sink)": kafka_identity.IDENTITY_FORMAT,

@@ -64,6 +64,7 @@ def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed
     everything_is_there_once_and_counted(cluster)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_named_later_like_a_sink_changes_nothing_of_what_was_there(cluster: Cluster) -> None:
     cluster.supervisor.stop()
     with Cluster(cluster.directory, WITH_ANOTHER, SETTINGS) as later:
