@@ -382,28 +382,33 @@ def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence", "step"),
+    ("given", "sentence", "step", "upgrade"),
     [
-        ({"source in": "source"}, "sink of lines 'out' is gone", "put it back"),
+        ({"source in": "source"}, "sink of lines 'out' is gone", "put it back", "earlier program"),
         (
             {"source in": "source", "sink out": "sink of raw bytes"},
             "'out' is a sink of raw bytes, and was a sink of lines",
             "again",
+            "",
         ),
         (
             {"source in": "source", "sink other": "sink of lines"},
             "'out' is gone, and sink of lines 'other' is new",
             "name it 'out'",
+            "earlier program",
         ),
         (
             {"source in": "source", "sink out": "sink of lines", "sink two": "sink of lines"},
             "'two' is new",
             "leave it out",
+            "out, or change the sinks with",
         ),
-        ({"source in": "source", "sink out": "sink of lines"}, "its guarantee", "declare it as before"),
+        ({"source in": "source", "sink out": "sink of lines"}, "its guarantee", "declare it as before", ""),
     ],
 )
-def test_other_sources_and_sinks_are_named(tmp_path: Path, given: dict[str, str], sentence: str, step: str) -> None:
+def test_other_sources_and_sinks_are_named(
+    tmp_path: Path, given: dict[str, str], sentence: str, step: str, upgrade: str
+) -> None:
     Checkpoint.claim(
         tmp_path, name="p", fingerprint="f", endpoints={"source in": "source", "sink out": "sink of lines"}
     )
@@ -411,6 +416,8 @@ def test_other_sources_and_sinks_are_named(tmp_path: Path, given: dict[str, str]
         Checkpoint.claim(tmp_path, name="p", fingerprint="g", endpoints=given)
     assert sentence in caught.value.sentence
     assert step in caught.value.next_step
+    assert upgrade in caught.value.next_step
+    assert ("`procession upgrade`" in caught.value.next_step) is bool(upgrade)
 
 
 def test_a_source_and_a_sink_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -424,6 +431,7 @@ def test_a_source_and_a_sink_of_one_name_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"source 'a' is gone$") as caught:
         Checkpoint.claim(tmp_path, name="p", fingerprint="g", endpoints=given)
     assert "put it back" in caught.value.next_step
+    assert "upgrade" not in caught.value.next_step, "an upgrade keeps the sources"
 
 
 def test_a_checkpoint_that_tells_names_alone_is_read_and_written_anew(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_changes_of_states_are_refused_by_name_and_with_the_way_out(
     assert caught.value.stage == stage
     assert sentence in caught.value.sentence
     assert step in caught.value.next_step
+    assert "`procession upgrade`" in caught.value.next_step
     assert "--dir" in caught.value.next_step
 
 
@@ -346,6 +347,7 @@ def test_a_stage_of_all_records_that_a_key_by_feeds_now_is_refused_with_the_way_
     with pytest.raises(PlanError, match=f"stage '{kept}' was over all records .* uses the key of the key_by") as caught:
         check_last(_planned(lambda stage: add(stage.key_by(key), name)), as_of_landed(last) if is_landed else last)
     assert "write the key_by after it or on another branch" in caught.value.next_step
+    assert "drop its states with `procession upgrade`" in caught.value.next_step
     assert "--dir" in caught.value.next_step
     # As the sentence says.
     behind = _planned(lambda stage: add(stage.peek(len), name).key_by(len))

@@ -325,6 +325,10 @@ def _other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Map
         what, step = f"{given[new[0]]} {names[new[0]]!r} is new", "leave it out"
     else:
         what, step = "its guarantee or what is idempotent is another", "declare it as before"
+    changed = {*lost, *new}
+    if changed and all(endpoint.startswith("sink ") for endpoint in changed) and not changed & {*known} & {*given}:
+        step += ", or " + ("start the earlier program and " if lost else "")
+        step += "change the sinks with `procession upgrade`"
     return PlanError(
         f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with: {what}",
         next_step=f"{step}, or start over with another --dir (and an empty output); stages between source and sink that"

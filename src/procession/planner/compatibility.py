@@ -22,6 +22,7 @@ from procession.planner.plan import Plan
 from procession.planner.strategies import is_whole
 
 START_OVER = "start over with another --dir (and an empty output)"
+DROP = "drop its states with `procession upgrade`"
 
 OF_ALL = {Kind.WINDOW_BY_KEY: Kind.WINDOW, Kind.AGGREGATE_BY_KEY: Kind.AGGREGATE}
 """The kind of the same stage without a key."""
@@ -46,7 +47,7 @@ def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
         raise PlanError(
             f"stage {node.name!r} had parallelism {kept[node.name]} when the checkpoint was made, and has"
             f" {chain.tasks} now: what it holds cannot be redistributed",
-            next_step=f"give it parallelism={kept[node.name]}, or {START_OVER}",
+            next_step=f"give it parallelism={kept[node.name]}, or {DROP}, or {START_OVER}",
             stage=node.name,
         )
 
@@ -140,7 +141,7 @@ def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[
             raise PlanError(
                 f"stage {name!r} was over all records when the checkpoint was made, and uses the key of the key_by"
                 " before it now: its states have another form",
-                next_step=f"to continue, write the key_by after it or on another branch; or {START_OVER}",
+                next_step=f"to continue, write the key_by after it or on another branch; or {DROP}, or {START_OVER}",
                 stage=name,
             )
 
@@ -228,13 +229,13 @@ def _check_names(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageId
         )
         raise PlanError(
             f"the checkpoint has states of stage {old!r}, and the program has {others} instead",
-            next_step=f"{step}; otherwise {START_OVER}",
+            next_step=f"{step}; otherwise rename or drop its states with `procession upgrade`, or {START_OVER}",
             stage=(alike or new)[0],
         )
     if lost:
         raise PlanError(
             f"the checkpoint has states of stage {lost[0]!r}, which the program no longer has",
-            next_step=f"put the stage back, or {START_OVER}",
+            next_step=f"put the stage back, or {DROP}, or {START_OVER}",
             stage=lost[0],
         )
     if new:
@@ -244,7 +245,8 @@ def _check_names(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageId
 def _has_no_states(name: str) -> PlanError:
     return PlanError(
         f"stage {name!r} has state, and the checkpoint has no states of it",
-        next_step=f"remove the stage, or {START_OVER}, so that it gets all records",
+        next_step="remove the stage, or use `procession upgrade`, which lets it begin with the next record, or"
+        f" {START_OVER}, so that it gets all records",
         stage=name,
     )
 
@@ -254,7 +256,7 @@ def check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_chan
         raise PlanError(
             f"stage {name!r} was a {kept.kind} when the checkpoint was made, and is a {stage.kind} now: its states have"
             " another form",
-            next_step=f"make it a {kept.kind} again, or {START_OVER}",
+            next_step=f"make it a {kept.kind} again, or migrate or {DROP}, or {START_OVER}",
             stage=name,
         )
     if is_changed:
