@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import trustme
 
 from procession.tls import ClientTls, ServerTls
+
+EXPIRED = datetime(2020, 1, 1, tzinfo=UTC)
+"""The end of a certificate that is no longer valid."""
 
 
 class Pair(NamedTuple):
@@ -25,9 +29,9 @@ class Authority:
         self.ca = directory / "ca.pem"
         self._authority.cert_pem.write_to_path(str(self.ca))
 
-    def issue(self, *hosts: str, name: str = "server") -> Pair:
+    def issue(self, *hosts: str, name: str = "server", not_after: datetime | None = None) -> Pair:
         """A certificate and its key. Issued again under the same name, they replace the earlier ones."""
-        issued = self._authority.issue_cert(*(hosts or ("127.0.0.1",)))
+        issued = self._authority.issue_cert(*(hosts or ("127.0.0.1",)), not_after=not_after)
         pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         for path, blobs in (pair.cert, issued.cert_chain_pems), (pair.key, [issued.private_key_pem]):
             draft = path.with_suffix(".draft")

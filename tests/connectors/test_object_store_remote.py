@@ -17,7 +17,7 @@ from procession.connectors.object_store_remote import RemoteStore
 from procession.connectors.parquet_output import LakeTable
 from procession.connectors.parquet_sink import LakeOptions, open_parquet, run_lake_sink
 from procession.errors import DiskError, StorageError
-from tests.certificates import Authority
+from tests.certificates import EXPIRED, Authority
 from tests.systems.s3_file_server import S3FileServer
 from tests.systems.s3_server import needs_s3
 
@@ -112,6 +112,17 @@ def test_a_certificate_is_trusted_only_if_its_authority_is(monkeypatch: pytest.M
     with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:
         store.create("a.json", b"one")
     assert "it denies the access" in caught.value.sentence, "the request has reached the store"
+
+
+def test_an_expired_certificate_is_refused_and_names_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    expired = authority.issue(not_after=EXPIRED)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
+    with answering(monkeypatch, 403, "AccessDenied", expired) as store, pytest.raises(StorageError) as caught:
+        store.create("a.json", b"one")
+    assert "its certificate has expired" in caught.value.sentence
+    assert "clock" in caught.value.next_step
+    assert not isinstance(caught.value, DiskError), "an operator must act"
 
 
 @pytest.mark.slow

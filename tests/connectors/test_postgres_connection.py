@@ -12,7 +12,7 @@ import pytest
 from procession.chaos.postgres_server import PostgresServer
 from procession.connectors.postgres_connection import connect, value
 from procession.errors import ConfigError, StorageError
-from tests.certificates import Authority
+from tests.certificates import EXPIRED, Authority, Pair
 from tests.connectors.postgres_outputs import sentence
 from tests.systems.postgres_server import needs_postgres, programs
 
@@ -34,17 +34,22 @@ def tls_server(authority: Authority) -> Iterator[PostgresServer]:
     try:
         rules = server._data / "pg_hba.conf"
         rules.write_text(f"host all clerk 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
-        for name, path in zip(("ssl_cert_file", "ssl_key_file"), authority.issue("db.example"), strict=True):
-            copy = server.directory / path.name
-            copy.write_bytes(path.read_bytes())
-            copy.chmod(0o600)
-            owner = server.directory.stat()
-            os.chown(copy, owner.st_uid, owner.st_gid)
-            server._settings[name] = str(copy)
+        _show(server, authority.issue("db.example"))
         server.start()
         yield server
     finally:
         server.close()
+
+
+def _show(server: PostgresServer, pair: Pair) -> None:
+    """The certificate of the server from its next start on."""
+    for name, path in zip(("ssl_cert_file", "ssl_key_file"), pair, strict=True):
+        copy = server.directory / path.name
+        copy.write_bytes(path.read_bytes())
+        copy.chmod(0o600)
+        owner = server.directory.stat()
+        os.chown(copy, owner.st_uid, owner.st_gid)
+        server._settings[name] = str(copy)
 
 
 def url(server: PostgresServer, parameters: str, host: str = "db.example") -> str:
@@ -76,6 +81,21 @@ def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authori
         assert message in sentence(error)
         assert "sslrootcert" in sentence(error)
         assert "clock" in sentence(error)
+
+
+def test_an_expired_certificate_is_told_at_once(tls_server: PostgresServer, authority: Authority) -> None:
+    tls_server.stop()
+    _show(tls_server, authority.issue("db.example", not_after=EXPIRED))
+    tls_server.start()
+    try:
+        with pytest.raises(ConfigError) as error:
+            connect(url(tls_server, f"sslmode=verify-full&sslrootcert={authority.ca}"), "test", patience_s=PATIENCE_S)
+    finally:
+        tls_server.stop()
+        _show(tls_server, authority.issue("db.example"))
+        tls_server.start()
+    assert "certificate verify failed" in sentence(error)
+    assert "a clock that is wrong" in sentence(error)
 
 
 def test_a_server_without_tls_is_told_at_once(postgres: PostgresServer, authority: Authority) -> None:

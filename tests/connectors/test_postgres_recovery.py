@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from procession.connectors.postgres_session import CommitMode
 from procession.connectors.postgres_sink import chosen_mode
 from procession.connectors.postgres_token import GID_BYTES_MAX, OutputToken
 from procession.errors import ConfigError, StorageError
+from procession.exit_status import Status
 from tests.connectors.postgres_outputs import BOTH, INSTANCE, Sink, cut, orders, prepared, sentence
 from tests.systems.postgres_server import Database, needs_postgres, new_database, running
 
@@ -257,3 +260,19 @@ def test_without_prepared_transactions_the_mode_is_token(own_server: PostgresSer
     with pytest.raises(ConfigError) as error:
         Sink(database, tmp_path).start().prepare({"id": 1})
     assert "Prepared transactions are switched off" in sentence(error)
+
+
+def test_the_command_refuses_the_mode_prepared_if_prepared_transactions_are_switched_off(
+    own_server: PostgresServer, tmp_path: Path
+) -> None:
+    own_server.stop()
+    own_server.start(max_prepared_transactions="0")
+    database = new_database(own_server)
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    command = [sys.executable, "-m", "procession", "sink", "postgres", database.url, str(tmp_path / "state")]
+    options = ["--table", "orders", "--mode", "prepared", "--listen", "127.0.0.1:0"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == Status.ACT, done.stderr
+    assert "Prepared transactions are switched off in the database." in done.stderr
+    assert "give --mode token" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

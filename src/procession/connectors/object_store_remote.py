@@ -185,6 +185,8 @@ def store_error(url: str, doing: str, error: Exception) -> StorageError:
         reason, step = "there is no such bucket", "Make the bucket, or correct the URL"
     elif "requesttimetooskewed" in letters:
         reason, step = "the clock of this machine differs too much from its clock", "Set the clock, for example by NTP"
+    elif "certificateexpired" in letters:
+        reason, step = "its certificate has expired", "Renew it, or correct the clock of this machine if it is wrong"
     elif "certificate" in letters:
         reason, step = "its certificate is not trusted", _CERTIFICATE
     elif any(word in letters for word in _FULL):
