@@ -25,6 +25,13 @@ def test_other_values_name_no_stream(wrong: Any) -> None:
         Pipeline("p").source(streams=[wrong])
 
 
+@pytest.mark.parametrize("pattern", ["calls-*.jsonl", Path("calls-*.jsonl")])
+def test_streams_are_not_declared_by_pattern_and_the_way_for_files_is_told(pattern: str | Path) -> None:
+    with pytest.raises(PlanError, match="are not declared by pattern") as caught:
+        Pipeline("p", order_by="event_time").source("calls", streams=["others", pattern])
+    assert 'from_="file:calls-*.jsonl"' in caught.value.next_step
+
+
 def test_two_sources_cannot_take_the_same_streams() -> None:
     pipeline = Pipeline("p")
     pipeline.source("a", streams=["x", "y"])

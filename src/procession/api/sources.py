@@ -191,6 +191,11 @@ def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> s
 
 def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
     named = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else [streams]
+    if pattern := next((stream for stream in named if isinstance(stream, str | Path) and "*" in str(stream)), None):
+        raise PlanError(
+            f"source {name!r} names the stream {str(pattern)!r}, but streams are not declared by pattern",
+            next_step=f'read files of a pattern as one stream: source(…, from_="file:{pattern}"); or name each stream',
+        )
     found = [number_of_stream(stream) for stream in named]
     if not found or None in found:
         raise PlanError(
