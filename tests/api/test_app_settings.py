@@ -133,3 +133,15 @@ def test_a_setting_is_asked_for_in_one_way() -> None:
         pipeline.setting("a b")
     with pytest.raises(PlanError, match="cannot be read"):
         pipeline.setting("other", type("Strange", (), {}))
+
+
+def test_a_default_is_of_the_declared_type() -> None:
+    value = Pipeline("p").setting("limit", float, default=80)
+    assert (value, type(value)) == (80, float)
+    assert Pipeline("p").setting("limit", float, default=None) is None
+    with pytest.raises(PlanError, match="the default of setting 'limit' is 'many': ") as caught:
+        Pipeline("p").setting("limit", float, default="many")
+    assert caught.value.next_step
+    with pytest.raises(PlanError) as caught:
+        Pipeline("p").setting("limit", float, default="many", secret=True)
+    assert "many" not in caught.value.explain()

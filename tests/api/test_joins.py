@@ -76,3 +76,16 @@ def test_what_cannot_be_joined_is_refused() -> None:
         stage.join_all(stage.map(bytes), join=lambda one: one, **options)
     with pytest.raises(PlanError, match="which is not a stage of pipeline 'p'"):
         stage.join_all(Pipeline("q").source(), join=lambda one, two: one, **options)
+
+
+def test_what_is_not_a_stream_is_refused_with_what_the_stage_takes() -> None:
+    source = Pipeline("p").source(codec="json")
+    with pytest.raises(PlanError) as caught:
+        source.as_of(5, join=max, key=len, time=len, valid_from=len)  # type: ignore[call-overload]
+    assert "or a table of procession.tables" in caught.value.next_step
+    with pytest.raises(PlanError) as caught:
+        source.process(max, on_timer=max, key=len, clock=5)  # type: ignore[arg-type]
+    assert caught.value.next_step == "pass pipeline.clock()"
+    with pytest.raises(PlanError) as caught:
+        source.with_broadcast(5, apply=max)  # type: ignore[arg-type]
+    assert "hash_join" in caught.value.next_step

@@ -72,6 +72,7 @@ def test_the_files_of_a_url_are_one_stream_in_event_time_order_and_named_partiti
     [
         ({"event_time_field": "at"}, "but no from_: its producers give the event times"),
         ({"event_time_unit": "ms"}, "has event_time_unit='ms', but no event_time_field"),
+        ({"from_": "file:a", "event_time_field": "a..b"}, "'a..b' of source 'in' is not the name of a field"),
         ({"from_": "file:a", "event_time_field": ""}, "event_time_field='' of source 'in' is not the name of a field"),
         ({"from_": "file:a", "event_time_field": "at", "event_time_unit": "m"}, "unit='m' is not known"),
     ],

@@ -81,6 +81,15 @@ def read_setting(pipeline: str, name: str, kind: Any, default: Any, *, is_secret
     if found is None:
         if default is NO_DEFAULT:
             raise PlanError(f"pipeline {pipeline!r} needs the setting {name!r}, which has no value", next_step=how)
+        if default is not None:
+            try:
+                default = adapter.validate_python(default)
+            except ValidationError as error:
+                reason = error.errors(include_url=False)[0]["msg"]
+                raise PlanError(
+                    f"the default of setting {name!r} is {HIDDEN if is_secret else repr(default)}: {reason}",
+                    next_step="give it a default of the declared type",
+                ) from None
         return Setting(name, kind, default, "default", is_secret)
     try:
         if isinstance(found.value, str):

@@ -183,9 +183,11 @@ class Joins:
     def _check_side(self, other: Any, word: str, what: str) -> None:
         """The second stream of a stage must be a stage of the same pipeline."""
         if not isinstance(other, Joins) or other._pipeline is not self._pipeline:
+            table = ", or a table of procession.tables" if word == "as_of" else "; for a table use hash_join"
+            step = "pass pipeline.clock()" if what == "clock" else f"pass a stage or source of the same pipeline{table}"
             raise PlanError(
                 f".{word}() has {what}={other!r}, which is not a stage of pipeline {self._pipeline.name!r}",
-                next_step="pass a stage or source of the same pipeline; for a table use hash_join",
+                next_step=step,
             )
 
     def _named(self, word: str, name: str | None, stages: int) -> str:

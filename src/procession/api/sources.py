@@ -175,7 +175,7 @@ def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> s
                 next_step="name the field that has the event time: event_time_field=…",
             )
         return ""
-    if not isinstance(field, str) or not field:
+    if not isinstance(field, str) or not all(field.split(".")):
         raise PlanError(
             f"event_time_field={field!r} of source {name!r} is not the name of a field",
             next_step='name a field of its JSON records, such as event_time_field="at"',
