@@ -83,7 +83,10 @@ def read_setting(pipeline: str, name: str, kind: Any, default: Any, *, is_secret
             raise PlanError(f"pipeline {pipeline!r} needs the setting {name!r}, which has no value", next_step=how)
         if default is not None:
             try:
-                default = adapter.validate_python(default)
+                value = adapter.validate_python(default)
+                default = (
+                    default if value == default else value
+                )  # 80 stays 80 if a float is asked for, and "80" does not
             except ValidationError as error:
                 reason = error.errors(include_url=False)[0]["msg"]
                 raise PlanError(
