@@ -151,7 +151,7 @@ class LocalPipeline:
     def start_sinks(self, parts: Mapping[Path, str]) -> None:
         """Start the processes of these sinks' directories, under these names."""
         for directory, name in parts.items():
-            self.supervisor.start(self._part(name, self._sink(directory), directory / "sink.json", 3))
+            self.supervisor.start(self._part(name, self.sink_arguments(directory), directory / "sink.json", 3))
 
     def start_source(
         self,
@@ -220,7 +220,8 @@ class LocalPipeline:
         host, port = parse_address(self.settings.metrics)
         return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
-    def _sink(self, directory: Path) -> list[str]:
+    def sink_arguments(self, directory: Path) -> list[str]:
+        """The command line of the process that serves the sinks of this directory."""
         at = self.sink_directories
         served = [end for end in self.graph.participants if at.get(end.name, at.get(end.sink.name)) == directory]
         sink = served[0].sink
@@ -366,7 +367,7 @@ def announced_in(path: Path) -> Callable[[int], bool]:
     def is_ready(pid: int) -> bool:
         try:
             return bool(json.loads(path.read_text())["pid"] == pid)
-        except (FileNotFoundError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError):
             return False
 
     return is_ready

@@ -104,9 +104,11 @@ class UpgradeSwitch:
         new = replace(old, app=Path(request.app), graph=app.graph.with_inputs(old.input_streams))
         check_connectors(new.graph)
         _check_sources(old, new)
-        started = self._start_sinks(new)
+        check_sinks(old, new)
+        started = self._new_sinks(new)
         old_part = supervisor.part(DRIVER)
         try:
+            self._start_sinks(new, started)
             status.tell("the new program starts Spark; the old one goes on")
             self._prepare(new)
             status.tell("switching: the old program finishes its epoch, and producers wait")
@@ -120,13 +122,18 @@ class UpgradeSwitch:
                 supervisor.dismiss_successor(DRIVER)
                 supervisor.replace(DRIVER, old_part)
                 raise
-        except ProcessionError:
+        except ProcessionError as error:
             supervisor.dismiss_successor(DRIVER)
             self._stop_sinks(started)
+            if isinstance(error, PartFailed) and error.fields["part"] in started.values():
+                raise ConfigError(
+                    f"A new sink could not be started, and the old program goes on: {error.sentence}",
+                    next_step=f"Read {error.fields['log']}.",
+                ) from error
             raise
         supervisor.replace(DRIVER, new.driver_part())
         status.tell(f"switched; watching the first epochs (the way back is savepoint {request.savepoint!r})")
-        failure = self._failure(savepoint.epoch)
+        failure = self._failure(savepoint.epoch, started)
         if failure is None:
             self._finish(new, comparison, status, time.monotonic() - began)
             return
@@ -135,6 +142,8 @@ class UpgradeSwitch:
         try:
             roll_back(self._directory, savepoint)
         except ConfigError as refused:  # it had committed after all
+            self._stop_sinks(started)
+            self._start_sinks(new, started)
             supervisor.replace(DRIVER, new.driver_part())
             self._finish(new, comparison, status, time.monotonic() - began, refused.sentence)
             return
@@ -144,16 +153,17 @@ class UpgradeSwitch:
             "went back", f"The new program failed before its first commit: {failure}", "Correct the new program."
         )
 
-    def _start_sinks(self, new: LocalPipeline) -> dict[Path, str]:
-        """Start the sinks' processes that the new program needs. Returns those."""
+    def _new_sinks(self, new: LocalPipeline) -> dict[Path, str]:
+        """The directories of sinks that only the new program has, with names for their processes."""
         running = self._sink_names()
         missing = [directory for directory in new.sink_parts if directory not in running]
         numbers = (number for number in range(1_000_000) if not self.local.supervisor.has(f"sink-{number}"))
-        names = {directory: f"sink-{number}" for directory, number in zip(missing, numbers, strict=False)}
+        return {directory: f"sink-{number}" for directory, number in zip(missing, numbers, strict=False)}
+
+    def _start_sinks(self, new: LocalPipeline, names: dict[Path, str]) -> None:
         new.start_sinks(names)
         if names:
             self.local.supervisor.wait_ready(*names.values())
-        return names
 
     def _sink_names(self) -> dict[Path, str]:
         """The processes of sinks that run, by directory: a process names its own directory in its arguments."""
@@ -167,7 +177,8 @@ class UpgradeSwitch:
 
     def _stop_sinks(self, names: dict[Path, str]) -> None:
         for name in names.values():
-            self.local.supervisor.remove(name)
+            if self.local.supervisor.has(name):
+                self.local.supervisor.remove(name)
 
     def _prepare(self, new: LocalPipeline) -> None:
         supervisor = self.local.supervisor
@@ -203,8 +214,8 @@ class UpgradeSwitch:
                     )
                 time.sleep(LOOK_S)
 
-    def _failure(self, epoch: int) -> str | None:
-        """Watch the new driver until its first commit. Returns why it failed, or None."""
+    def _failure(self, epoch: int, started: dict[Path, str]) -> str | None:
+        """Watch the new driver and the new sinks until the first commit. Returns why one failed, or None."""
         supervisor = self.local.supervisor
         starts, began, ready_s = supervisor.restarts[DRIVER], time.monotonic(), 0.0
         try:
@@ -220,7 +231,7 @@ class UpgradeSwitch:
                 if time.monotonic() - began > FIRST_COMMIT_S:
                     return f"it committed nothing within {FIRST_COMMIT_S:g} seconds"
         except PartFailed as failed:
-            if failed.fields["part"] != DRIVER:
+            if failed.fields["part"] not in (DRIVER, *started.values()):
                 raise
             return failed.sentence
         return None  # asked to stop: the next start continues with the new program
@@ -281,6 +292,17 @@ def _check_sources(old: LocalPipeline, new: LocalPipeline) -> None:
             raise ConfigError(
                 f"Source {source.name!r} reads another URL or has other options than in the running program.",
                 next_step="Stop the pipeline, upgrade it with `procession upgrade`, and start the new program.",
+            )
+
+
+def check_sinks(old: LocalPipeline, new: LocalPipeline) -> None:
+    """Raise ConfigError if a sink's process that stays would have to be started with other arguments."""
+    for directory in new.sink_parts:
+        if directory in old.sink_parts and old.sink_arguments(directory) != new.sink_arguments(directory):
+            names = ", ".join(repr(name) for name, at in new.sink_directories.items() if at == directory)
+            raise ConfigError(
+                f"Sink {names} writes to another URL or has other options than in the running program.",
+                next_step="Give the changed sink another name: it begins empty, and the output of the old one stays.",
             )
 
 

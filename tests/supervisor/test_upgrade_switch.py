@@ -1,0 +1,73 @@
+"""The switch of a pipeline that runs, up to the stop of the old program, without Spark."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import sentinel
+
+import pytest
+
+from procession import Pipeline
+from procession.errors import ConfigError
+from procession.exit_status import Status
+from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
+from procession.supervisor.part import Part
+from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.settings import Settings
+from procession.supervisor.supervisor import PartFailed, Supervisor
+from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks
+from tests.supervisor.test_upgrade_steps import Place
+
+WAITS = ("/bin/sh", "-c", "sleep 1000")
+
+
+def test_a_new_sink_that_cannot_start_leaves_the_old_program_running(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    (tmp_path / "copies").write_text("not a directory")
+    with Supervisor(tmp_path / "logs", RestartPolicy(deaths_max=1)) as supervisor:
+        old = LocalPipeline(supervisor, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings())
+        for directory, name in old.sink_parts.items():
+            supervisor.start(Part(name, (*WAITS, str(directory))))
+        supervisor.start(Part(DRIVER, WAITS))
+        supervisor.wait_ready()
+        before = supervisor.names, supervisor.pid(DRIVER)
+        UpgradeRequest("1", str(tmp_path / "new.py"), "before").write(place.directory)
+        now = UpgradeSwitch(old, lambda sentence: None).perform()
+        status = json.loads((place.directory / STATUS).read_text())
+        assert now is old
+        assert status["state"] == "failed"
+        assert "A new sink could not be started, and the old program goes on" in status["sentence"]
+        assert (supervisor.names, supervisor.pid(DRIVER)) == before
+    assert place.accepted() == ["old"]
+
+
+@pytest.mark.parametrize(("sink", "is_new"), [("sink-1", True), ("sink-0", False)])
+def test_a_new_sink_that_fails_before_the_first_commit_is_a_reason_to_go_back(
+    tmp_path: Path, sink: str, is_new: bool
+) -> None:
+    place = Place(tmp_path)
+    with Supervisor(tmp_path / "logs") as supervisor:
+        new = LocalPipeline(supervisor, tmp_path / "new.py", place.new.graph, place.directory, tmp_path, Settings())
+        supervisor.start(Part(DRIVER, WAITS))
+        supervisor.start(Part(sink, ("/bin/sh", "-c", f"echo error: no such table; exit {Status.ACT}")))
+        watched = UpgradeSwitch(new, lambda sentence: None)
+        if is_new:
+            assert "no such table" in str(watched._failure(0, {tmp_path / "copies": "sink-1"}))
+        else:
+            with pytest.raises(PartFailed, match="no such table"):
+                watched._failure(0, {tmp_path / "copies": "sink-1"})
+
+
+def test_a_sink_that_stays_is_not_given_another_url_while_its_process_runs(tmp_path: Path) -> None:
+    def local(url: str) -> LocalPipeline:
+        pipeline = Pipeline("p")
+        pipeline.source("words", codec="text").sink("out", to=url, codec="text")
+        return LocalPipeline(sentinel.supervisor, tmp_path / "app.py", pipeline.graph(), tmp_path, tmp_path, Settings())
+
+    old = local("kafka://localhost:9092/topic")
+    check_sinks(old, replace(old, app=tmp_path / "new.py"))
+    check_sinks(local("file:one"), local("file:two"))  # another directory has a process of its own
+    with pytest.raises(ConfigError, match="Sink 'out' writes to another URL"):
+        check_sinks(old, local("kafka://localhost:9092/other"))
