@@ -138,6 +138,42 @@ def test_a_copy_is_whole_and_independent(pipeline: StoredPipeline, tmp_path: Pat
         copied.copy(tmp_path / "restored")
 
 
+def test_directories_beside_a_copy_or_a_restored_pipeline_are_left_alone(
+    pipeline: StoredPipeline, tmp_path: Path
+) -> None:
+    saved = create(pipeline.directory, "one")
+    for name in ("copy.draft", "restored.draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("mine")
+    saved.copy(tmp_path / "copy")
+    restore(saved, tmp_path / "restored", continues_outputs=False)
+    assert (tmp_path / "copy.draft" / "mine").exists()
+    assert (tmp_path / "restored.draft" / "mine").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("copy", "copy.draft", "pipeline", "restored", "restored.draft")
+    ]
+
+
+def test_a_copy_that_fails_leaves_nothing(pipeline: StoredPipeline, tmp_path: Path) -> None:
+    saved = create(pipeline.directory, "one")
+    next((saved.directory / "state").iterdir()).unlink()
+    with pytest.raises((StorageError, FileNotFoundError)):
+        saved.copy(tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipeline"]
+
+
+@pytest.mark.parametrize("name", ["state/../../../outside", "/outside"])
+def test_a_savepoint_that_names_a_file_outside_of_it_is_refused(
+    pipeline: StoredPipeline, tmp_path: Path, name: str
+) -> None:
+    copied = create(pipeline.directory, "one").copy(tmp_path / "copy")
+    manifest = json.loads((copied.directory / making.MANIFEST).read_text())
+    manifest["files"][name] = {"bytes": 0}
+    (copied.directory / making.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(StorageError, match="which is not in it"):
+        load(copied.directory)
+
+
 def test_a_restored_pipeline_has_its_own_id_continues_its_numbers_and_begins_behind_the_epoch(
     pipeline: StoredPipeline, tmp_path: Path
 ) -> None:

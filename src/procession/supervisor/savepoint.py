@@ -16,8 +16,10 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,16 +130,12 @@ class Savepoint:
         """Copy it to a new directory, which may be on another disk. The copy is verified and durable."""
         if to.exists():
             raise UsageError(f"{to} exists already.", next_step="Name a new directory.")
-        draft = to.with_name(f"{to.name}{DRAFT}")
-        _remove(draft)
-        for name in self.manifest["files"]:
-            make_directory((draft / name).parent)
-            _copy(self.directory / name, draft / name)
-        _copy(self.directory / MANIFEST, draft / MANIFEST)
-        copied = Savepoint(draft, self.manifest)
-        copied.verify()
-        draft.rename(to)
-        fsync_dir(to.parent)
+        with draft_of(to) as draft:
+            for name in self.manifest["files"]:
+                make_directory((draft / name).parent)
+                _copy(self.directory / name, draft / name)
+            _copy(self.directory / MANIFEST, draft / MANIFEST)
+            Savepoint(draft, self.manifest).verify()
         return Savepoint(to, self.manifest)
 
     def drop(self) -> None:
@@ -150,6 +148,20 @@ class Savepoint:
             raise storage_error(self.directory, "remove", error) from error
         fsync_dir(gone.parent)
         _remove(gone)
+
+
+@contextmanager
+def draft_of(to: Path) -> Iterator[Path]:
+    """A new directory, which is renamed to this one at the end, or removed after an error. No other is touched."""
+    make_directory(to.parent)
+    draft = Path(tempfile.mkdtemp(prefix=f".{to.name}-", suffix=DRAFT, dir=to.parent))
+    try:
+        yield draft
+        draft.rename(to)
+    except BaseException:
+        _remove(draft)
+        raise
+    fsync_dir(to.parent)
 
 
 def create(directory: Path, name: str) -> Savepoint:
@@ -217,6 +229,8 @@ def _load(path: Path) -> Savepoint:
     try:
         manifest = json.loads(path.read_bytes())
         check_format(path, manifest["format"], FORMAT)
+        if outside := [name for name in manifest["files"] if name.startswith("/") or ".." in name.split("/")]:
+            raise ValueError(f"it names {outside[0]!r}, which is not in it")
         return Savepoint(path.parent, {**manifest, "epoch": int(manifest["epoch"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path.parent, f"{path.name} cannot be read: {error}") from error

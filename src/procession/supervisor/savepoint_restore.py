@@ -10,7 +10,6 @@ position is refused when the driver connects.
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,12 @@ from procession.commit.round_files import ATTEMPTS, RoundRecords
 from procession.errors import ConfigError, UsageError
 from procession.gateway.gateway_directory import save_snapshot
 from procession.storage.driver_claim import CURRENT
-from procession.storage.durable import fsync_dir, make_directory, write_durably
+from procession.storage.durable import make_directory, write_durably
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.secret import make_pipeline_private
 from procession.supervisor.local_pipeline import GATEWAY
-from procession.supervisor.savepoint import DRAFT, Savepoint, link_all
+from procession.supervisor.savepoint import Savepoint, draft_of, link_all
 
 
 def restore(savepoint: Savepoint, to: Path, *, continues_outputs: bool) -> str:
@@ -47,42 +46,40 @@ def restore(savepoint: Savepoint, to: Path, *, continues_outputs: bool) -> str:
         )
     savepoint.verify()
     checkpoint_id = random_id()
-    draft = to.with_name(f"{to.name}{DRAFT}")
-    if draft.exists():
-        shutil.rmtree(draft)
-    make_pipeline_private(draft)
-    for folder in ("state", "sides"):
-        names = [name.partition("/")[2] for name in savepoint.manifest["files"] if name.startswith(f"{folder}/")]
-        if names:
-            link_all(savepoint.directory / folder, draft / folder / checkpoint_id, names)
-    make_directory(draft / GATEWAY)
-    save_snapshot(draft / GATEWAY, snapshot)
-    for path in (savepoint.directory / GATEWAY).glob("retired-*"):
-        write_durably(draft / GATEWAY / path.name, path.read_bytes())
-    with IngressLog(draft / GATEWAY / "log", committed_end=snapshot.end_sequence) as log:
-        begins = log.offset(snapshot.end_sequence).as_json()
-    record = savepoint.record
-    record = replace(record, acknowledged=record.epoch, parts=record.parts if continues_outputs else {}, positions={})
-    checkpoint = draft / "checkpoint"
-    make_directory(checkpoint)
-    copy = checkpoint / f"{record.fence:010d}"
-    for folder in ("offsets", "commits", "rounds"):
-        make_directory(copy / folder)
-    for name in savepoint.manifest["files"]:
-        folder, _, number = name.removeprefix("checkpoint/").partition("/")
-        if folder in ("offsets", "commits"):
-            data = (savepoint.directory / name).read_bytes()
-            if folder == "offsets" and int(number) == record.epoch:
-                *head, last = data.decode().splitlines()
-                offsets = json.loads(last)
-                offsets = offsets | {FIRST_GATEWAY: begins} if FIRST_GATEWAY in offsets else offsets
-                data = "\n".join([*head, json.dumps(offsets)]).encode()
-            write_durably(copy / folder / number, data)
-        elif folder in (ATTEMPTS, "metadata"):
-            write_durably(copy / folder, (savepoint.directory / name).read_bytes())
-    RoundRecords(copy / "rounds").write(record)
-    write_durably(checkpoint / PIPELINE, json.dumps({**savepoint.pipeline, "id": checkpoint_id}).encode())
-    write_durably(checkpoint / CURRENT, f"{record.fence}\n".encode())
-    draft.rename(to)
-    fsync_dir(to.parent)
+    with draft_of(to) as draft:
+        make_pipeline_private(draft)
+        for folder in ("state", "sides"):
+            names = [name.partition("/")[2] for name in savepoint.manifest["files"] if name.startswith(f"{folder}/")]
+            if names:
+                link_all(savepoint.directory / folder, draft / folder / checkpoint_id, names)
+        make_directory(draft / GATEWAY)
+        save_snapshot(draft / GATEWAY, snapshot)
+        for path in (savepoint.directory / GATEWAY).glob("retired-*"):
+            write_durably(draft / GATEWAY / path.name, path.read_bytes())
+        with IngressLog(draft / GATEWAY / "log", committed_end=snapshot.end_sequence) as log:
+            begins = log.offset(snapshot.end_sequence).as_json()
+        record = savepoint.record
+        record = replace(
+            record, acknowledged=record.epoch, parts=record.parts if continues_outputs else {}, positions={}
+        )
+        checkpoint = draft / "checkpoint"
+        make_directory(checkpoint)
+        copy = checkpoint / f"{record.fence:010d}"
+        for folder in ("offsets", "commits", "rounds"):
+            make_directory(copy / folder)
+        for name in savepoint.manifest["files"]:
+            folder, _, number = name.removeprefix("checkpoint/").partition("/")
+            if folder in ("offsets", "commits"):
+                data = (savepoint.directory / name).read_bytes()
+                if folder == "offsets" and int(number) == record.epoch:
+                    *head, last = data.decode().splitlines()
+                    offsets = json.loads(last)
+                    offsets = offsets | {FIRST_GATEWAY: begins} if FIRST_GATEWAY in offsets else offsets
+                    data = "\n".join([*head, json.dumps(offsets)]).encode()
+                write_durably(copy / folder / number, data)
+            elif folder in (ATTEMPTS, "metadata"):
+                write_durably(copy / folder, (savepoint.directory / name).read_bytes())
+        RoundRecords(copy / "rounds").write(record)
+        write_durably(checkpoint / PIPELINE, json.dumps({**savepoint.pipeline, "id": checkpoint_id}).encode())
+        write_durably(checkpoint / CURRENT, f"{record.fence}\n".encode())
     return checkpoint_id
