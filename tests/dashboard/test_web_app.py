@@ -106,7 +106,7 @@ def visitor(stranger: Visitor) -> Visitor:
     return Visitor(stranger.port, headers["set-cookie"].partition(";")[0])
 
 
-PATHS = ["/", "/events", "/static/page.js"]
+PATHS = ["/", "/?nosecret=1", "/events", "/static/page.js"]
 PATHS += [
     f"/api/{name}" for name in ("snapshot", "streams", "history", "letters", "logs", "states", "settings", "plan")
 ]
@@ -151,6 +151,15 @@ def test_a_pipeline_that_ran_is_shown_with_its_verdict_and_history(visitor: Visi
     assert [point["epoch"] for point in history["points"]] == list(range(EPOCHS))
     assert visitor.json("/api/history?from=nonsense&to=1")["points"] == []
     assert visitor.json("/api/settings")["settings"] == {"gateways": 1}
+
+
+def test_secrets_among_the_properties_of_spark_are_not_shown(visitor: Visitor, directory: Path) -> None:
+    names = ("fs.s3a.secret.key", "fs.s3a.session.token", "jdbc.password", "store.credentials")
+    conf = {f"spark.hadoop.{name}": "hidden" for name in names} | {"spark.executor.memory": "4g"}
+    (directory / "run-details.json").write_text(json.dumps({"app": "app.py", "settings": {"conf": conf}}))
+    found = visitor.json("/api/settings")
+    assert "hidden" not in json.dumps(found)
+    assert found["settings"]["conf"]["spark.executor.memory"] == "4g"
 
 
 def test_logs_are_taken_apart_by_event_and_no_other_file_can_be_read(visitor: Visitor, directory: Path) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -115,7 +115,7 @@ class Guard:
             return _refused(403, "Requests from other sites are refused.")
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return _refused(403, "A request that changes something must say where it comes from (Origin).")
-        if scope["path"] == "/" and b"secret=" in scope["query_string"]:
+        if scope["path"] == "/" and "secret" in QueryParams(scope["query_string"]):
             return None
         if not self._sessions.is_valid(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
             return _refused(

@@ -33,7 +33,7 @@ TEXT_MAX = 2_000
 """Characters of a payload or a state that are shown."""
 
 EVENT = re.compile(r"^(?P<at>\S+Z) \[(?P<level>\w+) *\] (?P<event>[a-z_]+\.[a-z_0-9]+)(?P<fields>.*)$")
-SECRET = re.compile("cookie|secret|key")
+SECRET = re.compile("cookie|secret|key|passw|pwd|token|credential")
 
 
 def letters(directory: Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def settings(directory: Path) -> dict[str, Any]:
     found = read_details(directory)
     kept = {name: value for name, value in found.get("settings", {}).items() if name != "conf"}
     conf = {
-        name: "…" if SECRET.search(name.lower()) or "password" in name.lower() else value
+        name: "…" if SECRET.search(name.lower()) else value
         for name, value in (found.get("settings", {}).get("conf") or {}).items()
     }
     return {"app": found.get("app"), "settings": kept | ({"conf": conf} if conf else {})}
