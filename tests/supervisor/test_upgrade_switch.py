@@ -15,6 +15,7 @@ from procession.exit_status import Status
 from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
 from procession.supervisor.part import Part
 from procession.supervisor.restart_policy import RestartPolicy
+from procession.supervisor.savepoint import create
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed, Supervisor
 from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks
@@ -58,6 +59,18 @@ def test_a_new_sink_that_fails_before_the_first_commit_is_a_reason_to_go_back(
         else:
             with pytest.raises(PartFailed, match="no such table"):
                 watched._failure(0, {tmp_path / "copies": "sink-1"})
+
+
+def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    create(place.directory, "before")
+    local = LocalPipeline(
+        sentinel.supervisor, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings()
+    )
+    for name in ("before", "../before"):
+        UpgradeRequest("1", str(tmp_path / "new.py"), name).write(place.directory)
+        assert UpgradeSwitch(local, lambda sentence: None).perform() is local
+        assert json.loads((place.directory / STATUS).read_text())["state"] == "failed"
 
 
 def test_a_sink_that_stays_is_not_given_another_url_while_its_process_runs(tmp_path: Path) -> None:

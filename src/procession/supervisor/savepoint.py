@@ -164,17 +164,22 @@ def draft_of(to: Path) -> Iterator[Path]:
     fsync_dir(to.parent)
 
 
-def create(directory: Path, name: str) -> Savepoint:
-    """Make a savepoint of the last committed epoch of the pipeline in this directory, whether it runs or not. Raises
-    UsageError for a name that is taken or not allowed, ConfigError if nothing is committed yet."""
+def check_name(directory: Path, name: str) -> None:
+    """Raise UsageError for a name that is taken or not allowed."""
     if not NAME.fullmatch(name) or name.endswith(DRAFT):
         raise UsageError(
             f"{name!r} cannot be the name of a savepoint.",
             next_step="Use up to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
         )
-    target = directory / FOLDER / name
-    if target.exists():
+    if (directory / FOLDER / name).exists():
         raise UsageError(f"There is a savepoint {name!r} already.", next_step="Choose another name, or drop it first.")
+
+
+def create(directory: Path, name: str) -> Savepoint:
+    """Make a savepoint of the last committed epoch of the pipeline in this directory, whether it runs or not. Raises
+    UsageError for a name that is taken or not allowed, ConfigError if nothing is committed yet."""
+    check_name(directory, name)
+    target = directory / FOLDER / name
     reader = DecisionReader(directory / "checkpoint")
     draft = target.with_name(f"{name}.{os.getpid()}{DRAFT}")
     for _ in range(TRIES):

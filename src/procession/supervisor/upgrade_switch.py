@@ -28,7 +28,7 @@ from procession.supervisor.cluster_pipeline import ClusterPipeline
 from procession.supervisor.local_pipeline import DRIVER, SPARE, LocalPipeline, announced_in, connector_arguments
 from procession.supervisor.progress import PipelineProgress
 from procession.supervisor.run_claim import UPGRADE_REQUEST, describe, holder
-from procession.supervisor.savepoint import create
+from procession.supervisor.savepoint import check_name, create
 from procession.supervisor.supervisor import PartFailed
 from procession.supervisor.upgrade_steps import UpgradeComparison, apply, compare, roll_back
 from procession.verify.decisions import DecisionReader
@@ -99,6 +99,7 @@ class UpgradeSwitch:
 
     def _perform(self, request: UpgradeRequest, status: _Status) -> None:
         supervisor, old = self.local.supervisor, self.local
+        check_name(self._directory, request.savepoint)  # before anything is stopped
         app = load_again(Path(request.app), old.input_streams)
         comparison = compare(self._directory, app)
         new = replace(old, app=Path(request.app), graph=app.graph.with_inputs(old.input_streams))
