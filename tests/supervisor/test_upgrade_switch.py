@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import sentinel
+from typing import Any
 
 import pytest
 
@@ -19,8 +19,10 @@ from procession.supervisor.savepoint import create
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed, Supervisor
 from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks
+from tests.supervisor.started import Started
 from tests.supervisor.test_upgrade_steps import Place
 
+NOBODY: Any = Started()
 WAITS = ("/bin/sh", "-c", "sleep 1000")
 
 
@@ -64,9 +66,7 @@ def test_a_new_sink_that_fails_before_the_first_commit_is_a_reason_to_go_back(
 def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops(tmp_path: Path) -> None:
     place = Place(tmp_path)
     create(place.directory, "before")
-    local = LocalPipeline(
-        sentinel.supervisor, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings()
-    )
+    local = LocalPipeline(NOBODY, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings())
     for name in ("before", "../before"):
         UpgradeRequest("1", str(tmp_path / "new.py"), name).write(place.directory)
         assert UpgradeSwitch(local, lambda sentence: None).perform() is local
@@ -77,7 +77,7 @@ def test_a_sink_that_stays_is_not_given_another_url_while_its_process_runs(tmp_p
     def local(url: str) -> LocalPipeline:
         pipeline = Pipeline("p")
         pipeline.source("words", codec="text").sink("out", to=url, codec="text")
-        return LocalPipeline(sentinel.supervisor, tmp_path / "app.py", pipeline.graph(), tmp_path, tmp_path, Settings())
+        return LocalPipeline(NOBODY, tmp_path / "app.py", pipeline.graph(), tmp_path, tmp_path, Settings())
 
     old = local("kafka://localhost:9092/topic")
     check_sinks(old, replace(old, app=tmp_path / "new.py"))
