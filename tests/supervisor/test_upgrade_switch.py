@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from procession import Pipeline
+from procession.api.app_settings import variable_of
 from procession.errors import ConfigError
 from procession.exit_status import Status
 from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
@@ -18,7 +19,7 @@ from procession.supervisor.restart_policy import RestartPolicy
 from procession.supervisor.savepoint import create
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed, Supervisor
-from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks
+from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks, settings_here
 from tests.supervisor.started import Started
 from tests.supervisor.test_upgrade_steps import Place
 
@@ -71,6 +72,19 @@ def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops
         UpgradeRequest("1", str(tmp_path / "new.py"), name).write(place.directory)
         assert UpgradeSwitch(local, lambda sentence: None).perform() is local
         assert json.loads((place.directory / STATUS).read_text())["state"] == "failed"
+
+
+def test_a_setting_with_another_value_than_in_the_pipeline_that_runs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    local = LocalPipeline(NOBODY, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings())
+    monkeypatch.setenv(variable_of("limit"), "5")
+    UpgradeRequest("1", str(tmp_path / "new.py"), "before", settings_here()).write(place.directory)
+    monkeypatch.setenv(variable_of("limit"), "6")  # as in the process of `run`
+    assert UpgradeSwitch(local, lambda sentence: None).perform() is local
+    status = json.loads((place.directory / STATUS).read_text())
+    assert "setting 'limit' has another value in the pipeline that runs" in status["sentence"]
 
 
 def test_a_sink_that_stays_is_not_given_another_url_while_its_process_runs(tmp_path: Path) -> None:

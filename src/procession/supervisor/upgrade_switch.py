@@ -9,16 +9,18 @@ reads the status.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from procession.api.app_settings import VARIABLE_PREFIX
 from procession.driver.app_file import MODULE, App, load_app
 from procession.driver.driver import SPARE_READY
 from procession.errors import ConfigError, ProcessionError
@@ -54,6 +56,8 @@ class UpgradeRequest:
     id: str
     app: str
     savepoint: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Checksums of the app's settings where it was asked, by their environment variables."""
 
     def write(self, directory: Path) -> None:
         _replace(directory / UPGRADE_REQUEST, self.__dict__)
@@ -100,6 +104,7 @@ class UpgradeSwitch:
     def _perform(self, request: UpgradeRequest, status: _Status) -> None:
         supervisor, old = self.local.supervisor, self.local
         check_name(self._directory, request.savepoint)  # before anything is stopped
+        _check_settings(request.settings)
         app = load_again(Path(request.app), old.input_streams)
         comparison = compare(self._directory, app)
         new = replace(old, app=Path(request.app), graph=app.graph.with_inputs(old.input_streams))
@@ -286,6 +291,23 @@ def load_again(path: Path, input_streams: frozenset[int] = frozenset()) -> App:
     return load_app(path, input_streams=input_streams)
 
 
+def settings_here() -> dict[str, str]:
+    """Checksums of the app's settings in the environment of this process: a value may be a secret."""
+    given = {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)}
+    return {name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest() for name, value in given.items()}
+
+
+def _check_settings(asked: Mapping[str, str]) -> None:
+    here = settings_here()
+    for variable, checksum in asked.items():
+        if here.get(variable) != checksum:
+            name = variable.removeprefix(VARIABLE_PREFIX).lower()
+            raise ConfigError(
+                f"The app's setting {name!r} has another value in the pipeline that runs, which keeps its settings.",
+                next_step="Leave it out, or stop the pipeline, upgrade it, and start the new program with it.",
+            )
+
+
 def _check_sources(old: LocalPipeline, new: LocalPipeline) -> None:
     before = {source.name: connector_arguments(source, Path("x")) for source in old.graph.connected}
     for source in new.graph.connected:
@@ -310,7 +332,7 @@ def check_sinks(old: LocalPipeline, new: LocalPipeline) -> None:
 def request_upgrade(directory: Path, app: Path, savepoint: str) -> Iterator[dict[str, Any]]:
     """Ask the pipeline that runs in this directory to switch to this app. Yields its status whenever it changes; the
     last one is not "running". Raises ConfigError if the pipeline ends meanwhile."""
-    request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint)
+    request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint, settings_here())
     request.write(directory)
     seen: dict[str, Any] = {}
     while True:
