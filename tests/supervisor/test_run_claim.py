@@ -105,3 +105,16 @@ def test_the_status_counts_what_is_committed_also_without_a_gateway(
         assert "7 records in" in text
         assert "2 late records" in text
         assert "its gateway does not answer" in text
+
+
+def test_in_its_own_process_a_claim_is_seen_and_neither_taken_twice_nor_lost(tmp_path: Path) -> None:
+    with claimed(tmp_path, "app", Path("app.py")):
+        assert holder(tmp_path) == os.getpid()
+        with pytest.raises(ConfigError, match="runs already"), claimed(tmp_path, "app", Path("app.py")):
+            pass
+        ask = "import sys; from pathlib import Path; from procession.supervisor.run_claim import holder;"
+        found = subprocess.check_output(
+            [sys.executable, "-c", f"{ask} print(holder(Path(sys.argv[1])))", str(tmp_path)]
+        )
+        assert int(found) == os.getpid(), "the lock is still held"
+    assert holder(tmp_path) is None

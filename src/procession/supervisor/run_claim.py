@@ -30,6 +30,10 @@ DRAINED = "drained.json"
 UPGRADE_REQUEST = "upgrade-request.json"
 """Asks the pipeline that runs to switch to a new program. The next `run` removes it."""
 
+_HELD: set[Path] = set()
+"""The locks of this process. The kernel refuses a lock only to other processes, and drops it when any descriptor of the
+file is closed, so in this process nobody may open the file a second time."""
+
 _FLOCK = "hhqqi"
 """The kernel's `struct flock`: type, whence, start, length, process."""
 
@@ -47,7 +51,10 @@ class RunDescription:
 
 @contextmanager
 def locked(path: Path, refusal: Callable[[], ConfigError]) -> Iterator[None]:
-    """Hold the lock of a file, which is made if there is none. Raises `refusal()` if another process holds it."""
+    """Hold the lock of a file, which is made if there is none. Raises `refusal()` if it is held already."""
+    place = path.resolve()
+    if place in _HELD:
+        raise refusal()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -57,7 +64,11 @@ def locked(path: Path, refusal: Callable[[], ConfigError]) -> Iterator[None]:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise refusal() from error
-        yield
+        _HELD.add(place)
+        try:
+            yield
+        finally:
+            _HELD.discard(place)
     finally:
         os.close(descriptor)
 
@@ -92,8 +103,9 @@ def describe(directory: Path, pipeline: str, app: Path) -> None:
 
 
 def holder(directory: Path) -> int | None:
-    """The process that holds the claim on this directory, or None. For other processes only: in the one that holds
-    the claim, closing the file would drop the lock."""
+    """The process that holds the claim on this directory, or None."""
+    if (directory / LOCK).resolve() in _HELD:
+        return os.getpid()
     try:
         with (directory / LOCK).open("rb") as file:
             lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
