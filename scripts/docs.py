@@ -122,6 +122,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("connectors.stdout_sink", "PIECE_BYTES_MAX", "output of the stdout sink that a crash may leave in doubt"),
     ("supervisor.part_log", "LOG_BYTES_MAX", "the log file of one process (and one older file of the same size)"),
     ("driver.epoch_log", "LOG_BYTES_MAX", "`epochs.jsonl` (and one older file of the same size)"),
+    ("supervisor.pipeline_run", "GIVEN_BYTES_MAX", "records that are given to `Pipeline.run` as values"),
 )
 
 
@@ -185,6 +186,8 @@ def every_command(group: Any, words: tuple[str, ...] = ("procession",)) -> Itera
     """Every command that does something, with the words that reach it."""
     for name in group.list_commands(None):
         command = group.get_command(None, name)
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from every_command(command, (*words, name))
         else:

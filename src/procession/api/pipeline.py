@@ -13,18 +13,20 @@ planner reads the resulting `planner/graph`, and the driver runs the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from procession.api.app_settings import NO_DEFAULT, Setting, read_setting
+from procession.api.finished_run import FinishedRun
 from procession.api.sources import Sources
 from procession.api.stage import Stage
 from procession.errors import PlanError
 from procession.operators.named_types import NamedTypes
 from procession.planner.connector import Packing
-from procession.planner.connector_registry import sink_of
+from procession.planner.connector_registry import load, sink_of
 from procession.planner.event_order import check_declared, event_time
 from procession.planner.explain import explain
 from procession.planner.graph import Exchange, Graph, Kind, Node, OnError, Order, PayloadCodec
@@ -270,6 +272,43 @@ class Pipeline(Sources):
             PlanError: The pipeline cannot run as it is declared.
         """
         return explain(make_plan(self.graph()))
+
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Iterable[Any] | str | Path | None = None,
+        *,
+        directory: str | Path | None = None,
+        listen: str | None = None,
+        event_time_field: str | None = None,
+        event_time_unit: str = "s",
+        **settings: Any,
+    ) -> FinishedRun:
+        """Run the pipeline from a script or a notebook, with the same processes as `procession run`.
+
+        It returns when the input is committed. In a notebook the cell shows the progress. Ctrl-C, or an interrupt of
+        the cell, stops all processes; it raises KeyboardInterrupt if not all of the input is committed then.
+
+        Args:
+            inputs: Files, by their paths; or records by the name of their source, as in `procession.testing.run`:
+                `{"orders": [{"id": 1}, {"id": 2}]}`. None: producers send, and the pipeline runs until it is stopped.
+            directory: The pipeline's directory. A later run with the same directory continues. None: a new one for this
+                run, which also has the relative directories of sinks, and is removed with the run that is returned.
+            listen: Address for producers, HOST:PORT. None: a free port of this machine.
+            event_time_field: With files: JSON field that holds a record's event time.
+            event_time_unit: Unit of numbers in that field: s, ms, us or ns since 1970.
+            settings: Settings of `procession run`, such as `epoch_interval_s=1`.
+
+        Returns:
+            The figures of the run, and the committed output: `run["alerts"]`.
+
+        Raises:
+            UsageError: The inputs do not fit the sources, or the run could not be continued and has no directory.
+            PlanError: The pipeline cannot run, or a function uses something that other processes cannot have.
+            PartFailed: A process failed for good.
+        """
+        # By its name: this room declares pipelines, and knows no processes.
+        run: Callable[..., FinishedRun] = load("procession.supervisor.pipeline_run:run_pipeline")
+        return run(self, inputs, directory, listen, event_time_field, event_time_unit, settings)
 
     def check_idempotent(self, sink: str) -> None:
         """Raises PlanError unless a repeated epoch sends this sink the same bytes."""

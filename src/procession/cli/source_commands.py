@@ -212,6 +212,20 @@ def source_file(
     _end(run_source(source, send.to, options, is_json=send.as_json))
 
 
+@source_app.command("given", hidden=True)
+@with_groups
+def source_given(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file of records that Pipeline.run has written.")],
+    *,
+    send: SendOptions,
+) -> None:
+    """Send the records that a program has given to Pipeline.run."""
+    from procession.connectors.given_records import GivenRecords
+    from procession.sdk.connector_program import run_source
+
+    _end(run_source(GivenRecords(path), send.to, send.load("given", path.name), is_json=send.as_json))
+
+
 @source_app.command("stdin")
 @with_groups
 def source_stdin(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -24,6 +25,8 @@ from procession.planner.upgrade import Upgrade
 
 MODULE = "procession_app"
 NO_UPGRADE = Upgrade()
+LOADED: ContextVar[Path | None] = ContextVar("LOADED", default=None)
+"""The app file that is being executed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
     # The file may import modules from its directory, here and in Spark's workers.
     sys.path.insert(0, str(path.parent.resolve()))
     values = provided()
-    token = PROVIDED.set(values)
+    token, loaded = PROVIDED.set(values), LOADED.set(path)
     try:
         spec.loader.exec_module(module)
     except ProcessionError:
@@ -70,6 +73,7 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
         ) from error
     finally:
         PROVIDED.reset(token)
+        LOADED.reset(loaded)
     pipelines = {id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}
     if len(pipelines) != 1:
         found = "no Pipeline" if not pipelines else f"{len(pipelines)} Pipelines"

@@ -26,7 +26,7 @@ PIPELINE_NAMES = frozenset(
     {
         *(FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors"),
         *("epochs.jsonl", "driver.json", "run.json", "run.lock", "plan.json", "driver-status.json"),
-        *("run-details.json", "run-events.jsonl", "dashboard-links.json"),
+        *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program"),
     }
 )
 """What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""

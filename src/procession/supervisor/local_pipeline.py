@@ -170,6 +170,10 @@ class LocalPipeline:
         argv += event_time
         self._start_sending(name, argv)
 
+    def start_given(self, path: Path) -> None:
+        """Start the source of the records in this file (`connectors/given_records`)."""
+        self._start_sending(SOURCE, ["source", "given", str(path), *self._sending(0)])
+
     def start_connected(self) -> None:
         """Start the connectors of the app's sources that read a URL."""
         for turn, source in enumerate(self.graph.connected):

@@ -209,12 +209,15 @@ class Display(LiveDisplay):
         for name in set(self._paused).difference(progress.paused):
             self.say(f"{name} is not paused any more: producers continue")
         self._paused = progress.paused
-        cells = _cells(progress, restarts)
+        cells = cells_of(progress, restarts)
         if self.is_live:
             self.draw(table_of(cells))
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_S
             self.say_cells(cells)
+
+    def show_end(self, progress: PipelineProgress, restarts: int) -> None:
+        """Show the progress at the end of the run. Here it is not shown: the summary follows."""
 
 
 def _rows(status: Mapping[str, Any]) -> int:
@@ -226,7 +229,8 @@ def _rows(status: Mapping[str, Any]) -> int:
     return end
 
 
-def _cells(progress: PipelineProgress, restarts: int) -> dict[str, str]:
+def cells_of(progress: PipelineProgress, restarts: int) -> dict[str, str]:
+    """The figures of a display, by their names."""
     p50, p99 = progress.latency_ms(0.5), progress.latency_ms(0.99)
     return {
         "records in": f"{progress.records_in:,}",

@@ -16,6 +16,7 @@ from typing import Any
 from procession.commit.epoch_totals import COUNTER, LATE_AT
 from procession.commit.round_record import RoundRecord
 from procession.connectors.file_source import FileSource
+from procession.connectors.given_records import GivenRecords
 from procession.driver.app_file import load_app
 from procession.driver.stage_states import held_back
 from procession.driver.stream_order import check_inputs
@@ -50,33 +51,41 @@ def run_app(
     is_silent: bool,
     event_time: Sequence[str] = (),
     cluster: NamespaceCluster | None = None,
+    given: Path | None = None,
+    base: Path | None = None,
+    display: Display | None = None,
 ) -> dict[str, Any]:
     """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
-    run. With a cluster, the parts run on its hosts, and the directory is that of the driver's host."""
+    run. With a cluster, the parts run on its hosts, and the directory is that of the driver's host. `given` is a file
+    with records (`connectors/given_records`), and `base` the directory of relative directories of sinks."""
     # Report unreadable inputs before anything is started.
     files = FileSource(inputs).paths
+    if given is not None:
+        files |= {stream.id: stream.name for stream in GivenRecords(given).streams()}
+    has_inputs = bool(inputs) or given is not None
     streams = frozenset(files)
     graph = load_app(app, input_streams=streams).graph
     check_inputs(graph, files)
     check_connectors(graph)
     streams |= connected_streams(graph)
     graph = graph.with_inputs(streams)
-    ending = ending_parts(graph, has_inputs=bool(inputs))
+    ending = ending_parts(graph, has_inputs=has_inputs)
     check_start(settings, listen)
     if cluster is not None:
         directory = pipeline_directory(cluster.head, graph.name)
     directory = directory or Path(".procession") / graph.name
+    base = (base or Path()).resolve()
     events = RunEvents(directory)
     with (
         claimed(directory, graph.name, app),
         closing(DashboardPort(settings, directory.resolve())) as dashboard,
-        Display(is_silent=is_silent) as display,
+        display or Display(is_silent=is_silent) as display,
         Supervisor(directory / "logs", say=display.say, on_restart=partial(events.add, "part.restarted")) as supervisor,
     ):
         events.add("run.started", "run", f"pipeline {graph.name!r} was started")
         local: LocalPipeline | ClusterPipeline
         if cluster is None:
-            local = LocalPipeline(supervisor, app, graph, directory.resolve(), Path.cwd(), settings, listen, streams)
+            local = LocalPipeline(supervisor, app, graph, directory.resolve(), base, settings, listen, streams)
         else:
             local = on_cluster(cluster, supervisor, app, graph, settings, inputs=inputs, input_streams=streams)
             settings = local.settings
@@ -99,6 +108,8 @@ def run_app(
 
             if inputs:
                 local.start_source(inputs, event_time=event_time)
+            elif given is not None and isinstance(local, LocalPipeline):
+                local.start_given(given)
             local.start_connected()
             for line in connector_lines(graph):
                 display.say(line)
@@ -119,10 +130,13 @@ def run_app(
         supervisor.stop()
         events.add("run.stopped", "run", "the input is committed" if was_done else "it was asked to stop")
         figures = _figures(local.graph, local.directory, before, progress.look(), settings)
+        restarts = sum(supervisor.restarts.values())
+        display.show_end(progress, restarts)
         return figures | {
-            "restarts": sum(supervisor.restarts.values()),
+            "restarts": restarts,
             "has_inputs": bool(ending),
             "is_done": was_done,
+            "signal": supervisor.stop_signal,
         }
 
 

@@ -85,7 +85,7 @@ class Arrivals:
                     )
                 found._add(found._source(pair[0]), pair[1])
         for source in graph.sources:  # what a test does not name has no records, and ends
-            for stream in found._streams(source):
+            for stream in found.streams_of(source):
                 found._name(stream, source)
         return found
 
@@ -146,7 +146,7 @@ class Arrivals:
             )
         return found[name]
 
-    def _streams(self, source: Node) -> list[int]:
+    def streams_of(self, source: Node) -> list[int]:
         """The streams that a source has without records: all that it names, or the one of its own."""
         if source.streams is not None:
             return sorted(source.streams)

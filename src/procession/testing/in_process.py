@@ -369,7 +369,7 @@ class HostedPlan:
     def outputs(self) -> Outputs:
         values = {
             participant.name: [
-                _decoded(participant.sink, payload, self._plan.graph) for payload in self._written[participant.name]
+                decoded(participant.sink, payload, self._plan.graph) for payload in self._written[participant.name]
             ]
             for participant in self._plan.graph.participants
         }
@@ -377,7 +377,7 @@ class HostedPlan:
         return Outputs(values, written, {} if self.last is None else dict(self.last.counters))
 
 
-def _decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
+def decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
     """The value in a record of an output; its bytes, if the sink's codec can make nothing of them."""
     if sink is graph.dead_letter:
         return json.loads(payload)
