@@ -159,10 +159,14 @@ def run_pipeline(
         )
     if figures["has_inputs"] and not figures["is_done"] and figures["signal"] == signal.SIGINT:
         raise KeyboardInterrupt(sentence(figures))
-    found = PipelineRun(figures, at, _outputs(graph, base))
-    if directory is None:
-        weakref.finalize(found, shutil.rmtree, base, ignore_errors=True)
-    return found
+    # Not in a variable: an exception that somebody keeps would keep this frame, and with it the directory.
+    return _removed_with(PipelineRun(figures, at, _outputs(graph, base)), base if directory is None else None)
+
+
+def _removed_with(run: PipelineRun, directory: Path | None) -> PipelineRun:
+    if directory is not None:
+        weakref.finalize(run, shutil.rmtree, directory, ignore_errors=True)
+    return run
 
 
 def _sorted_out(graph: Graph, inputs: Inputs | Sequence[str | Path] | None) -> tuple[list[Path], bytes | None]:
