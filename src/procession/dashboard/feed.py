@@ -45,10 +45,14 @@ class SnapshotFeed:
     async def take(self) -> dict[str, Any]:
         """A snapshot, taken now."""
         async with self.lock:
+            taking = asyncio.ensure_future(asyncio.to_thread(self.snapshots.take))
             try:
-                return await asyncio.to_thread(self.snapshots.take)
-            except (ProcessionError, OSError) as error:
-                return {"error": error.sentence if isinstance(error, ProcessionError) else str(error)}
+                return await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                await asyncio.wait([taking])  # the thread goes on; the next one may not begin before it ends
+                raise
+            except Exception as error:  # otherwise one file that cannot be read would end the feed of all pages
+                return {"error": error.sentence if isinstance(error, ProcessionError) else repr(error)}
 
     async def events(self, last_id: str) -> AsyncIterator[dict[str, str]]:
         """The events for one client, until it goes. `last_id` is that of the last epoch that it has."""
