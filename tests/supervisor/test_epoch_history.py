@@ -76,6 +76,24 @@ def test_a_page_is_bounded_and_shows_the_slowest_epoch_of_each_group() -> None:
     assert (found["points"][3]["epoch"], found["points"][3]["epochs"], found["points"][3]["records"]) == (7, [6, 7], 20)
 
 
+def test_points_that_become_one_lose_no_epoch_record_abort_or_driver() -> None:
+    epochs = 3 * PAGE_MAX + 5
+    lines = [line_of(epoch, fence=epoch // 100, aborts=epoch % 2) for epoch in range(epochs)]
+    lines[epochs // 2]["phases"] = {"run_s": 99.0}
+    found = page(iter(lines), 0, 1e12)
+    points = found["points"]
+    assert (found["epochs"], found["epochs_per_point"], len(points)) == (epochs, 4, -(-epochs // 4))
+    assert [number for point in points for number in range(point["epochs"][0], point["epochs"][1] + 1)] == [
+        *range(epochs)
+    ]
+    assert sum(point["records"] for point in points) == sum(line["records"] for line in lines)
+    assert (sum(point["aborts"] for point in points), sum(point["drivers"] for point in points)) == (
+        epochs // 2,
+        (epochs - 1) // 100,
+    )
+    assert max(points, key=lambda point: point["seconds"])["epoch"] == epochs // 2
+
+
 def test_a_page_has_only_its_time() -> None:
     assert [point["epoch"] for point in page((line_of(epoch) for epoch in range(100)), 20, 22)["points"]] == [
         20,

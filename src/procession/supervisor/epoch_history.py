@@ -121,30 +121,49 @@ def read_all(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def page(lines: Iterable[Mapping[str, Any]], from_s: float, to_s: float) -> dict[str, Any]:
-    """The epochs that were committed within this time, as at most `PAGE_MAX` points, each with its slowest epoch."""
-    chosen = [line for line in lines if from_s <= line["committed_ns"] / 1e9 <= to_s]
-    size = max(1, -(-len(chosen) // PAGE_MAX))
-    points = []
-    fence = None
-    for start in range(0, len(chosen), size):
-        group = chosen[start : start + size]
-        slowest = max(group, key=_worked_s)
-        fences = {line["fence"] for line in group} | ({fence} if fence is not None else set())
-        fence = group[-1]["fence"]
-        points.append(
-            {
-                "epoch": slowest["epoch"],
-                "epochs": [group[0]["epoch"], group[-1]["epoch"]],
-                "at_s": round(group[-1]["committed_ns"] / 1e9, 3),
-                "records": sum(line["records"] for line in group),
-                "seconds": round(_worked_s(slowest), 6),
-                "phases": phases_of(slowest),
-                "aborts": sum(line.get("aborts", 0) for line in group),
-                "drivers": len(fences) - 1,
-                "fence": fence,
-            }
-        )
-    return {"points": points, "epochs": len(chosen), "epochs_per_point": size}
+    """The epochs that were committed within this time, as at most `PAGE_MAX` points, each with its slowest epoch. Holds
+    no more than these points: when there are too many, each two become one."""
+    points: list[dict[str, Any]] = []
+    size, epochs, fence = 1, 0, None
+    for line in lines:
+        if not from_s <= line["committed_ns"] / 1e9 <= to_s:
+            continue
+        point = _point_of(line, is_new_driver=fence is not None and fence != line["fence"])
+        fence = line["fence"]
+        if epochs % size:
+            points[-1] = _joined(points[-1], point)
+        elif len(points) < PAGE_MAX:
+            points.append(point)
+        else:
+            pairs = zip(points[::2], points[1::2], strict=True)
+            points, size = [*(_joined(first, second) for first, second in pairs), point], size * 2
+        epochs += 1
+    return {"points": points, "epochs": epochs, "epochs_per_point": size}
+
+
+def _point_of(line: Mapping[str, Any], *, is_new_driver: bool) -> dict[str, Any]:
+    return {
+        "epoch": line["epoch"],
+        "epochs": [line["epoch"], line["epoch"]],
+        "at_s": round(line["committed_ns"] / 1e9, 3),
+        "records": line["records"],
+        "seconds": round(_worked_s(line), 6),
+        "phases": phases_of(line),
+        "aborts": line.get("aborts", 0),
+        "drivers": int(is_new_driver),
+        "fence": line["fence"],
+    }
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """One point for two that follow each other."""
+    slowest = max(first, second, key=lambda point: point["seconds"])
+    return {
+        **second,
+        **{name: slowest[name] for name in ("epoch", "seconds", "phases")},
+        "epochs": [first["epochs"][0], second["epochs"][1]],
+        **{name: first[name] + second[name] for name in ("records", "aborts", "drivers")},
+    }
 
 
 def _worked_s(line: Mapping[str, Any]) -> float:
