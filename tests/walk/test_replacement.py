@@ -55,7 +55,10 @@ class Drivers(Cluster):
         """Gateway and sinks, as `Local.start` does it, without a driver."""
         for name, argv, where in (
             ("gateway", self.local._gateway(), self.local.gateway_directory / "gateway.json"),
-            *((part, self.local._sink(place), place / "sink.json") for place, part in self.local.sink_parts.items()),
+            *(
+                (part, self.local.sink_arguments(place), place / "sink.json")
+                for place, part in self.local.sink_parts.items()
+            ),
         ):
             self.local.supervisor.start(self.local._part(name, argv, where, 1))
         assert self.supervisor.wait_ready()
