@@ -1,6 +1,6 @@
 """Changes what a checkpoint says about its last committed epoch and its pipeline, for an upgrade or a rollback.
 
-Invariant: the change is atomic and fenced. Whoever changes takes a fence of its own, so that no earlier driver can
+Invariant: the change is atomic and fenced. A change takes a fence of its own, so that no earlier driver can
 commit any more, and holds the checkpoint's lock until the change is complete. The changed round record is in the new
 copy of the checkpoint, which becomes valid by one rename. The changed `pipeline.json` is in `CHANGE` before that
 rename; the next claim finishes a change whose copy is complete, and forgets one whose copy is not. Fences and attempt

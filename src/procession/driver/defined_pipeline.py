@@ -1,7 +1,7 @@
 """A pipeline that a notebook or a script has defined, as an app file for the driver's process.
 
 Invariant: the pipeline is written by the user who runs it, into a directory that only this user can enter, and a file
-that others could have written is refused before it is read. So it is no data from outside: whoever can write it can
+that others could have written is refused before it is read. So it is no data from outside: a user who can write it can
 also write the app files and the Python modules of this user. Used by `supervisor/pipeline_run`; the app file that is
 written here calls `read_pipeline` in each process that loads it.
 """

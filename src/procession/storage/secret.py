@@ -129,8 +129,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 class KeptSecret(bytes):
-    """A secret that pickles without its bytes: whoever unpickles it reads the copy in the first of these directories
-    that has one. Their names may contain environment variables."""
+    """A secret that pickles without its bytes. The process that unpickles it reads the copy in the first of these
+    directories that has one. Their names may contain environment variables."""
 
     directories: tuple[str, ...]
 
