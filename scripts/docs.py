@@ -21,6 +21,7 @@ from typer.main import get_command
 from procession.cli.connector_group import ConnectorCommand
 from procession.cli.main import app
 from procession.planner import guarantee, strategies
+from procession.sos import sos_lifecycle
 from procession.spark import session
 from procession.supervisor.settings import Settings
 from procession.wire import draft_lifecycle, lifecycle, two_phase_commit
@@ -36,6 +37,22 @@ FRAME_NAMES = {
     "DraftOk": "OK",
     "DraftMessage": "MESSAGE",
     "AckCounts": "ACK_COUNTS",
+    "SosError": "ERROR",
+    "SosHello": "HELLO",
+    "SosWelcome": "WELCOME",
+    "FormatVolume": "FORMAT",
+    "DescribeVolume": "DESCRIBE",
+    "ListVolumes": "LIST",
+    "ClaimVolume": "CLAIM",
+    "CreateObject": "CREATE",
+    "AppendChunk": "APPEND",
+    "ReadChunks": "READ",
+    "RetainFrom": "RETAIN",
+    "VolumeReply": "VOLUME",
+    "ProgressReply": "PROGRESS",
+    "ChunksReply": "CHUNKS",
+    "NamesReply": "NAMES",
+    "RefusedReply": "REFUSED",
 }
 
 # Every buffer, queue and table that a peer, a file or a user could make grow, and what holds it back.
@@ -122,6 +139,16 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("connectors.stdout_sink", "PIECE_BYTES_MAX", "output of the stdout sink that a crash may leave in doubt"),
     ("supervisor.part_log", "LOG_BYTES_MAX", "the log file of one process (and one older file of the same size)"),
     ("driver.epoch_log", "LOG_BYTES_MAX", "`epochs.jsonl` (and one older file of the same size)"),
+    ("sos.sos_frames", "CHUNK_BYTES_MAX", "one append to an object service"),
+    ("sos.sos_frames", "HELLO_BYTES_MAX", "what a peer may send to an object service before it has shown the secret"),
+    ("sos.sos_server", "CONNECTIONS_MAX", "connections to an object service"),
+    ("sos.sos_server", "CREDITS", "requests of one connection that an object service lets wait"),
+    ("sos.sos_server", "BATCH_BYTES_MAX", "appended bytes that wait for the disk of an object service"),
+    ("sos.sos_store", "VOLUMES_MAX", "volumes of an object service"),
+    ("sos.volume_rules", "OBJECTS_MAX", "objects of a volume"),
+    ("sos.volume_rules", "OBJECT_BYTES_MAX", "one object"),
+    ("sos.volume_rules", "OBJECT_CHUNKS_MAX", "appends to one object"),
+    ("sos.volume_rules", "MEMBERS_MAX", "copies of a volume"),
     ("supervisor.pipeline_run", "GIVEN_BYTES_MAX", "records that are given to `Pipeline.run` as values"),
 )
 
@@ -146,7 +173,7 @@ def connection(moves: Mapping[Any, Mapping[Any, Mapping[Any, Any]]]) -> str:
             for after in dict.fromkeys(steps.values()):
                 frames = ", ".join(frame_name(kind) for kind, following in steps.items() if following is after)
                 arrows += f"    {state.name} --> {after.name}: {side.value} sends {frames}\n"
-    diagram = _diagram(lifecycle.ConnectionState.CONNECTED, arrows)
+    diagram = _diagram(next(iter(moves)), arrows)
     return f"{table(['state', 'sent by the', 'may be sent'], rows)}\n{diagram}"
 
 
@@ -258,6 +285,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "connection-source": lambda _: connection(lifecycle.SOURCE),
     "connection-sink": lambda _: connection(lifecycle.SINK),
     "connection-draft": lambda _: connection(draft_lifecycle.DRAFT_CONNECTION),
+    "connection-sos": lambda _: connection(sos_lifecycle.SOS),
     "stream": lambda _: machine(stream.STREAM, stream.StreamState.START),
     "stream-draft": lambda _: machine(draft_lifecycle.DRAFT_STREAM, stream.StreamState.START),
     "participant": lambda _: machine(two_phase_commit.ROUND, two_phase_commit.ParticipantState.OPEN),

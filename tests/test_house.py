@@ -73,6 +73,10 @@ PURE = (
     "supervisor.stall",
     "sdk.batching",
     "sdk.stream_progress",
+    "sos.volume_rules",
+    "sos.sos_frames",
+    "sos.sos_lifecycle",
+    "sos.sos_connection",
 )
 RUNNERS: dict[str, str] = {
     "sim.runner": "it runs simulations in processes of their own",

@@ -74,7 +74,7 @@ def fuzz_here(name: str, *arguments: str) -> NoReturn:
     """Our code is imported here, so that atheris sees which way an input takes."""
     import atheris
 
-    with atheris.instrument_imports(include=["procession.wire"]):
+    with atheris.instrument_imports(include=["procession.wire", "procession.sos"]):
         from tests.fuzz.targets import TARGETS
     # What numba compiles is imported later, by `columns.make_ready`: it cannot compile code that was instrumented.
     atheris.Setup([sys.argv[0], *arguments], TARGETS[name])

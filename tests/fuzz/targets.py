@@ -10,9 +10,13 @@ import contextlib
 import itertools
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
+from procession.sos import sos_frames
+from procession.sos.sos_connection import SosConnection, SosViolation
+from procession.sos.sos_lifecycle import SosState
 from procession.wire import columns, draft, frame_codec, two_phase_commit, v3
 from procession.wire.capture import Capture, HexReader, encoded, is_hex
 from procession.wire.connection import Connection, Event, Violation
@@ -117,6 +121,46 @@ def document(data: bytes) -> None:
     again.finish()
 
 
+def sos_frame(body: bytes) -> None:
+    """A body is a frame of the object service that comes back as the same bytes, or the peer's error."""
+    if not body:
+        return
+    # The checksum is added here: no fuzzer finds one.
+    sealed = body + zlib.crc32(body).to_bytes(4, "big")
+    for whole in (body, sealed):
+        try:
+            frame = sos_frames.decode(whole)
+        except RemoteProtocolError:
+            continue
+        assert sos_frames.encode(frame)[4:] == whole
+        if isinstance(frame, sos_frames.ChunksReply):
+            with contextlib.suppress(RemoteProtocolError):
+                sos_frames.checked_chunks(frame)
+
+
+def sos_session(data: bytes) -> None:
+    """However frames are cut on the way, an end of the object service finds the same, and refuses the same."""
+    if len(data) < 2:
+        return
+    side, is_open, size = list(ConnectionSide)[data[0] & 1], bool(data[0] & 2), data[1] % 64 + 1
+    frames = b"".join(
+        frame_codec.frame(body + zlib.crc32(body).to_bytes(4, "big")) if body[0] & 1 else body
+        for body in _bodies(data[2:])
+    )
+    found = []
+    for piece_bytes in (len(frames) or 1, size):
+        end = SosConnection(side, FRAME_BYTES_MAX)
+        if is_open:
+            end.state, end.credits = SosState.OPEN, CREDITS
+            end.waiting = {1: sos_frames.VolumeReply, 2: sos_frames.ChunksReply, 3: sos_frames.ProgressReply}
+        pieces = [frames[start : start + piece_bytes] for start in range(0, len(frames), piece_bytes)]
+        events = [event for piece in pieces for event in end.receive(piece)]
+        assert not any(isinstance(event, SosViolation) for event in events[:-1])
+        assert len(end.waiting) <= max(CREDITS, 3)
+        found.append((events, end.state, end.waiting))
+    assert found[0] == found[1]
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "v3_frame": v3_frame,
     "draft_frame": draft_frame,
@@ -125,6 +169,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "session": session,
     "capture": capture,
     "document": document,
+    "sos_frame": sos_frame,
+    "sos_session": sos_session,
 }
 
 

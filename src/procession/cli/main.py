@@ -40,6 +40,7 @@ from procession.cli.letters_command import letters_app
 from procession.cli.savepoint_command import savepoint_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
+from procession.cli.sos_command import sos
 from procession.cli.source_commands import source_app
 from procession.cli.state_command import state_app
 from procession.cli.streams_command import streams
@@ -70,6 +71,7 @@ app.command()(chaos)
 app.command()(explain)
 app.command()(gateway)
 app.command()(host)
+app.command()(sos)
 app.command()(jobs)
 app.command()(simulate)
 app.command()(status)

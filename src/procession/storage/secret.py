@@ -43,6 +43,8 @@ class Secret(StrEnum):
     SINKS = "sinks"
     EXECUTORS = "executors"
     """A copy of the control secret, for the tasks of a pipeline on this machine."""
+    SOS = "sos"
+    """Of an object service, in its own directory."""
     DASHBOARD = "dashboard"
     """Signs the cookies of the dashboard."""
 

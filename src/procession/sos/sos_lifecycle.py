@@ -1,0 +1,40 @@
+"""The lifecycle of a connection to the object service, as a table: who may send which frame in which state. Pure.
+
+Invariant: a step that is not in the table is an error and changes nothing. `sos/sos_connection` follows it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from procession.sos.sos_frames import REPLIES, REQUESTS, SosError, SosFrame, SosHello, SosWelcome
+from procession.wire.lifecycle import ConnectionSide
+
+
+class SosState(enum.Enum):
+    CONNECTED = "connected"
+    GREETED = "greeted"
+    """HELLO was sent; requests wait for WELCOME."""
+    OPEN = "open"
+    ERROR = "error"
+
+    __hash__ = object.__hash__
+
+
+SosTable = dict[SosState, dict[ConnectionSide, dict[type[SosFrame], SosState]]]
+
+SOS: SosTable = {
+    SosState.CONNECTED: {
+        ConnectionSide.INITIATOR: {SosHello: SosState.GREETED, SosError: SosState.ERROR},
+        ConnectionSide.ACCEPTOR: {SosError: SosState.ERROR},
+    },
+    SosState.GREETED: {
+        ConnectionSide.INITIATOR: {SosError: SosState.ERROR},
+        ConnectionSide.ACCEPTOR: {SosWelcome: SosState.OPEN, SosError: SosState.ERROR},
+    },
+    SosState.OPEN: {
+        ConnectionSide.INITIATOR: {**dict.fromkeys(REQUESTS, SosState.OPEN), SosError: SosState.ERROR},
+        ConnectionSide.ACCEPTOR: {**dict.fromkeys(REPLIES, SosState.OPEN), SosError: SosState.ERROR},
+    },
+    SosState.ERROR: {ConnectionSide.INITIATOR: {}, ConnectionSide.ACCEPTOR: {}},
+}

@@ -1,0 +1,207 @@
+"""The rules of a volume: what a client may do to it, whatever the client believes. Pure.
+
+A *volume* is one history of bytes, cut into *objects*. An object belongs to one fence, whose number is its name. Its
+head names the object before it and the length at which that one is sealed. So a volume is a chain: each object seals
+its predecessor, and bytes beyond the sealed length are dead.
+
+Invariant: bytes are only ever added at the end of an object. Only the holder of the highest promised fence changes a
+volume. An object is created only where its predecessor is complete up to the sealed length, with the same checksum: a
+copy that has an object has all that came before it, down to the mark. Only objects below the mark are deleted, and
+never the newest of the chain. `sos/volume` performs on files what is allowed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from procession.errors import ProcessionError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Names of volumes: they name directories."""
+IDENTITY_BYTES = 16
+TOKEN_BYTES = 16
+MEMBERS_MAX = 15
+OBJECTS_MAX = 4096
+"""Objects that a volume keeps. A writer that needs more must raise the mark first."""
+OBJECT_BYTES_MAX = 256 * 1024 * 1024
+OBJECT_CHUNKS_MAX = 1 << 20
+
+
+class RefusalCode(IntEnum):
+    """Why a request is refused."""
+
+    FENCED = 1
+    """Another claim holds the volume."""
+    CONFLICT = 2
+    """The request does not fit what is there: an offset that is not the end, another checksum or head."""
+    MISSING = 3
+    """There is no such volume or object."""
+    LIMIT = 4
+    STORAGE = 5
+    """The disk is full, or a file is damaged."""
+
+
+class RequestRefused(ProcessionError):
+    """A volume's rules forbid the request. Nothing was changed. Fields: code, promised."""
+
+
+def refused(code: RefusalCode, sentence: str, promised: int = 0) -> RequestRefused:
+    return RequestRefused(sentence, code=code, promised=promised)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumConfig:
+    """The copies of a volume, by their identities, and how many of them must have synced what is acknowledged."""
+
+    members: tuple[bytes, ...]
+    write_quorum: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """The first thing that is known of an object."""
+
+    previous: int
+    """The object before it; 0: there is none."""
+    length: int
+    """Length at which the previous object is sealed."""
+    checksum: int
+    """Of the previous object up to that length."""
+    config: QuorumConfig
+    old_config: QuorumConfig
+    """Differs from `config` while the set of copies changes: then both must agree."""
+
+    @property
+    def is_joint(self) -> bool:
+        return self.config != self.old_config
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectState:
+    head: ObjectHead
+    written: int
+    synced: int
+    checksum: int
+    """Running CRC-32 of all bytes that are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeState:
+    """One copy of a volume."""
+
+    identity: bytes
+    """Random, made with the copy. A copy that was lost and made again has another."""
+    promised: int = 0
+    """The highest fence that was claimed here. No lower one may write."""
+    token: bytes = b""
+    """Tells apart two clients that claim the same fence."""
+    mark: int = 0
+    """Objects below it are deleted."""
+    objects: Mapping[int, ObjectState] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """The newest object; 0: there is none."""
+        return max(self.objects, default=0)
+
+
+def chain(objects: Mapping[int, ObjectState], newest: int) -> Iterator[int]:
+    """The objects of the history that ends with `newest`, the newest first, as far as they are there."""
+    while newest in objects:
+        yield newest
+        newest = objects[newest].head.previous
+
+
+def sealed_lengths(objects: Mapping[int, ObjectState]) -> dict[int, int]:
+    """The length at which each object of the newest history is sealed. The newest object is not."""
+    newest = max(objects, default=0)
+    heads = [objects[number].head for number in chain(objects, newest)]
+    return {head.previous: head.length for head in heads if head.previous in objects}
+
+
+def check_name(volume: str) -> None:
+    if not NAME.fullmatch(volume):
+        raise refused(RefusalCode.CONFLICT, f"{volume[:80]!r} cannot name a volume.")
+
+
+def check_claim(state: VolumeState, fence: int, token: bytes) -> None:
+    """A fence is claimed once, by one client, which may repeat the claim."""
+    if len(token) != TOKEN_BYTES or fence < 1:
+        raise refused(RefusalCode.CONFLICT, "A claim needs a fence above 0 and a token of 16 bytes.")
+    if fence < state.promised or (fence == state.promised and token != state.token):
+        raise refused(
+            RefusalCode.FENCED, f"Fence {fence} is too low: {state.promised} is claimed here.", state.promised
+        )
+
+
+def check_holder(state: VolumeState, fence: int, token: bytes) -> None:
+    """Only the holder of the highest fence changes a volume."""
+    if fence != state.promised or token != state.token:
+        raise refused(
+            RefusalCode.FENCED, f"Fence {fence} does not hold the volume: {state.promised} does.", state.promised
+        )
+
+
+def check_config(config: QuorumConfig) -> None:
+    count = len(config.members)
+    is_whole = all(len(member) == IDENTITY_BYTES for member in config.members)
+    if not is_whole or len(set(config.members)) != count or not 0 < count <= MEMBERS_MAX:
+        raise refused(RefusalCode.CONFLICT, f"A volume has 1 to {MEMBERS_MAX} different copies.")
+    if not count < 2 * config.write_quorum <= 2 * count:
+        raise refused(RefusalCode.CONFLICT, f"{config.write_quorum} of {count} copies is not a majority.")
+
+
+def check_create(
+    state: VolumeState,
+    fence: int,
+    number: int,
+    head: ObjectHead,
+    mark: int,
+    checksum_at: Callable[[int, int], int | None],
+) -> bool:
+    """Whether the object is to be created; False: it is there, with this head. `checksum_at(object, length)` is None
+    where an object does not have an append that ends at this length. `mark` is the writer's: objects below it need not
+    be here."""
+    if not 0 < number <= fence or head.previous >= number or head.length < 0:
+        raise refused(RefusalCode.CONFLICT, f"Object {number} cannot follow {head.previous} under fence {fence}.")
+    check_config(head.config)
+    check_config(head.old_config)
+    if (known := state.objects.get(number)) is not None:
+        if known.head != head:
+            raise refused(RefusalCode.CONFLICT, f"Object {number} is here with another head.")
+        return False
+    if number < state.mark or not mark <= number:
+        raise refused(RefusalCode.CONFLICT, f"Object {number} is below the mark.")
+    if len(state.objects) >= OBJECTS_MAX:
+        raise refused(RefusalCode.LIMIT, f"The volume has {OBJECTS_MAX} objects. Raise its mark first.")
+    if head.previous == 0:
+        if any(known.head.previous or known.written for known in state.objects.values()):
+            raise refused(RefusalCode.CONFLICT, f"Object {number} would begin a second history.")
+    elif head.previous >= max(mark, state.mark) and checksum_at(head.previous, head.length) != head.checksum:
+        raise refused(
+            RefusalCode.CONFLICT,
+            f"Object {number} seals object {head.previous} at {head.length} bytes, which are not here.",
+        )
+    return True
+
+
+def check_append(number: int, written: int, sealed: int | None, offset: int, length: int, chunks: int) -> None:
+    """An append is at the end of the object, and not beyond the length at which it is sealed. `chunks` is the number of
+    appends so far."""
+    if offset != written:
+        raise refused(RefusalCode.CONFLICT, f"Object {number} ends at {written}, not at {offset}.")
+    if length < 1:
+        raise refused(RefusalCode.CONFLICT, "An append has at least one byte.")
+    if sealed is not None and offset + length > sealed:
+        raise refused(RefusalCode.CONFLICT, f"Object {number} is sealed at {sealed} bytes.")
+    if offset + length > OBJECT_BYTES_MAX or chunks >= OBJECT_CHUNKS_MAX:
+        raise refused(RefusalCode.LIMIT, f"Object {number} is full: create the next one.")
+
+
+def check_mark(state: VolumeState, mark: int) -> None:
+    """The object at the mark is on the newest history: then all below it are sealed, or belong to no history."""
+    if mark > state.mark and mark not in chain(state.objects, state.newest):
+        raise refused(RefusalCode.CONFLICT, f"The mark {mark} names no object of the newest history.")
