@@ -13,7 +13,8 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -518,6 +519,32 @@ def hot_readings(lines: Iterable[str]) -> list[str]:
     return [json.dumps(result, separators=(",", ":")) for result in results if result["celsius"] > 80]
 
 
+MEASURED = [
+    json.dumps(
+        {
+            "sensor": f"s{number % 3}" if number % 11 else None,
+            "celsius": str((number * 7919 % 5000) / 50),
+            "at": f"2026-03-01T10:{number % 60:02d}:00.5+01:00" if number % 13 else "today",
+            "color": "red",
+        }
+    )
+    for number in range(500)
+]
+
+
+def largest(lines: Iterable[str]) -> list[str]:
+    results, best = [], {}
+    for reading in map(json.loads, lines):
+        if reading["sensor"] is None or reading["at"] == "today":
+            continue
+        celsius, at = Decimal(reading["celsius"]), datetime.fromisoformat(reading["at"]).astimezone(UTC)
+        found = {"sensor": reading["sensor"], "celsius": f"{celsius:.2f}", "at": at.isoformat(), "place": None}
+        if reading["sensor"] not in best or celsius > best[reading["sensor"]][0]:
+            best[reading["sensor"]] = (celsius, found)
+        results.append(best[reading["sensor"]][1])
+    return [json.dumps(result, separators=(",", ":")) for result in results]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -540,6 +567,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "corrected_turnover": ("corrected-turnover-turnover-0", LATE_SALES, corrected),
     "value_alerts": ("value-alerts-alerts-0", SENSOR_VALUES, value_alerts),
     "readings": ("readings-hot-0", READINGS, hot_readings),
+    "readings_by_schema": ("readings-by-schema-largest-0", MEASURED, largest),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }
 

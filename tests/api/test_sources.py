@@ -25,11 +25,19 @@ def test_other_values_name_no_stream(wrong: Any) -> None:
         Pipeline("p").source(streams=[wrong])
 
 
-@pytest.mark.parametrize("pattern", ["calls-*.jsonl", Path("calls-*.jsonl")])
-def test_streams_are_not_declared_by_pattern_and_the_way_for_files_is_told(pattern: str | Path) -> None:
-    with pytest.raises(PlanError, match="are not declared by pattern") as caught:
-        Pipeline("p", order_by="event_time").source("calls", streams=["others", pattern])
-    assert 'from_="file:calls-*.jsonl"' in caught.value.next_step
+def test_a_pattern_of_files_declares_one_stream() -> None:
+    pipeline = Pipeline("p", order_by="event_time")
+    pipeline.source("calls", streams=iter([Path("calls-*.jsonl"), Path("rates.jsonl"), "a"])).sink("o", to="file:o")
+    (source,) = pipeline.graph().sources
+    assert source.patterns == ("calls-*.jsonl",)
+    assert source.streams is not None
+    assert len(source.streams) == 3
+
+
+def test_names_of_streams_are_not_patterns_and_the_way_for_files_is_told() -> None:
+    with pytest.raises(PlanError, match="only files are declared by pattern") as caught:
+        Pipeline("p", order_by="event_time").source("calls", streams=["others", "calls-*.jsonl"])
+    assert "streams=[Path('calls-*.jsonl')]" in caught.value.next_step
 
 
 def test_two_sources_cannot_take_the_same_streams() -> None:

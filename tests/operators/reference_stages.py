@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from procession.operators.clock_process import ClockProcess
-from procession.operators.codecs import DECODE
+from procession.operators.codecs import decoder_of
 from procession.operators.context import Context
 from procession.operators.expiry import ExpiringState
 from procession.operators.keyed import KeyedOperator
@@ -283,7 +283,7 @@ class StageStates:
             function = lambda value: asking(value, context)  # noqa: E731
         match node.kind:
             case Kind.SOURCE:
-                yield DECODE[node.codec](value)
+                yield decoder_of(node)(value)
             case Kind.MAP:
                 yield function(value)
             case Kind.MAP_ASYNC:

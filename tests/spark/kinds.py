@@ -6,16 +6,20 @@ Invariant: it needs nothing of the tests, so that its text is an app, too.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from procession import Aggregate, Context, Pipeline, ProcessContext, aggregates, patterns, tables, windows
+import pyarrow as pa
+
+from procession import Aggregate, Context, Pipeline, ProcessContext, aggregates, json_of, patterns, tables, windows
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,12 @@ def last_digit(result: dict[str, Any]) -> str:
 def end_of(result: dict[str, Any]) -> float:
     return float(result["end"])
 
+
+TYPED = ("typed", "fields")
+"""The typed sources: one with a class, one with a schema."""
+
+TYPED_INPUTS = 8
+"""The number of inputs that each of the typed sources may have."""
 
 NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
 
@@ -249,6 +259,74 @@ def is_dear(sale: Sale, context: Context) -> bool:
     return sale.amount > 5
 
 
+@dataclass(frozen=True)
+class Order:
+    """A record of a typed source."""
+
+    number: str
+    shop: int
+    at: datetime
+    amount: Decimal
+
+
+ORDER_FIELDS = pa.schema(
+    [
+        pa.field("number", pa.string(), nullable=False),
+        ("shop", pa.int8()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("amount", pa.decimal128(7, 4)),
+    ]
+)
+"""The same as a schema. Some orders fit only one of the two."""
+
+
+def order_payload(number: int) -> bytes:
+    """An order; some have a time, an amount or a shop that does not fit."""
+    at = datetime(2026, 3, 28, tzinfo=UTC) + timedelta(minutes=number * 7919 % 1_000, milliseconds=number % 3)
+    amount = "much" if number % 19 == 4 else str(Decimal(number * 7919 % 10_000_000).scaleb(-4))
+    shop = number % 7 + (300 if number % 23 == 5 else 0)
+    order = {"number": f"{number:05d}", "shop": shop, "at": at.isoformat() if number % 17 else 0, "amount": amount}
+    return json.dumps(order).encode()
+
+
+def perilous_order(value: Any, perilous: Perilous) -> Any:
+    perilous((value["number"] if isinstance(value, dict) else value.number).encode())
+    return value
+
+
+def is_cancelled(order: Any) -> bool:
+    return order_number(order) % 3 == 1
+
+
+def order_number(order: Any) -> int:
+    return int(order["number"] if isinstance(order, dict) else order.number)
+
+
+def order_shop(order: Any) -> tuple[int | None, bool]:
+    shop = order["shop"] if isinstance(order, dict) else order.shop
+    return shop, order_number(order) % 2 == 0
+
+
+def order_id(order: Any) -> int:
+    """A cancellation takes back the order two or four before it, and some orders replace another."""
+    number = order_number(order)
+    return number - 2 if is_cancelled(order) else number // 2 * 2
+
+
+def order_amount(order: Any) -> Decimal:
+    return Decimal(order["amount"] if isinstance(order, dict) else order.amount)
+
+
+def is_thirteenth(value: bytes) -> bool:
+    return int(value) % 13 == 0
+
+
+def before_thirteen(value: bytes) -> int:
+    """Names what a retraction takes back."""
+    number = int(value)
+    return number - 3 if is_thirteenth(value) else number
+
+
 def first_two_as_key(value: bytes) -> bytes:
     return b"k%d" % int(value[1:3])
 
@@ -365,6 +443,20 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     dear = sales.filter(is_dear).rebalance(parallelism=2)
     fives = dear.window(windows.counting(5), aggregates.max_by(amount_of), key=shop_and_day)
     dear.map(shown).merge(fives.map(shown)).sink("sales", to="file:out")
+    # Records that are taken back: in windows that close, in some that are corrected, and in a running aggregate
+    left = aggregates.retracting(aggregates.collect(), id_of=before_thirteen, is_retraction=is_thirteenth)
+    standing = source.window(
+        windows.tumbling(50), left, key=last_digit_of, time=when, late="update", updates_s=70, parallelism=3
+    )
+    standing.merge(source.rolling(left, key=last_two)).map(shown).sink("taken-back", to="file:out")
+    # Sources whose records are objects of a class, or dicts with the fields of a schema
+    for name, codec, schema in zip(TYPED, (json_of(Order), "json"), (None, ORDER_FIELDS), strict=True):
+        streams = [f"{name}-{turn}" for turn in range(TYPED_INPUTS)]
+        typed = pipeline.source(name, codec=codec, schema=schema, streams=streams)  # type: ignore[arg-type]
+        entered = typed.map(partial(perilous_order, perilous=Perilous(name, orders)))
+        kept = aggregates.retracting(aggregates.top(2, by=order_amount), id_of=order_id, is_retraction=is_cancelled)
+        tops = entered.rolling(kept, key=order_shop, parallelism=3).rebalance(parallelism=2)
+        tops.merge(entered).map(shown).sink(f"{name}-tops", to="file:out", codec="bytes")
     # Side outputs that go different ways and meet again
     few_first, others = source.split(is_seventh)
     endings = others.split(ending, "low", "high", value=bytes.upper, name="endings")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.strategies import TABLE
+from procession.record import stream_id
 from procession.spark.session import Session
 from procession.storage.run_store import Manifest
+from procession.storage.segment import INGRESS_SCHEMA
 from tests.operators.reference import Sequential, batch_of
 from tests.slow_cases import slow
 from tests.spark import kinds
@@ -37,6 +41,18 @@ def spark(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield spark
 
 
+def whole_input() -> pa.RecordBatch:
+    """The records of all sources, those of the typed ones between the others."""
+    rows: list[dict[str, Any]] = []
+    for row in batch_of(RECORDS, ends=ENDS).to_pylist():
+        rows.append(row)
+        if row["kind"] == 0 and row["message_id"] % 70 == 0:
+            for name in kinds.TYPED:
+                payload = kinds.order_payload(int(row["payload"]))
+                rows.append({**row, "stream_id": stream_id(f"{name}-{len(rows) % 3}".encode()), "payload": payload})
+    return pa.RecordBatch.from_pylist(rows, INGRESS_SCHEMA)
+
+
 @pytest.fixture(scope="module", params=[slow(name) if name == "even" else name for name in CUTS])
 def outputs(
     request: pytest.FixtureRequest, spark: Session, tmp_path_factory: pytest.TempPathFactory
@@ -48,7 +64,7 @@ def outputs(
         order.touch()
     plan = make_plan(every_kind(work).graph())
     check_runnable(plan)
-    epochs = run_on_spark(spark, plan, batch_of(RECORDS, ends=ENDS), cuts, work, kinds.__name__)
+    epochs = run_on_spark(spark, plan, whole_input(), cuts, work, kinds.__name__)
     assert failures(epochs) == []
     assert len(epochs) >= len(cuts) + 1
     assert not any(order.exists() for order in orders), "nobody was killed"
@@ -67,7 +83,7 @@ def shown(counts: Counter[str]) -> bytes:
 @pytest.fixture(scope="module")
 def sequential() -> dict[str, bytes]:
     reference = Sequential(every_kind().graph())
-    return reference.run(batch_of(RECORDS, ends=ENDS)) | {COUNTERS: shown(reference.counts)}
+    return reference.run(whole_input()) | {COUNTERS: shown(reference.counts)}
 
 
 WINDOWS = ["minutes", "hops", "visits", "threes", "alone", "nested", "local-days", "corrected"]
@@ -100,6 +116,9 @@ SINKS = [
     "joined-all",
     "clocked",
     "sales",
+    "taken-back",
+    "typed-tops",
+    "fields-tops",
     "dead-letter",
     COUNTERS,
 ]

@@ -70,14 +70,16 @@ class Cluster:
         """So many lines for the next input: no two of all inputs are alike."""
         return [b"input %d record %d" % (len(self.inputs), number) for number in range(count)]
 
-    def send(self, lines: list[bytes], rate: float | None = None) -> str:
-        """Start a source for these lines; gives the name of the part, which ends when all of them are committed."""
+    def send(self, lines: list[bytes], rate: float | None = None, stream: str | None = None) -> str:
+        """Start a source for these lines; gives the name of the part, which ends when all of them are committed. The
+        stream has this name, or else is that of the file."""
         number = len(self.inputs)
         path = self.directory / f"input-{number}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
         self.inputs.append(path)
         argv = [*COMMAND, "source", "file", str(path), "--to", self.local.address, *self.local.producer_arguments]
         argv += ["--rate", str(rate)] if rate else []
+        argv += ["--one-stream", stream, "--state", str(path.with_suffix(".state"))] if stream else []
         self.supervisor.start(Part(f"source-{number}", tuple(argv)))
         return f"source-{number}"
 

@@ -1,8 +1,9 @@
-"""Daily files in event-time order: a real run to which a file of the next day is added."""
+"""Daily files in event-time order: real runs to which a file of the next day is added, with and without kills."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from procession.exit_status import Status
 from tests.walk.cluster import wait_for
-from tests.walk.commands import run, running
+from tests.walk.commands import pids, run, running
 
 APP = """
 from procession import Pipeline
@@ -23,6 +24,16 @@ calls = pipeline.source(
 rates = pipeline.source("rates", from_="file:rates.jsonl", codec="json", event_time_field="valid.from")
 calls.merge(rates).sink("out", to="file:out")
 """
+
+BY_PATTERN = """
+from pathlib import Path
+from procession import Pipeline
+
+pipeline = Pipeline("rating", order_by="event_time", late="drop")
+streams = [Path("calls-*.jsonl"), Path("rates-*.jsonl")]
+pipeline.source("both", codec="json", streams=streams, ends=ENDS).sink("out", to="file:out")
+"""
+INPUTS = ("--input", "calls-*.jsonl", "--input", "rates-*.jsonl", "--event-time-field", "at")
 
 
 def write(path: Path, records: list[Any]) -> None:
@@ -52,3 +63,49 @@ def test_a_file_of_the_next_day_joins_the_order_and_what_is_older_than_its_strea
         pipeline.process.send_signal(signal.SIGINT)
         assert pipeline.wait() == Status.DONE, pipeline.said
     assert "1 of them came late, and was dropped" in pipeline.said
+
+
+@pytest.mark.slow
+def test_files_of_declared_patterns_join_the_order_whoever_is_killed_and_a_second_run_writes_the_same(
+    tmp_path: Path,
+) -> None:
+    calls = [[{"call": at, "at": at} for at in range(day * 100, day * 100 + 90, 4)] for day in range(5)]
+    calls[2].insert(0, {"call": "late", "at": 150})
+    rates = [[{"rate": at, "at": at} for at in range(day * 100 + 1, day * 100 + 100, 20)] for day in range(5)]
+    expected = sorted(
+        (one for day in calls + rates for one in day if one.get("call") != "late"), key=lambda one: one["at"]
+    )
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory, ends in ((first, "False"), (second, "None")):
+        directory.mkdir()
+        (directory / "app.py").write_text(BY_PATTERN.replace("ENDS", ends))
+
+    def output() -> list[Any]:
+        return [json.loads(line) for line in run("cat", "out", cwd=first).stdout.splitlines()]
+
+    with running("run", "app.py", "--listen", "127.0.0.1:0", *INPUTS, cwd=first) as pipeline:
+        for day, victim in enumerate(("source", "gateway", "driver", "sink", "source")):
+            write(first / f"rates-{day}.jsonl", rates[day])
+            write(first / f"calls-{day}.jsonl", calls[day])
+            wait_for(lambda victim=victim: pids(pipeline.mark, victim), victim, lambda: pipeline.said)
+            os.kill(pids(pipeline.mark, victim)[0], signal.SIGKILL)
+            # The merge waits for both, so what is settled reaches up to the one that is behind.
+            settled = min(calls[day][-1]["at"], rates[day][-1]["at"])
+            before = [one for one in expected if one["at"] <= settled]
+            wait_for(
+                lambda before=before: (first / "out").exists() and output() == before,
+                f"day {day}",
+                lambda: pipeline.said,
+            )
+        pipeline.process.send_signal(signal.SIGINT)
+        assert pipeline.wait() == Status.DONE, pipeline.said
+    # All at once, until their ends.
+    for day in range(5):
+        write(second / f"calls-{day}.jsonl", calls[day])
+        write(second / f"rates-{day}.jsonl", rates[day])
+    done = run("run", "app.py", "--listen", "127.0.0.1:0", *INPUTS, cwd=second)
+    assert done.returncode == Status.DONE, done.stderr
+    assert "1 of them came late" in done.stdout + done.stderr
+    whole = [json.loads(line) for line in run("cat", "out", cwd=second).stdout.splitlines()]
+    assert whole == expected
+    assert whole[: len(before)] == before

@@ -15,6 +15,7 @@ import pytest
 
 from procession.commit.epoch_totals import COUNTER
 from procession.connectors.file_source import stream_id_of
+from procession.record import stream_id
 from procession.storage.segment import KIND_EOS
 from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
@@ -40,11 +41,12 @@ class World:
         settings = Settings(epoch_interval_s=0.02, epoch_records_max=epoch_records_max, master=master, state_keys_max=9)
         self.cluster = Cluster(directory, APP.replace("{tasks}", str(tasks)), settings)
         self.sent: list[tuple[int, int, bytes]] = []
+        self.turn = 0
 
     @property
     def first(self) -> int:
         """The next record's number."""
-        return FIRST + len(self.cluster.inputs) * RECORDS
+        return FIRST + self.turn * RECORDS
 
     def order(self, place: str, behind_first: int, victim: int | None = None) -> None:
         """Who has this record of the next input at this place kills the victim; or itself, if there is none."""
@@ -52,9 +54,16 @@ class World:
         order.write_text("" if victim is None else str(victim))
 
     def send(self) -> None:
-        payloads = [b"%05d" % number for number in range(self.first, self.first + RECORDS)]
-        source = self.cluster.send(payloads)
-        stream = stream_id_of(self.cluster.inputs[-1])
+        """Send an input to each source, one after the other: the order between them is that of their arrival."""
+        numbers = range(self.first, self.first + RECORDS)
+        self._send([b"%05d" % number for number in numbers], None)
+        for source in kinds.TYPED:
+            self._send(list(map(kinds.order_payload, numbers)), f"{source}-{self.turn}")
+        self.turn += 1
+
+    def _send(self, payloads: list[bytes], name: str | None) -> None:
+        source = self.cluster.send(payloads, stream=name)
+        stream = stream_id_of(self.cluster.inputs[-1]) if name is None else stream_id(name.encode())
         self.sent += [*((0, stream, payload) for payload in payloads), (KIND_EOS, stream, b"")]
         self.cluster.until_done(source)
 
@@ -99,6 +108,8 @@ def test_i11_every_keyed_stage_writes_what_the_sequential_run_would_have_written
         case "worker":
             world.order("before", 25)
             world.order("behind", 55)
+            world.order("typed", 41)
+            world.order("fields", 19)
         case "executor":
             if not executors:
                 pytest.skip("with local threads the executor is the driver's own JVM")

@@ -7,12 +7,16 @@ which streams a source takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from glob import has_magic
 from pathlib import Path
 from posixpath import normpath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
 
 from procession.errors import PlanError
 from procession.operators.named_types import NamedTypes
+from procession.operators.record_schema import SchemaJson, json_with
 from procession.operators.typed_json import TypedJson
 from procession.planner.connector import SourceTraits
 from procession.planner.connector_registry import source_of
@@ -42,6 +46,7 @@ class Sources:
         *,
         from_: str | None = None,
         codec: Literal["bytes", "text", "json", "msgpack", "arrow"] | TypedJson = "bytes",
+        schema: pa.Schema | None = None,
         streams: Iterable[int | str | Path] | None = None,
         ends: bool | None = None,
         event_time_field: str | None = None,
@@ -60,8 +65,11 @@ class Sources:
                 own, so `streams` is left out. Without a URL, producers connect to the gateway.
             codec: What functions receive: `bytes`, `str` ("text"), the decoded value ("json", "msgpack", "arrow"), or
                 objects of a class of yours (`json_of(Call)`).
-            streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. One source may leave
-                this out; it receives all other streams.
+            schema: With codec="json": the fields of the records, as a `pyarrow.Schema`. Each record is validated when
+                it enters, and functions receive a dict with these fields. docs/how-to/typed-records.md lists the types.
+            streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. The files of a
+                pattern, `Path("calls-*.jsonl")`, are one stream, in the order of their names; files that appear later
+                continue it. One source may leave `streams` out; it receives all other streams.
             ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
                 Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
                 the app runs with `--input`, or if the connector of its URL ends, as that of files does. `False`: it
@@ -78,9 +86,10 @@ class Sources:
             PlanError: Two sources claim the same streams, or an argument is not valid.
         """
         checked_name(name, "a source")
-        typed = codec if isinstance(codec, TypedJson) else None
+        typed = _typed(codec, schema, f"source {name!r}")
         if typed is not None:
             self.types = self.types.including(typed.classes)
+        streams = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else streams
         taken = None if streams is None else _streams(streams, name)
         share = None
         if from_ is not None:
@@ -113,6 +122,7 @@ class Sources:
                 target=from_ or "",
                 share=share,
                 streams=taken,
+                patterns=_patterns(streams or ()),
                 ends=None if ends is None else checked_flag(ends, "ends", f"source {name!r}"),
                 awaited=taken or frozenset() if ends else frozenset(),
                 time_field=field,
@@ -167,6 +177,17 @@ class Sources:
         return frozenset(id_in_share(share, stream) for stream in traits.declared(url))
 
 
+def _typed(codec: str | TypedJson, schema: pa.Schema | None, owner: str) -> TypedJson | SchemaJson | None:
+    if schema is None:
+        return codec if isinstance(codec, TypedJson) else None
+    if codec != PayloadCodec.JSON.value:
+        raise PlanError(
+            f"{owner} has a schema, but its codec is {codec.shown if isinstance(codec, TypedJson) else codec!r}",
+            next_step='write codec="json" with a schema, or leave the schema away',
+        )
+    return json_with(schema, owner)
+
+
 def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> str:
     if field is None:
         if unit != "s":
@@ -189,12 +210,12 @@ def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> s
     return field
 
 
-def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
-    named = list(streams) if isinstance(streams, Iterable) and not isinstance(streams, str) else [streams]
-    if pattern := next((stream for stream in named if isinstance(stream, str | Path) and "*" in str(stream)), None):
+def _streams(streams: Any, name: str) -> frozenset[int]:
+    named = streams if isinstance(streams, list) else [streams]
+    if pattern := next((stream for stream in named if isinstance(stream, str) and "*" in stream), None):
         raise PlanError(
-            f"source {name!r} names the stream {str(pattern)!r}, but streams are not declared by pattern",
-            next_step=f'read files of a pattern as one stream: source(…, from_="file:{pattern}"); or name each stream',
+            f"source {name!r} names the stream {pattern!r}, but only files are declared by pattern",
+            next_step=f"for files write streams=[Path({pattern!r})]; let other producers continue one stream",
         )
     found = [number_of_stream(stream) for stream in named]
     if not found or None in found:
@@ -203,6 +224,11 @@ def _streams(streams: Iterable[int | str | Path], name: str) -> frozenset[int]:
             next_step="name the streams in a list: by the names or numbers that their producers use, a file as Path(…)",
         )
     return frozenset(stream for stream in found if stream is not None)
+
+
+def _patterns(streams: Iterable[int | str | Path]) -> tuple[str, ...]:
+    """The patterns of files among these streams."""
+    return tuple(str(stream) for stream in streams if isinstance(stream, Path) and has_magic(str(stream)))
 
 
 def number_of_stream(stream: object) -> int | None:

@@ -24,15 +24,17 @@ def explain(
     as_svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
 ) -> None:
     """Show an app's plan: its chains and edges, and for each how order is kept and why."""
-    from procession.connectors.file_source import FileSource
     from procession.driver.app_file import load_app
     from procession.driver.app_values import export
     from procession.planner import drawing
     from procession.planner import explain as text
+    from procession.supervisor.run_inputs import read_inputs
 
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")
     write = text.as_json if as_json else text.as_dot if as_dot else drawing.as_svg if as_svg else text.explain
     export(sets or [])
-    streams = FileSource(inputs or []).stream_ids
-    print(write(load_app(app_file, is_to_run=False, input_streams=streams).plan), end="")
+    plan = load_app(
+        app_file, is_to_run=False, input_streams=lambda graph: read_inputs(graph, inputs or []).streams
+    ).plan
+    print(write(plan), end="")

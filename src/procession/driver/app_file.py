@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,14 @@ class App:
         return self.plan.graph
 
 
-def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int] = frozenset()) -> App:
+InputStreams = frozenset[int] | Callable[[Graph], frozenset[int]]
+
+
+def load_app(path: Path, *, is_to_run: bool = True, input_streams: InputStreams = frozenset()) -> App:
     """Execute the file and plan the one Pipeline that it defines.
 
     With `is_to_run`, raise an error for a pipeline that cannot run. `input_streams` are the streams of the run's
-    inputs."""
+    inputs, or a function that returns them."""
     if not path.is_file():
         raise ConfigError(
             f"there is no app at {path}", next_step="give the path of a Python file with a Pipeline in it"
@@ -82,7 +86,7 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: frozenset[int
         )
     graph = next(iter(pipelines.values())).graph()
     check_known(values, graph.settings, path)
-    plan = make_plan(graph.with_inputs(input_streams))
+    plan = make_plan(graph.with_inputs(input_streams(graph) if callable(input_streams) else input_streams))
     if is_to_run:
         check_runnable(plan)
     upgrades = {id(value): value for value in vars(module).values() if isinstance(value, Upgrade)}

@@ -30,12 +30,21 @@ class TypedJson:
     classes: tuple[type[Any], ...]
     """The class itself, and the dataclasses, named tuples, models and enums in its fields."""
 
+    @property
+    def shown(self) -> str:
+        """The name of the class."""
+        return self.record.__name__
+
+    def is_record(self, value: Any) -> bool:
+        """Whether a value is one that the codec decodes to."""
+        return isinstance(value, self.record)
+
     def decode(self, payload: bytes) -> Any:
         """The object in a payload. Raises ValueError with one sentence if the payload does not fit the class."""
         try:
             return self.validator.validate_json(payload, strict=self.is_strict)
         except ValueError as error:
-            raise ValueError(f"not a {self.record.__name__}: {_reason(error)}") from None
+            raise ValueError(f"not a {self.record.__name__}: {reason_of(error)}") from None
 
 
 def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
@@ -96,7 +105,7 @@ def _classes(schema: Any) -> Iterator[type[Any]]:
             yield from _classes(part)
 
 
-def _reason(error: ValueError) -> str:
+def reason_of(error: ValueError) -> str:
     """What is wrong, in one line: the first fields that do not fit."""
     errors = getattr(error, "errors", None)
     if errors is None:  # such as bytes that are not text

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from procession.operators.record_schema import SchemaJson
+from procession.operators.typed_json import TypedJson
 from procession.planner.graph import Exchange, Kind, Node
 from procession.planner.inputs import StageInputs, number_of
 from procession.planner.plan import Edge, Plan, PlannedChain
@@ -33,8 +35,9 @@ def explain(plan: Plan) -> str:
             "settings",
             *(f"  {setting.name} = {setting.shown} ({setting.origin})" for setting in graph.settings),
         ]
-    if typed := [f"  {node.name}: {node.typed.record.__name__}" for node in graph.sources if node.typed is not None]:
-        lines += ["", "records are validated when they enter, and are objects of these classes", *typed]
+    for kind, what in ((TypedJson, "objects of these classes"), (SchemaJson, "dicts with these fields")):
+        if typed := [f"  {node.name}: {node.typed.shown}" for node in graph.sources if isinstance(node.typed, kind)]:
+            lines += ["", f"records are validated when they enter, and are {what}", *typed]
     if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:
         lines += ["", "order at the sinks", *kept]
     lines += ["", "chains (each is one function)"]
@@ -183,7 +186,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
                 **({"url": node.target} if node.target else {}),
                 **({"event_time_field": node.time_field, "event_time_unit": node.unit} if node.time_field else {}),
-                **({"record": node.typed.record.__name__} if node.typed else {}),
+                **({"record": node.typed.shown} if node.typed else {}),
                 **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from procession.operators.named_types import NO_TYPES, NamedTypes
 from procession.operators.operator import Operator
+from procession.operators.record_schema import SchemaJson
 from procession.operators.typed_json import TypedJson
 from procession.planner.connector import Connector, SinkTraits, SourceTraits
 from procession.planner.connector_registry import sink_of, source_of
@@ -120,8 +121,8 @@ class Node:
     parallelism: int | None = None
     """The number of tasks that the user asked for, if any."""
     codec: PayloadCodec = PayloadCodec.BYTES
-    typed: TypedJson | None = None
-    """The class of the records of a source, if it has one. Its codec is JSON then."""
+    typed: TypedJson | SchemaJson | None = None
+    """The class or the schema of the records of a source, if it has one. Its codec is JSON then."""
     is_codec_inherited: bool = False
     """Whether a sink has the codec of its source, because the user gave none."""
     framing: SinkFraming = SinkFraming.LINES
@@ -139,6 +140,8 @@ class Node:
     """The number of connections of a sink. Each gets the records of a share of the keys or streams."""
     streams: frozenset[int] | None = None
     """The streams of a source. None: all that no other source has, or those of its share."""
+    patterns: tuple[str, ...] = ()
+    """The patterns of files among the streams of a source. The files of each are one stream."""
     share: int | None = None
     """The share of the stream ids that a source has which reads a URL, `target`: see `planner/source_streams`."""
     ends: bool | None = None

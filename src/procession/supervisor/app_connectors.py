@@ -6,6 +6,8 @@ registry (`planner/connector_registry`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from procession.planner.connector_registry import check_installed, load
 from procession.planner.graph import Graph, Node
 from procession.record import id_in_share
@@ -29,12 +31,12 @@ def connected_streams(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def ending_parts(graph: Graph, *, has_inputs: bool) -> list[str]:
+def ending_parts(graph: Graph, senders: Sequence[str]) -> list[str]:
     """The parts after whose end the run is done; none: it goes on until it is stopped. Sources without a URL are fed by
-    producers, which may go on, unless the run has inputs."""
-    if not all(map(_ends, graph.connected)) or (not has_inputs and len(graph.connected) < len(graph.sources)):
+    producers, which may go on, unless the run has inputs, which `senders` are the parts of."""
+    if not all(map(_ends, graph.connected)) or (not senders and len(graph.connected) < len(graph.sources)):
         return []
-    return [SOURCE] * has_inputs + [f"{SOURCE}-{source.name}" for source in graph.connected]
+    return [*senders] + [f"{SOURCE}-{source.name}" for source in graph.connected]
 
 
 def connector_lines(graph: Graph) -> list[str]:

@@ -20,6 +20,7 @@ from procession.storage.secret import Secret, make_private
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
 from procession.supervisor.namespace_hosts import NamespaceHost, entered
+from procession.supervisor.run_inputs import FilePattern
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 
@@ -88,6 +89,10 @@ class ClusterPipeline:
     def start_source(self, paths: Sequence[Path], **options: Any) -> None:
         """Start a file source on the host of the gateways."""
         self.ends.start_source(paths, **options)
+
+    def start_pattern(self, files: FilePattern, **options: Any) -> None:
+        """Start a source of files that are one stream, on the host of the gateways."""
+        self.ends.start_pattern(files, **options)
 
     def start_connected(self) -> None:
         """Start the connectors of the app's sources that read a URL, on the host of the gateways."""

@@ -29,6 +29,7 @@ from procession.spark.spark_conf import check_properties
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.cookies import check_open
 from procession.supervisor.part import Part
+from procession.supervisor.run_inputs import FilePattern
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 
@@ -170,6 +171,13 @@ class LocalPipeline:
         argv += event_time
         self._start_sending(name, argv)
 
+    def start_pattern(self, files: FilePattern, *, turn: int = 0, event_time: Sequence[str] = ()) -> None:
+        """Start a source of files that are one stream."""
+        state = self.directory / "sources" / f"{files.source}.{files.stream:016x}"
+        argv = ["source", "file", files.pattern, "--one-stream", files.pattern, "--state", str(state)]
+        argv += [*(["--follow"] if files.is_endless else []), *event_time, *self._sending(turn)]
+        self._start_sending(part_of(files), argv)
+
     def start_given(self, path: Path) -> None:
         """Start the source of the records in this file (`connectors/given_records`)."""
         self._start_sending(SOURCE, ["source", "given", str(path), *self._sending(0)])
@@ -294,6 +302,11 @@ class LocalPipeline:
 
     def _client_tls(self) -> list[str]:
         return _option_arguments(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
+
+
+def part_of(files: FilePattern) -> str:
+    """The part that reads these files. No name of a source contains a dot."""
+    return f"{SOURCE}-{files.source}.{files.stream:016x}"
 
 
 def connector_arguments(source: Node, directory: Path) -> list[str]:

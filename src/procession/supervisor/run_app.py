@@ -15,7 +15,6 @@ from typing import Any
 
 from procession.commit.epoch_totals import COUNTER, LATE_AT
 from procession.commit.round_record import RoundRecord
-from procession.connectors.file_source import FileSource
 from procession.connectors.given_records import GivenRecords
 from procession.driver.app_file import load_app
 from procession.driver.stage_states import held_back
@@ -28,10 +27,11 @@ from procession.supervisor.app_connectors import check_connectors, connected_str
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, pipeline_directory
 from procession.supervisor.dashboard_part import DashboardPort
-from procession.supervisor.local_pipeline import LocalPipeline, check_start
+from procession.supervisor.local_pipeline import SOURCE, LocalPipeline, check_start, part_of
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_claim import UPGRADE_REQUEST, claimed
 from procession.supervisor.run_details import RunEvents, write_details
+from procession.supervisor.run_inputs import read_inputs
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
@@ -58,18 +58,17 @@ def run_app(
     """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
     run. With a cluster, the parts run on its hosts, and the directory is that of the driver's host. `given` is a file
     with records (`connectors/given_records`), and `base` the directory of relative directories of sinks."""
+    records = {} if given is None else {stream.id: stream.name for stream in GivenRecords(given).streams()}
+    graph = load_app(app, input_streams=lambda graph: read_inputs(graph, inputs).streams | records.keys()).graph
     # Report unreadable inputs before anything is started.
-    files = FileSource(inputs).paths
-    if given is not None:
-        files |= {stream.id: stream.name for stream in GivenRecords(given).streams()}
-    has_inputs = bool(inputs) or given is not None
-    streams = frozenset(files)
-    graph = load_app(app, input_streams=streams).graph
-    check_inputs(graph, files)
+    reading = read_inputs(graph, inputs)
+    check_inputs(graph, reading.paths | records)
     check_connectors(graph)
-    streams |= connected_streams(graph)
+    streams = reading.streams | records.keys() | connected_streams(graph)
     graph = graph.with_inputs(streams)
-    ending = ending_parts(graph, has_inputs=has_inputs)
+    senders = [SOURCE] * (bool(reading.files) or given is not None) + list(map(part_of, reading.patterns))
+    is_endless = any(pattern.is_endless for pattern in reading.patterns)
+    ending = [] if is_endless else ending_parts(graph, senders)
     check_start(settings, listen)
     if cluster is not None:
         directory = pipeline_directory(cluster.head, graph.name)
@@ -106,10 +105,12 @@ def run_app(
             # Not when an upgrade is asked for: the files of the installation may be others by then.
             from procession.supervisor.upgrade_switch import UpgradeSwitch
 
-            if inputs:
-                local.start_source(inputs, event_time=event_time)
+            if reading.files:
+                local.start_source(reading.files, event_time=event_time)
             elif given is not None and isinstance(local, LocalPipeline):
                 local.start_given(given)
+            for turn, pattern in enumerate(reading.patterns):
+                local.start_pattern(pattern, turn=turn, event_time=event_time)
             local.start_connected()
             for line in connector_lines(graph):
                 display.say(line)

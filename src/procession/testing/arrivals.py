@@ -197,7 +197,7 @@ def payload_of(source: Node, value: Any) -> bytes:
     codec = source.codec
     try:
         payload = ENCODE[codec](value)
-        if source.typed is not None and not isinstance(value, source.typed.record):
+        if source.typed is not None and not source.typed.is_record(value):
             return payload  # a JSON value, which the source may refuse
         decoded = decoder_of(source)(payload)
     except (TypeError, ValueError, OverflowError) as error:
