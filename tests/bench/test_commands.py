@@ -24,6 +24,7 @@ NAMES = (
     "memory",
     "listing1",
     "loop",
+    "epoch-sizes",
     "state",
     "kafka",
     "postgres",

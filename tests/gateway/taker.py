@@ -73,7 +73,7 @@ class Taker:
 
     def take(self) -> bool:
         """One epoch, if there is anything to take; and tell the gateways what they have not heard yet."""
-        ends = self.feed.next_ends(self.offsets)
+        ends = self.feed.next_ends(self.offsets, self.feed.records_max)
         pieces = list(laid(sequences(self.offsets), sequences(ends), self.feed.places()))
         if pieces:
             self._commit(ends, pieces)

@@ -21,6 +21,7 @@ import pytest
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.planner.plan import Plan
+from procession.spark.epoch_size import EpochPace
 from procession.spark.query import ship_by_value, start_query
 from procession.spark.session import Session, open_session
 from procession.spark.task_state import TaskStateStore
@@ -43,7 +44,7 @@ class Cuts:
     ends: tuple[int, ...]
     log: Path
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, int], records_max: int) -> dict[str, int]:
         return {name: next((end for end in self.ends if end > start), start) for name, start in starts.items()}
 
     def places(self) -> dict[str, LogLocation]:
@@ -82,7 +83,7 @@ def run_on_spark(
         Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", rounds, 1)),
         Cuts((*cuts, batch.num_rows), work / "log"),
         checkpoint=work / "cp",
-        interval_s=0,
+        pace=EpochPace(target_s=0),
         on_epoch=on_epoch,
     )
     threading.Thread(target=lambda: (_ended(query), news.put(True)), daemon=True).start()

@@ -12,6 +12,7 @@ from procession.api.pipeline import Pipeline
 from procession.gateway.log_rows import batch_of, eos_row
 from procession.planner.rules import make_plan
 from procession.spark import tasks
+from procession.spark.epoch_size import EpochPace
 from procession.spark.epoch_tasks import run_first
 from procession.spark.log_source import Ranges
 from procession.spark.tasks import Attempt, Task
@@ -27,7 +28,7 @@ class Offered:
     place: LogLocation
     end: dict[str, Any]
 
-    def next_ends(self, starts: Mapping[str, Any]) -> dict[str, Any]:
+    def next_ends(self, starts: Mapping[str, Any], records_max: int) -> dict[str, Any]:
         return self.end
 
     def places(self) -> Mapping[str, LogLocation]:
@@ -50,7 +51,7 @@ def test_a_task_refuses_a_log_that_was_put_in_the_place_of_the_offered_one(tmp_p
     pipeline = Pipeline("p")
     pipeline.source().map(bytes.upper).sink("out", to="file:out")
     task = Task(make_plan(pipeline.graph()), tmp_path / "log", tmp_path / "runs")
-    epoch = [partition.value for partition in Ranges(task, feed, 2, 0.0).partitions({"gateway-0": 0}, feed.end)]
+    epoch = [partition.value for partition in Ranges(task, feed, 2, EpochPace()).partitions({"gateway-0": 0}, feed.end)]
     for number, task_range in enumerate(epoch):
         (*_, envelope) = run_first(task, Attempt(0, number, 1), task_range)
         read = Manifest.from_json(envelope.manifest)

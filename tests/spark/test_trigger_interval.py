@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procession.spark.log_source import HOLD_S_MAX, TriggerInterval
+from procession.spark.log_source import HOLD_S_MAX, IDLE_S, TriggerInterval
 
 
 class Clock:
@@ -47,3 +47,12 @@ def test_a_long_interval_is_kept_and_nobody_is_held_up_for_all_of_it() -> None:
     first, second = starts(pace, clock, [0.0, 0.0])
     assert (first, second) == (0.0, pytest.approx(60.0, abs=0.1))
     assert clock.longest <= HOLD_S_MAX
+
+
+def test_after_a_poll_that_found_nothing_the_next_one_waits_even_without_an_interval() -> None:
+    clock = Clock()
+    pace = TriggerInterval(0.0, now=lambda: clock.now, hold=clock.hold)
+    assert pace.is_due()
+    pace.found_nothing()
+    assert pace.is_due()
+    assert clock.now - 1000.0 == pytest.approx(IDLE_S)

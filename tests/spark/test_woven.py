@@ -75,7 +75,7 @@ class Logs:
             self.ends[f"gateway-{number}"] = len(own)
             self._places[f"gateway-{number}"] = LogLocation(str(where))
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, int], records_max: int) -> dict[str, int]:
         return self.ends
 
     def places(self) -> Mapping[str, LogLocation]:

@@ -30,6 +30,7 @@ from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError
 from procession.planner.rules import make_plan
 from procession.spark import session
+from procession.spark.epoch_size import EpochPace
 from procession.spark.query import start_query
 from procession.spark.tasks import Task
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
@@ -71,7 +72,7 @@ class FixedFeed:
     def next_end(self, start: int) -> int:
         return min(self.records, start + self.epoch_records if start else -(-self.records // WARM_SHARE))
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, int], records_max: int) -> dict[str, int]:
         return {gateway: self.next_end(start) for gateway, start in starts.items()}
 
     def places(self) -> dict[str, LogLocation]:
@@ -221,7 +222,7 @@ def _start_ours(
         Task(plan, log, runs.directory),
         FixedFeed(given.records, given.epoch_records, log),
         checkpoint=output.with_name("checkpoint"),
-        interval_s=0.0,
+        pace=EpochPace(target_s=0),
         on_epoch=_writer(runs, output, timeline),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class LogRowReader(DataSourceStreamReader):
         return {"number": 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  (Spark's name)
-        return self._feed.next_ends(start)
+        return self._feed.next_ends(start, sys.maxsize)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return [InputPartition(task_range) for task_range in deal(start["number"], end["number"], self._tasks)]

@@ -25,7 +25,7 @@ from typing import Any
 from procession.bench.apps import by_fields, by_record
 from procession.bench.processes import cpu_s
 from procession.driver.app_file import load_app
-from procession.driver.epoch_log import EpochTail
+from procession.driver.epoch_log import EpochTail, Latency
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.control_client import ControlClient
 from procession.supervisor.demo import write_input
@@ -47,7 +47,6 @@ WARM_S = 10.0
 LOOK_S = 0.005
 """How exactly it is known when the first record is there."""
 WAIT_S = 0.1
-EPOCH_BYTES_MAX = 256 * 1024 * 1024
 COMPARE_BYTES = 1024 * 1024
 
 
@@ -156,12 +155,21 @@ class RunningPipeline:
         )
         self._tail = EpochTail(work / "epochs.jsonl")
         self.epochs = 0
+        self.latency = Latency()
+        """From the time of a record to its commit."""
         self._committed_ns = 0
 
-    def run(self, source: Path, *, rate: float = 0.0) -> tuple[float, float, dict[str, float]]:
+    def forget_latency(self) -> None:
+        self.latency = Latency()
+
+    def run(
+        self, source: Path, *, rate: float = 0.0, is_stamping: bool = False
+    ) -> tuple[float, float, dict[str, float]]:
         """Sends a file. Returns the seconds from its first record to the last commit, the seconds until its first
-        record, and the processor time of each part. `rate` limits the source, in records per second."""
-        return self.send(["file", str(source), *(["--rate", str(rate)] if rate else [])])
+        record, and the processor time of each part. `rate` limits the source, in records per second; `is_stamping`
+        gives each record the time at which it is sent, for `latency`."""
+        stamp = ["--stamp"] if is_stamping else []
+        return self.send(["file", str(source), *(["--rate", str(rate)] if rate else []), *stamp])
 
     def send(self, arguments: Sequence[str]) -> tuple[float, float, dict[str, float]]:
         """As `run`, with these arguments of `procession source`."""
@@ -188,6 +196,7 @@ class RunningPipeline:
     def _look(self) -> None:
         for line in self._tail.new():
             self.epochs += 1
+            self.latency.add(line)
             self._committed_ns = line["committed_ns"]
 
     def _used(self) -> dict[str, float]:

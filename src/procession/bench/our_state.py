@@ -30,6 +30,7 @@ from procession.commit.round_record import RoundRecord
 from procession.errors import ProcessionError
 from procession.planner.compatibility import keyed_stages
 from procession.planner.rules import make_plan
+from procession.spark.epoch_size import EpochPace
 from procession.spark.query import start_query
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
@@ -52,7 +53,7 @@ class EpochEnds:
     ends: tuple[int, ...]
     log: Path
 
-    def next_ends(self, starts: Mapping[str, int]) -> dict[str, int]:
+    def next_ends(self, starts: Mapping[str, int], records_max: int) -> dict[str, int]:
         return {gateway: next((end for end in self.ends if end > at), at) for gateway, at in starts.items()}
 
     def places(self) -> dict[str, LogLocation]:
@@ -168,7 +169,7 @@ class KeyedPipeline:
             Task(self._plan, self._log, self._runs.directory, keeping),
             ends,
             checkpoint=self._folder / "checkpoint",
-            interval_s=0.0,
+            pace=EpochPace(target_s=0),
             on_epoch=on_epoch,
         )
         with output:

@@ -186,7 +186,9 @@ def loop(
     context: typer.Context,
     records: Annotated[int, typer.Option(min=1, help="Records in the file.")] = 6_000_000,
     rounds: Rounds = 3,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Maximum number of records per epoch.")] = 4_000_000,
+    epoch_records: Annotated[
+        int, typer.Option(min=0, help="Records per epoch; 0 means a size that adapts, as by default.")
+    ] = 0,
     warm_records: Annotated[int, typer.Option(min=1, help="Records sent before the measurement.")] = 300_000,
     warm_s: Annotated[float, typer.Option(min=0, help="Seconds over which they are sent, to warm up the JVM.")] = 10.0,
     as_json: Json = False,
@@ -195,8 +197,25 @@ def loop(
     from procession.bench import loop as bench
     from procession.supervisor.settings import load_settings
 
-    settings = load_settings(epoch_records_max=epoch_records, epoch_bytes_max=bench.EPOCH_BYTES_MAX)
+    settings = load_settings(epoch_records_max=epoch_records, epoch_target_s=0.0) if epoch_records else load_settings()
     figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
+    _print(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command(name="epoch-sizes")
+def epoch_sizes(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="Records in the file.")] = 6_000_000,
+    rounds: Rounds = 3,
+    size: Annotated[list[int] | None, typer.Option(min=1, help="Fixed size to compare with. Can be repeated.")] = None,
+    rate: Annotated[int, typer.Option(min=1, help="Records per second of the small load.")] = 2_000,
+    rate_s: Annotated[float, typer.Option(min=0.1, help="Seconds of the small load.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Epochs whose size adapts, compared with epochs of fixed sizes: throughput, and latency of a small load."""
+    from procession.bench import epoch_sizes as bench
+
+    figures = bench.measure(records, rounds, size or bench.SIZES, rate, rate_s)
     _print(context, figures, bench.report_lines(figures))
 
 
@@ -274,4 +293,5 @@ def _options(context: typer.Context) -> Iterable[str]:
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if option.name != "as_json" and value is not None and value is not False:
-            yield option.opts[0] if value is True else f"{option.opts[0]} {value}"
+            for each in value if isinstance(value, tuple | list) else [value]:
+                yield option.opts[0] if each is True else f"{option.opts[0]} {each}"

@@ -64,10 +64,14 @@ PipelineDirectory = Annotated[
 ]
 AppSettings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the app, NAME=VALUE (repeatable).")]
 EpochInterval = Annotated[
-    float | None, typer.Option(show_default="0.1", help="Minimum seconds between the starts of two epochs.")
+    float | None, typer.Option(show_default="0.0", help="Minimum seconds between the starts of two epochs.")
 ]
-EpochRecords = Annotated[int | None, typer.Option(show_default="250000", help="Maximum number of records per epoch.")]
-EpochBytes = Annotated[int | None, typer.Option(show_default="67108864", help="Maximum number of bytes per epoch.")]
+EpochTarget = Annotated[
+    float | None,
+    typer.Option(show_default="2.5", help="Seconds that an epoch should take at most; 0 means no target."),
+]
+EpochRecords = Annotated[int | None, typer.Option(show_default="4000000", help="Maximum number of records per epoch.")]
+EpochBytes = Annotated[int | None, typer.Option(show_default="268435456", help="Maximum number of bytes per epoch.")]
 AnswerTimeout = Annotated[float | None, typer.Option(show_default="30.0", help="Seconds that a sink has to answer.")]
 SinkRefusals = Annotated[
     int | None,
@@ -210,6 +214,7 @@ class EpochSettings:
     """Settings of epochs."""
 
     epoch_interval_s: EpochInterval = None
+    epoch_target_s: EpochTarget = None
     epoch_records_max: EpochRecords = None
     epoch_bytes_max: EpochBytes = None
 

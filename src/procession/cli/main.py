@@ -229,6 +229,7 @@ def driver(
         gateway=gateway_at or directory / "gateway",
         sinks=dict(map(_named_address, sink or [])),
         epoch_interval_s=settings.epoch_interval_s,
+        epoch_target_s=settings.epoch_target_s,
         epoch_records_max=settings.epoch_records_max,
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,

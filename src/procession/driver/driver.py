@@ -44,6 +44,7 @@ from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
 from procession.errors import ProcessionError, RoundError, error_in_text
 from procession.planner.graph import Exchange, Graph
+from procession.spark.epoch_size import EpochPace
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.spark.spark_conf import check_properties
@@ -77,9 +78,10 @@ class DriverConfig:
     sinks: Mapping[str, str] = field(default_factory=dict)
     """The address of each sink of the app, or of one of its connections as `NAME.1`. Sinks with an address in the
     app need none."""
-    epoch_interval_s: float = 0.1
-    epoch_records_max: int = 250_000
-    epoch_bytes_max: int = 64 * 1024 * 1024
+    epoch_interval_s: float = 0.0
+    epoch_target_s: float = 2.5
+    epoch_records_max: int = 4_000_000
+    epoch_bytes_max: int = 256 * 1024 * 1024
     answer_timeout_s: float = 30.0
     sink_refusals_max: int = REFUSALS_MAX
     state_keys_max: int = KEYS_MAX
@@ -333,7 +335,7 @@ class Driver:
                     tls=config.tls,
                 ),
                 checkpoint=self._checkpoint.directory,
-                interval_s=config.epoch_interval_s,
+                pace=EpochPace(config.epoch_interval_s, config.epoch_target_s),
                 on_epoch=self._reports.times.noting(self._checkpoint, on_epoch),
             )
             # Written atomically, because other processes wait for the file.

@@ -43,20 +43,23 @@ class GatewayFeed:
 
     tls: ClientTls | None = None
 
-    def next_ends(self, starts: Mapping[str, Any]) -> dict[str, Any]:
+    def next_ends(self, starts: Mapping[str, Any], records_max: int) -> dict[str, Any]:
         self.checkpoint.check_fence()
         epoch = self.checkpoint.log.await_decided(self.checkpoint.check_fence)
         self.checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
         last = last_commit(self.checkpoint, epoch, self.places())
-        known = read_offsets(starts)
-        ends = known | (self._agreed_ends(last, known) if self.is_ordered else self._offered_ends(last, known))
+        known, limit = read_offsets(starts), min(records_max, self.records_max)
+        find_ends = self._agreed_ends if self.is_ordered else self._offered_ends
+        ends = known | find_ends(last, known, limit)
         return {name: ends[name].as_json() for name in sorted(ends)}
 
-    def _offered_ends(self, last: LastCommit, starts: Mapping[str, LogOffset]) -> dict[str, LogOffset]:
+    def _offered_ends(
+        self, last: LastCommit, starts: Mapping[str, LogOffset], records_max: int
+    ) -> dict[str, LogOffset]:
         """Return the epoch's end at the gateways that have new records."""
         clients, places = _clients(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
         names = clients.names
-        limits = max(1, self.records_max // len(names)), max(1, self.bytes_max // len(names))
+        limits = max(1, records_max // len(names)), max(1, self.bytes_max // len(names))
         # A late reply is still valid: nothing was read from that gateway since, so its start offset is the same.
         answers = clients.ask({name: partial(last.offer, name, starts.get(name, NOTHING), *limits) for name in names})
         offered = {
@@ -68,9 +71,9 @@ class GatewayFeed:
             keep_places(places, answers[FIRST_GATEWAY].gateways)
         return {name: end for name, end in offered.items() if name in places.all()}
 
-    def _agreed_ends(self, last: LastCommit, starts: Mapping[str, LogOffset]) -> dict[str, LogOffset]:
+    def _agreed_ends(self, last: LastCommit, starts: Mapping[str, LogOffset], records_max: int) -> dict[str, LogOffset]:
         agreement, places = _agreement(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
-        agreed = agreement.reach(last, starts, self.records_max, self.bytes_max)
+        agreed = agreement.reach(last, starts, records_max, self.bytes_max)
         if agreed is None:
             return {}
         self._check_alone([member.name for member in agreed.gateways])

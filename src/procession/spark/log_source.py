@@ -8,7 +8,7 @@ helper passes errors to the JVM, and prints nothing when the JVM has closed the 
 
 The trigger interval uses a monotonic clock. Spark's own trigger uses the time of day, and would wait for an hour if the
 clock were set back by an hour. So Spark polls without an interval, and the reader waits for at most HOLD_S_MAX per
-poll.
+poll. `spark/epoch_size` limits an epoch by the time that the last ones took.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from procession.spark.epoch_size import EpochPace, EpochSize
 from procession.spark.epoch_tasks import Range, ranges_of, run_first
 from procession.spark.manifest_routing import SCHEMA, as_rows
 from procession.spark.tasks import Attempt, Task
@@ -33,6 +34,8 @@ from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, read_offse
 
 HOLD_S_MAX = 1.0
 """Maximum wait per poll, in seconds. Stopping a query may take this long."""
+IDLE_S = 0.05
+"""Time between two polls, in seconds, while there are no new records."""
 
 
 class TriggerInterval:
@@ -59,6 +62,10 @@ class TriggerInterval:
         self._due = self._now() + self._interval_s
         return True
 
+    def found_nothing(self) -> None:
+        """Poll again after IDLE_S at the earliest."""
+        self._due = self._now() + max(self._interval_s, IDLE_S)
+
 
 FORMAT = "procession"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -67,10 +74,11 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 class EpochFeed(Protocol):
     """Offers the gateways' records to Spark's helper process, and limits the size of an epoch."""
 
-    def next_ends(self, starts: Mapping[str, Any]) -> dict[str, Any]:
+    def next_ends(self, starts: Mapping[str, Any], records_max: int) -> dict[str, Any]:
         """Return the end offset of the next epoch at each gateway; `starts` itself if there are no new records.
 
-        A gateway that is not in `starts` starts at 0. A gateway that was once in the offsets stays there."""
+        The epoch has at most `records_max` records, or fewer if its size is limited otherwise. A gateway that is not in
+        `starts` starts at 0. A gateway that was once in the offsets stays there."""
 
     def places(self) -> Mapping[str, LogLocation]:
         """Return the log location of every gateway that is or was in the offsets."""
@@ -79,11 +87,24 @@ class EpochFeed(Protocol):
 class Ranges(DataSourceStreamReader):
     """Assigns contiguous ranges of sequence numbers to partitions."""
 
-    def __init__(self, task: Task, feed: EpochFeed, parallelism: int, interval_s: float) -> None:
+    def __init__(
+        self,
+        task: Task,
+        feed: EpochFeed,
+        parallelism: int,
+        pace: EpochPace,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        hold: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._now = now
         self._task = task
         self._feed = feed
         self._parallelism = parallelism
-        self._trigger = TriggerInterval(interval_s)
+        self._trigger = TriggerInterval(pace.interval_s, now=now, hold=hold)
+        self._size = EpochSize(pace.target_s)
+        self._offered: tuple[int, float] | None = None
+        """The number of records of the last epoch and the time of its offer, until Spark asks for the next one."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
         end_silently_with_jvm()
@@ -91,7 +112,19 @@ class Ranges(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  (Spark's name)
         end_silently_with_jvm()
-        return self._feed.next_ends(start) if self._trigger.is_due() else start
+        if self._offered is not None:
+            records, offered_at = self._offered
+            self._size.observe(records, self._now() - offered_at)
+            self._offered = None
+        if not self._trigger.is_due():
+            return start
+        ends = self._feed.next_ends(start, self._size.records_max)
+        before, after = sequences(start), sequences(ends)
+        if records := sum(end - before.get(name, 0) for name, end in after.items()):
+            self._offered = records, self._now()
+        else:
+            self._trigger.found_nothing()
+        return ends
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         starts, ends = sequences(start), sequences(end)
@@ -137,15 +170,15 @@ def _report_unless_closed(kind: type[BaseException], error: BaseException, trace
 class IngressSource(DataSource):
     """The data source. `bound` creates the class that a session registers, with the parameters of its workers."""
 
-    ranges: ClassVar[tuple[Task, EpochFeed, int, float]]
+    ranges: ClassVar[tuple[Task, EpochFeed, int, EpochPace]]
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     @classmethod
-    def bound(cls, task: Task, feed: EpochFeed, parallelism: int, interval_s: float) -> type[IngressSource]:
-        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism, interval_s)})
+    def bound(cls, task: Task, feed: EpochFeed, parallelism: int, pace: EpochPace) -> type[IngressSource]:
+        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism, pace)})
 
     def schema(self) -> str:
         return SCHEMA

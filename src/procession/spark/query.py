@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from procession import faults
 from procession.errors import ProcessionError
+from procession.spark.epoch_size import EpochPace
 from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.log_source import FORMAT, EpochFeed, IngressSource
 from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, is_shared, manifests, slot_count
@@ -39,7 +40,7 @@ def start_query(
     feed: EpochFeed,
     *,
     checkpoint: Path,
-    interval_s: float,
+    pace: EpochPace,
     on_epoch: OnEpoch,
 ) -> StreamingQuery:
     """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises."""
@@ -80,7 +81,7 @@ def start_query(
             reported = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
         on_epoch(epoch, reported)
 
-    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, interval_s))
+    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, pace))
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(run_epoch)

@@ -269,6 +269,7 @@ class LocalPipeline:
         argv = ["driver", str(self.app), "--dir", str(self.directory)]
         argv += ["--gateway", self.gateway_at] if self.gateway_at else []
         argv += ["--epoch-interval-s", str(settings.epoch_interval_s)]
+        argv += ["--epoch-target-s", str(settings.epoch_target_s)]
         argv += ["--epoch-records-max", str(settings.epoch_records_max)]
         argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
         argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]

@@ -35,12 +35,24 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PROCESSION_", toml_file=FILE, extra="forbid", frozen=True)
 
     epoch_interval_s: float = Field(
-        0.1,
+        0.0,
         ge=0,
-        description="Minimum time between the starts of two epochs. Raise it for throughput, lower it for latency.",
+        description="Minimum time between the starts of two epochs. Raise it for fewer commits and less processor time"
+        " on a small load; it adds to the latency.",
     )
-    epoch_records_max: int = Field(250_000, ge=1, description="Maximum number of records per epoch.")
-    epoch_bytes_max: int = Field(64 * MIB, ge=1, description="Maximum number of payload bytes per epoch.")
+    epoch_target_s: float = Field(
+        2.5,
+        ge=0,
+        description="Time that an epoch should take at most. While records wait, epochs grow until throughput stops"
+        " growing or an epoch takes this long. Lower it for less latency under load. 0 means epochs as large as the"
+        " other limits allow.",
+    )
+    epoch_records_max: int = Field(4_000_000, ge=1, description="Maximum number of records per epoch.")
+    epoch_bytes_max: int = Field(
+        256 * MIB,
+        ge=1,
+        description="Maximum number of payload bytes per epoch. Lower it if tasks need too much memory.",
+    )
     answer_timeout_s: float = Field(
         30.0,
         gt=0,

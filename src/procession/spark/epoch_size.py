@@ -1,0 +1,60 @@
+"""The size of the next epoch, from the time that the last ones took. Pure.
+
+Invariant: the limit follows the time that a full epoch takes, and nothing else. An epoch costs a fixed time (Spark's
+job, the round, two syncs) and a time per record. Throughput grows with the size until the fixed time is a small share
+of the whole; beyond that, size only costs latency and memory. So under backlog an epoch grows until it takes
+`fixed time / FIXED_SHARE`, or `target_s` if that is less. Without a backlog an epoch takes the records that are there,
+and the limit does not matter. With a target of 0 there is no limit here. Used by `spark/log_source`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+FIRST_RECORDS = 16_384
+"""Limit of the first epoch. Nothing is known yet of the pipeline's functions: a record may take a second."""
+GROWTH_MAX = 8
+"""An epoch has at most this many times the limit of the one before: a short epoch says little about a long one."""
+FULL_SHARE = 0.5
+"""An epoch with a smaller share of its limit took all records that there were. It says nothing about larger epochs."""
+FIXED_SHARE = 0.04
+"""Share of the fixed time in an epoch at which throughput has stopped growing."""
+
+
+class EpochPace(NamedTuple):
+    """How often epochs begin, and how long they may take."""
+
+    interval_s: float = 0.0
+    """Minimum time between the starts of two epochs."""
+    target_s: float = 2.5
+    """Time that an epoch should take at most; 0 means no limit."""
+
+
+class EpochSize:
+    """The maximum number of records of the next epoch."""
+
+    def __init__(self, target_s: float) -> None:
+        self._target_s = target_s
+        self._records_max = float(FIRST_RECORDS)
+        self._fixed_s: float | None = None
+        """The time of the quickest epoch so far: an upper bound of the fixed time."""
+
+    @property
+    def records_max(self) -> int:
+        return max(1, int(self._records_max)) if self._target_s else sys.maxsize
+
+    @property
+    def target_s(self) -> float:
+        """The time that a full epoch should take."""
+        return self._target_s if self._fixed_s is None else min(self._target_s, self._fixed_s / FIXED_SHARE)
+
+    def observe(self, records: int, seconds: float) -> None:
+        """Take note of an epoch: its records, and the time from its offer until Spark asked for the next one."""
+        if records <= 0 or seconds <= 0:
+            return
+        self._fixed_s = seconds if self._fixed_s is None else min(seconds, self._fixed_s)
+        is_full = records >= FULL_SHARE * self._records_max
+        if is_full or seconds > self._target_s:
+            fitting = records * self.target_s / seconds
+            self._records_max = min(fitting, self._records_max * GROWTH_MAX)
