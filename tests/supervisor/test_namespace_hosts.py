@@ -13,7 +13,7 @@ import pytest
 
 from procession.errors import ConfigError, UsageError
 from procession.supervisor import namespace_hosts
-from procession.supervisor.cluster import NamespaceCluster, check_size, find, is_up
+from procession.supervisor.cluster import ROOT, NamespaceCluster, changing, check_size, find, is_up
 from procession.supervisor.namespace_hosts import (
     NamespaceHost,
     check_possible,
@@ -133,6 +133,15 @@ def test_nothing_is_left_of_a_cluster_whose_start_was_killed(killed_after_s: flo
     assert not NamespaceCluster(name, 4).directory.exists()
     again = subprocess.run(command("cluster", "down", "--name", name), check=True, capture_output=True, text=True)
     assert again.stdout == f"there is no cluster {name}; nothing to remove\n"
+
+
+def test_two_processes_do_not_change_a_cluster_at_the_same_time() -> None:
+    name = f"locked{os.getpid()}"
+    with changing(name):
+        down = subprocess.run(command("cluster", "down", "--name", name), capture_output=True, text=True, check=False)
+    assert down.returncode != 0
+    assert f"Another process starts or removes cluster '{name}'" in down.stderr
+    (ROOT / f"{name}.lock").unlink()
 
 
 def test_a_cluster_that_is_not_up_is_named_with_the_command_that_makes_it() -> None:

@@ -16,12 +16,15 @@ from procession.commit.checkpoint import Checkpoint, read_pipeline
 from procession.commit.recovery import recover
 from procession.errors import ConfigError, ProcessionError, StorageError, UsageError
 from procession.gateway.gateway_directory import load_snapshot, save_snapshot
+from procession.gateway.input_pins import InputPin, InputPins
 from procession.gateway.snapshot import Position, Snapshot
+from procession.merge.event_time import ReplayPoint
 from procession.planner.keys import PLAIN_KEYS
 from procession.storage.log import IngressLog
 from procession.storage.state_store import StateStore
-from procession.supervisor import savepoint as making
-from procession.supervisor.savepoint import create, find, load, savepoints
+from procession.supervisor import savepoint_create as making
+from procession.supervisor.savepoint import clear_drafts, find, load, savepoints
+from procession.supervisor.savepoint_create import create
 from procession.supervisor.savepoint_restore import restore
 from procession.verify.committed_states import committed_states
 from tests.verify.stored_pipeline import StoredPipeline
@@ -234,3 +237,47 @@ def test_a_savepoint_that_does_not_know_the_streams_is_not_restored(pipeline: St
     with pytest.raises(ConfigError, match="another machine"):
         restore(create(pipeline.directory, "one"), tmp_path / "other", continues_outputs=False)
     assert not (tmp_path / "other").exists()
+
+
+def test_what_a_killed_command_left_of_a_savepoint_is_removed_with_the_next_one_and_with_the_next_run(
+    pipeline: StoredPipeline,
+) -> None:
+    left = pipeline.directory / "savepoints" / "killed.draft"
+    for clear in (lambda: create(pipeline.directory, "next"), lambda: clear_drafts(pipeline.directory)):
+        (left / "state").mkdir(parents=True)
+        (left / "state" / "file").write_bytes(b"pinned")
+        InputPins(pipeline.directory / "gateway").write(InputPin("killed", 0, 100))
+        clear()
+        assert not left.exists()
+        assert InputPins(pipeline.directory / "gateway").all() == {}
+
+
+def test_the_input_is_kept_from_a_position_before_the_epoch_and_let_go_with_the_savepoint(
+    pipeline: StoredPipeline,
+) -> None:
+    gateway = pipeline.directory / "gateway"
+    gateway.mkdir()
+    save_snapshot(gateway, Snapshot(1, 0, 7, 9, {3: Position("orders", 40)}))
+    with IngressLog(gateway / "log", committed_end=7):
+        pass
+    saved = create(pipeline.directory, "kept", keep_input=True, keep_input_bytes_max=1000)
+    assert InputPins(gateway).all() == {"kept": InputPin("kept", 7, 1000)}
+    assert saved.described()["kept_input"] == {"state": "kept", "bytes": 0, "bytes_max": 1000}
+    assert create(pipeline.directory, "plain").described()["kept_input"] is None
+    saved.drop()
+    assert InputPins(gateway).all() == {}
+
+
+def test_the_input_of_several_gateways_or_in_event_time_order_is_not_kept(pipeline: StoredPipeline) -> None:
+    gateway = pipeline.directory / "gateway"
+    gateway.mkdir()
+    save_snapshot(gateway, Snapshot(1, 0, 7, 9, {}, point=ReplayPoint(0, {}, None, frozenset(), {})))
+    with pytest.raises(ConfigError, match="event-time order"):
+        create(pipeline.directory, "ordered", keep_input=True)
+    save_snapshot(gateway, Snapshot(1, 0, 7, 9))
+    record = pipeline.checkpoint.rounds.read(0)
+    assert record is not None
+    pipeline.checkpoint.rounds.write(replace(record, ends={"gateway-0": 7, "gateway-1": 3}))
+    with pytest.raises(ConfigError, match="several gateways"):
+        create(pipeline.directory, "several", keep_input=True)
+    assert savepoints(pipeline.directory) == []

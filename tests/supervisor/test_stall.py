@@ -9,6 +9,7 @@ import pytest
 from procession.supervisor.stall import culprit, slowest_stage
 
 SINK = {"is_connected": True}
+DRIVER = {"open": None, "sinks": {"out": SINK}, "is_ready": True, "fence": 2}
 
 
 def snapshot(**changed: Any) -> dict[str, Any]:
@@ -20,7 +21,8 @@ def snapshot(**changed: Any) -> dict[str, Any]:
         "away": [],
         "lag": 10,
         "idle_s": 0.1,
-        "driver": {"open": None, "sinks": {"out": SINK}},
+        "committed_by": 2,
+        "driver": DRIVER,
         "gateways": [{"name": "gateway", "is_over": False, "waiting_records": 0}],
         "phases": {"run": {"p50_s": 0.2, "share": 0.7}, "phase 1 out": {"p50_s": 0.1, "share": 0.3}},
         "stages": [{"name": "parsed", "busy_share": 0.1}, {"name": "totals", "busy_share": 0.6}],
@@ -30,7 +32,7 @@ def snapshot(**changed: Any) -> dict[str, Any]:
 
 def opened(phase: str, seconds: float, **changed: Any) -> dict[str, Any]:
     found = {"epoch": 7, "phase": phase, "seconds": seconds, "sinks": ["out"], "attempts": 1, **changed}
-    return {"driver": {"open": found, "sinks": {"out": SINK}}}
+    return {"driver": DRIVER | {"open": found}}
 
 
 def test_nobody_is_named_while_all_goes_well() -> None:
@@ -55,7 +57,9 @@ def test_a_pipeline_that_does_not_run_is_not_held_up(state: str) -> None:
         (opened("decision", 9.0), "Spark", "commit"),
         (opened("record", 9.0), "driver", "disk is slow"),
         (opened("run", 9.0), "stage totals", "tasks run for 9 s"),
-        ({"driver": {"open": None, "sinks": {"out": {"is_connected": False}}}}, "sink out", "no connection"),
+        ({"driver": DRIVER | {"is_ready": False}}, "driver", "Spark is not ready"),
+        ({"driver": DRIVER | {"fence": 3}}, "driver", "has not committed its first epoch"),
+        ({"driver": DRIVER | {"sinks": {"out": {"is_connected": False}}}}, "sink out", "no connection"),
         (
             {"gateways": [{"name": "gateway", "is_over": False, "waiting_records": 4}], "idle_s": 9.0},
             "gateway",

@@ -27,8 +27,8 @@ from procession.storage.segment import KIND_RECORD
 from procession.storage.state_store import StateStore, TaskStates
 from procession.storage.state_version import StateCodec, file_prefix
 from procession.supervisor.run_claim import claimed
-from procession.supervisor.savepoint import create
-from procession.supervisor.upgrade_steps import apply, compare, roll_back, try_first_epoch
+from procession.supervisor.savepoint_create import create
+from procession.supervisor.upgrade_steps import apply, compare, go_back, try_first_epoch
 from procession.supervisor.upgrade_switch import load_again
 from procession.verify.committed_states import committed_states
 
@@ -156,18 +156,18 @@ def test_the_way_back_is_free_until_the_first_commit_even_after_a_driver_has_cle
     assert last is not None
     StateStore(place.directory / "state" / changed.id).sweep(last.states.values(), changed.fence + 1)
     driver = place.claim(place.new)
-    back = roll_back(place.directory, saved)
+    back = go_back(place.directory, saved)
     assert back.fence > driver.fence
     assert place.states("counted") == STATES
     assert place.accepted() == ["old"]
 
 
-def test_a_rollback_behind_a_commit_is_refused_by_sink_and_stream(place: Place) -> None:
+def test_going_back_behind_a_commit_is_refused_before_anything_is_fenced(place: Place) -> None:
     saved = create(place.directory, "before")
     fence = (place.directory / "checkpoint" / "CURRENT").read_text()
     place.commit(1, end=4)
-    with pytest.raises(ConfigError, match=r"Epochs 1 to 1 .*later output: out; streams with later records: words"):
-        roll_back(place.directory, saved)
+    with pytest.raises(ConfigError, match="Epochs 1 to 1 were committed after savepoint"):
+        go_back(place.directory, saved)
     assert (place.directory / "checkpoint" / "CURRENT").read_text() == fence
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_savepoint_is_not_gone_back_to(place: Place) -> None:
     state.unlink()
     state.write_bytes(data[:-1])
     with pytest.raises(StorageError):
-        roll_back(place.directory, saved)
+        go_back(place.directory, saved)
 
 
 def test_the_first_epoch_is_tried_on_the_records_that_wait_and_leaves_nothing(place: Place) -> None:
@@ -231,7 +231,7 @@ def test_a_sink_that_is_removed_takes_no_part_in_later_rounds_and_is_back_after_
     last = recover(changed.directory).last
     assert last is not None
     assert last.parts == {}
-    back = recover(roll_back(place.directory, saved).directory).last
+    back = recover(go_back(place.directory, saved).directory).last
     assert back is not None
     assert back.parts == {"out": SinkShare("t0", 0, 10)}
 

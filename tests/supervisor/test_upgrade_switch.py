@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from procession import Pipeline
 from procession.api.app_settings import variable_of
 from procession.errors import ConfigError
 from procession.exit_status import Status
+from procession.supervisor import upgrade_switch
 from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
 from procession.supervisor.part import Part
 from procession.supervisor.restart_policy import RestartPolicy
-from procession.supervisor.savepoint import create
+from procession.supervisor.savepoint_create import create
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed, Supervisor
 from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks, settings_here
@@ -72,6 +74,31 @@ def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops
         UpgradeRequest("1", str(tmp_path / "new.py"), name).write(place.directory)
         assert UpgradeSwitch(local, lambda sentence: None).perform() is local
         assert json.loads((place.directory / STATUS).read_text())["state"] == "failed"
+
+
+def test_a_full_disk_during_the_switch_fails_the_upgrade_and_the_old_program_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place = Place(tmp_path)
+    with Supervisor(tmp_path / "logs") as supervisor:
+        old = LocalPipeline(supervisor, tmp_path / "old.py", place.old.graph, place.directory, tmp_path, Settings())
+        for directory, name in old.sink_parts.items():
+            supervisor.start(Part(name, (*WAITS, str(directory))))
+        supervisor.start(Part(DRIVER, WAITS))
+        supervisor.wait_ready()
+        monkeypatch.setattr(UpgradeSwitch, "_start_sinks", lambda *_: None)
+        monkeypatch.setattr(UpgradeSwitch, "_prepare", lambda *_: None)
+        monkeypatch.setattr(upgrade_switch, "create", full)
+        UpgradeRequest("1", str(tmp_path / "new.py"), "before").write(place.directory)
+        assert UpgradeSwitch(old, lambda sentence: None).perform() is old
+        status = json.loads((place.directory / STATUS).read_text())
+        assert (status["state"], "No space left on device" in status["sentence"]) == ("failed", True)
+        supervisor.wait_ready(DRIVER)
+        assert supervisor.pid(DRIVER) is not None
+    assert place.accepted() == ["old"]
 
 
 def test_a_setting_with_another_value_than_in_the_pipeline_that_runs_is_refused(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from procession.supervisor.local_pipeline import COMMAND
 from procession.supervisor.part import Part
-from procession.supervisor.savepoint import create
+from procession.supervisor.savepoint_create import create
 from procession.supervisor.savepoint_restore import restore
 from procession.supervisor.settings import Settings
 from tests.walk.cluster import Cluster

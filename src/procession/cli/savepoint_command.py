@@ -26,16 +26,31 @@ NameOrCopy = Annotated[
     str, typer.Argument(metavar="NAME|PATH", help="The name of a savepoint, or the directory of a copy, with a /.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-COLUMNS = ("name", "created", "epoch", "records_in", "files", "bytes")
+KEEP_INPUT_BYTES_MAX = 1024 * 1024 * 1024
+COLUMNS = ("name", "created", "epoch", "records_in", "files", "bytes", "kept_input")
 
 
 @savepoint_app.command()
-def create(name: Name, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+def create(
+    name: Name,
+    directory: PipelineDirectory = None,
+    keep_input: Annotated[
+        bool,
+        typer.Option(
+            "--keep-input",
+            help="Keep the records that are committed later in the log, so that a rollback can process them again.",
+        ),
+    ] = False,
+    keep_input_bytes_max: Annotated[
+        int, typer.Option(min=0, help="Let go of the kept records when they exceed this many bytes.")
+    ] = KEEP_INPUT_BYTES_MAX,
+    as_json: Json = False,
+) -> None:
     """Make a savepoint of the last committed epoch. The pipeline may run meanwhile, and does not notice."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.savepoint import create as make
+    from procession.supervisor.savepoint_create import create as make
 
-    made = make(chosen_pipeline(directory), name)
+    made = make(chosen_pipeline(directory), name, keep_input=keep_input, keep_input_bytes_max=keep_input_bytes_max)
     _show(made, as_json=as_json)
 
 
@@ -141,6 +156,13 @@ def _show(savepoint: Savepoint, *, as_json: bool) -> None:
         print(f"{gateway}: the log up to record {position:,}")
     for sink, end in found["sinks"].items():
         print(f"sink {sink!r}: output up to {end:,}")
+    if kept := found["kept_input"]:
+        what = f"{kept['bytes']:,} of at most {kept['bytes_max']:,} bytes"
+        print(
+            f"later input: {what} kept"
+            if kept["state"] == "kept"
+            else "later input: not kept any more, it was too large"
+        )
     for stage, kind in found["stages"].items():
         print(f"stage {stage!r} ({kind})")
 
@@ -153,4 +175,6 @@ def _cell(column: str, savepoint: dict[str, Any]) -> str:
     if column == "created":
         return _time(savepoint["created_s"])
     value = savepoint[column]
+    if column == "kept_input":
+        return "–" if value is None else f"{value['bytes']:,}" if value["state"] == "kept" else "released"
     return f"{value:,}" if isinstance(value, int) else str(value)

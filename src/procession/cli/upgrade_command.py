@@ -76,21 +76,25 @@ def rollback(
     directory: PipelineDirectory = None,
     as_json: Json = False,
 ) -> None:
-    """Set a stopped pipeline back to a savepoint, if no epoch was committed since. Then start its program of that time.
+    """Set a stopped pipeline back to a savepoint. Then start its program of that time.
 
-    It is refused if later epochs are committed: the sinks' readers may have seen their output."""
+    If epochs were committed since, their output is taken back. That is refused unless all sinks can do it (files, Delta
+    and Iceberg tables), and the log still has the input (`savepoint create --keep-input`)."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.commit.checkpoint import read_pipeline
+    from procession.supervisor.rollback import roll_back
     from procession.supervisor.run_claim import claimed
     from procession.supervisor.savepoint import find
-    from procession.supervisor.upgrade_steps import roll_back
 
     directory = chosen_pipeline(directory)
     saved = find(directory, name)
     with claimed(directory, str(read_pipeline(directory / "checkpoint")["name"]), Path("procession")):
-        roll_back(directory, saved)
+        done = roll_back(directory, saved)
     text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
-    print(json.dumps({"rolled_back_to": name, "epoch": saved.epoch}) if as_json else text)
+    if done.epochs:
+        text += f"; took {done.epochs:,} committed epochs back; {done.records:,} rows of the log are processed again"
+    result = {"rolled_back_to": name, "epoch": saved.epoch, "epochs_taken_back": done.epochs}
+    print(json.dumps(result | {"rows_again": done.records, "sinks": dict(done.sinks)}) if as_json else text)
 
 
 def check_other_file(running: Path, new: Path) -> None:
@@ -108,7 +112,7 @@ def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeCompari
     """Compare and try the new program on a savepoint that is dropped again."""
     import os
 
-    from procession.supervisor.savepoint import create
+    from procession.supervisor.savepoint_create import create
     from procession.supervisor.upgrade_steps import compare, try_first_epoch
 
     comparison = compare(directory, app)
@@ -137,7 +141,7 @@ def _check_kept(comparison: UpgradeComparison) -> None:
 
 def _changed(directory: Path, app_file: Path, app: App, name: str) -> dict[str, Any]:
     from procession.supervisor.run_claim import claimed
-    from procession.supervisor.savepoint import create
+    from procession.supervisor.savepoint_create import create
     from procession.supervisor.upgrade_steps import apply
 
     with claimed(directory, app.graph.name, app_file):

@@ -43,6 +43,8 @@ from procession.storage.durable import (
 PIPELINE = "pipeline.json"
 CHANGE = "CHANGE"
 """A change that is not complete: the fence of its copy, and what `pipeline.json` is to say."""
+ROLLBACK = "ROLLBACK"
+"""A rollback that is not complete: the name of its savepoint."""
 FORMAT = 2
 """Of `pipeline.json`, and of what has no number of its own in a checkpoint: its folders, `CURRENT`, and our line in
 Spark's `offsets`. Without a number it is format 1, which says the same; the next claim writes the number."""
@@ -118,6 +120,7 @@ class Checkpoint:
         make_directory(root, files)
         with closing(lock_checkpoint(root, files)):
             finish_change(root, files)
+            check_rolled_back(root, files)
             document = _identified(root, name, fingerprint, endpoints or {}, codecs or {}, files, new_id)
             checkpoint = cls(root, str(document["id"]), read_claim(root, files) + 1, files)
             if (last := _last_committed(root, files)) is not None:
@@ -142,10 +145,13 @@ class Checkpoint:
         return checkpoint
 
     def copy_last(
-        self, change: Callable[[RoundRecord | None], tuple[dict[str, Any], RoundRecord]] | None = None
+        self,
+        change: Callable[[RoundRecord | None], tuple[dict[str, Any], RoundRecord]] | None = None,
+        offsets: bytes | None = None,
     ) -> None:
         """Make this driver's copy of the last complete one. `change` returns what `pipeline.json` and the record of the
-        last committed epoch are to say from this copy on."""
+        last committed epoch are to say from this copy on. `offsets` are Spark's offsets of that epoch, if they change;
+        then an epoch that is not decided is forgotten, and so are the records of earlier ones."""
         files, complete = self.files, _copies(self.root, self.files)
         draft = self.root / f"{self.fence:010d}.draft"
         files.make_directory(draft)
@@ -164,7 +170,16 @@ class Checkpoint:
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
         if change is not None:
             rounds = RoundRecords(draft / "rounds", files)
-            document, record = change(rounds.read(SparkLog(draft, files).committed))
+            committed = SparkLog(draft, files).committed
+            document, record = change(rounds.read(committed))
+            if offsets is not None:
+                write_durably(draft / "offsets" / str(committed), offsets, files)
+                for number, path in _numbered(draft / "offsets", files).items():
+                    if number > committed:
+                        files.remove(path)
+                for path in _numbered(draft / "rounds", files).values():
+                    files.remove(path)
+                fsync_dir(draft / "offsets", files)
             rounds.write(record)
             made = {"fence": self.fence, "pipeline": document}
             write_durably(self.root / CHANGE, json.dumps(made).encode(), files)
@@ -180,6 +195,17 @@ class Checkpoint:
             # A later draft belongs to a running successor.
             if name.endswith(".draft") and fence_text.isdigit() and int(fence_text) < self.fence:
                 files.remove_tree(self.root / name)
+
+
+def check_rolled_back(root: Path, files: FileSystem = HOST_FILES) -> None:
+    """Raise ConfigError if a rollback was interrupted: sinks and log are partly where they were."""
+    data = read_if_there(root / ROLLBACK, files)
+    if data is not None:
+        name = json.loads(data)["savepoint"]
+        raise ConfigError(
+            f"The rollback of this pipeline to savepoint {name!r} was interrupted.",
+            next_step=f"Finish it: procession rollback {name}.",
+        )
 
 
 def finish_change(root: Path, files: FileSystem = HOST_FILES) -> None:

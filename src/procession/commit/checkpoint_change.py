@@ -28,8 +28,11 @@ Change = Callable[[Checkpoint, dict[str, Any], RoundRecord], tuple[dict[str, Any
 raises, nothing but the fence changes."""
 
 
-def change_checkpoint(root: Path, change: Change, files: FileSystem = HOST_FILES) -> Checkpoint:
-    """Fence off every earlier driver, and change the checkpoint. Raises ConfigError if no epoch is committed."""
+def change_checkpoint(
+    root: Path, change: Change, offsets: bytes | None = None, files: FileSystem = HOST_FILES
+) -> Checkpoint:
+    """Fence off every earlier driver, and change the checkpoint; also Spark's offsets of the last committed epoch, if
+    they are given. Raises ConfigError if no epoch is committed."""
     with closing(lock_checkpoint(root, files)):
         finish_change(root, files)
         document = read_pipeline(root, files)
@@ -45,7 +48,7 @@ def change_checkpoint(root: Path, change: Change, files: FileSystem = HOST_FILES
             made, record = change(checkpoint, document, last)
             return made, replace(record, epoch=last.epoch)
 
-        checkpoint.copy_last(changed)
+        checkpoint.copy_last(changed, offsets)
         checkpoint.log.check()
         finish_change(root, files)
     return checkpoint

@@ -26,6 +26,7 @@ CONNECTOR = Connector(
         help="Append each epoch to a Delta table, or merge it by key.",
         check=check_sink,
         arguments=lake_arguments,
+        rollback="procession.connectors.delta_rollback:DeltaRollback",
         limits=lambda url: EpochLimits(bytes_max=MERGE_BYTES_MAX if "key" in url.options else None),
     ),
     commands="procession.cli.lake_commands",

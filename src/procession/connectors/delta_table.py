@@ -90,7 +90,7 @@ class DeltaLakeTable(LakeTable):
     def schema(self) -> pa.Schema | None:
         self._wait_for_update()
         self._tokens.clear()
-        with self._translated_errors("read"):
+        with self.translated_errors("read"):
             try:
                 self._table = DeltaTable(self.url, storage_options=self._options)
             except TableNotFoundError:
@@ -105,7 +105,7 @@ class DeltaLakeTable(LakeTable):
     def create(self, schema: pa.Schema) -> pa.Schema:
         if self._rule is not None:
             self._rule.check_schema(schema, self.url)
-        with self._translated_errors("make"):
+        with self.translated_errors("make"):
             try:
                 columns = Schema.from_arrow(schema)
             except (DeltaError, ValueError, TypeError) as error:
@@ -138,7 +138,7 @@ class DeltaLakeTable(LakeTable):
         if table is None:
             return LakeToken()
         if instance not in self._tokens:
-            with self._translated_errors("read"):
+            with self.translated_errors("read"):
                 self._tokens[instance] = _read_token(table, instance)
         return self._tokens[instance]
 
@@ -152,11 +152,11 @@ class DeltaLakeTable(LakeTable):
             custom_metadata={TRANSACTION: upload.txn_id},
             max_commit_retries=COMMIT_RETRIES_MAX,
             app_transactions=[
-                Transaction(_application(instance), upload.end, now_ms),
-                Transaction(_last_transaction(instance), transaction_number(upload.txn_id), now_ms),
+                Transaction(application(instance), upload.end, now_ms),
+                Transaction(last_transaction(instance), transaction_number(upload.txn_id), now_ms),
             ],
         )
-        with self._translated_errors("commit to"):
+        with self.translated_errors("commit to"):
             if self._rule is not None:
                 self._merge(self._rule, upload, properties)
                 return
@@ -192,7 +192,7 @@ class DeltaLakeTable(LakeTable):
             return
         self._wait_for_update()
         assert self._table is not None
-        with self._translated_errors("read"):
+        with self.translated_errors("read"):
             commits = self._table.history(HISTORY_COMMITS_MAX)
         ours = [commit for commit in commits if commit.get(TRANSACTION) == upload.txn_id]
         if commits and not ours and len(commits) < HISTORY_COMMITS_MAX and commits[-1]["version"] == 0:
@@ -224,6 +224,15 @@ class DeltaLakeTable(LakeTable):
     def close(self) -> None:
         self._thread.shutdown()
 
+    def opened(self) -> DeltaTable:
+        """The table as it is now, for a reader of its own. Raises TableNotFoundError."""
+        return DeltaTable(self.url, storage_options=self._options)
+
+    def sync_versions(self, before: int) -> None:
+        """Make the versions after this one durable, with the files that they name."""
+        if self._log is not None:
+            self._sync_added(range(before + 1, self._last_version(before) + 1))
+
     def _refreshed(self) -> DeltaTable | None:
         """The table as it is now. An update reads all commits behind the last checkpoint, even if nothing is new."""
         self._wait_for_update()
@@ -234,14 +243,14 @@ class DeltaLakeTable(LakeTable):
             # The oldest commits are cleaned up first, so if ours still exists, so would a later one.
             is_current = self._has_version(version) and not self._has_version(version + 1)
             if not is_current:
-                with self._translated_errors("read"):
+                with self.translated_errors("read"):
                     self._update()
         return self._table
 
     def _wait_for_update(self) -> None:
         updating, self._updating = self._updating, None
         if updating is not None:
-            with self._translated_errors("read"):
+            with self.translated_errors("read"):
                 updating.result()
 
     def _update(self) -> None:
@@ -280,7 +289,8 @@ class DeltaLakeTable(LakeTable):
         fsync_dir(self._log)
 
     @contextmanager
-    def _translated_errors(self, doing: str) -> Iterator[None]:
+    def translated_errors(self, doing: str) -> Iterator[None]:
+        """Errors of the library become those of the sink."""
         try:
             yield
         except CommitFailedError as error:
@@ -293,17 +303,19 @@ class DeltaLakeTable(LakeTable):
             raise store_error(self.url, doing, error) from error
 
 
-def _application(instance: str) -> str:
+def application(instance: str) -> str:
+    """The application whose version is the token of an output."""
     return f"procession:{instance}"
 
 
-def _last_transaction(instance: str) -> str:
-    return f"{_application(instance)}:transaction"
+def last_transaction(instance: str) -> str:
+    """The application whose version is the number of the last transaction of an output."""
+    return f"{application(instance)}:transaction"
 
 
 def _read_token(table: DeltaTable, instance: str) -> LakeToken:
-    end = table.transaction_version(_application(instance)) or 0
-    return LakeToken(end, txn_number=table.transaction_version(_last_transaction(instance)))
+    end = table.transaction_version(application(instance)) or 0
+    return LakeToken(end, txn_number=table.transaction_version(last_transaction(instance)))
 
 
 def _log_name(version: int) -> str:

@@ -21,7 +21,12 @@ def check_iceberg(url: ConnectorUrl) -> None:
 CONNECTOR = Connector(
     name="iceberg",
     form="iceberg:WAREHOUSE/NAMESPACE.TABLE",
-    sink=SinkTraits(help="Append each epoch to an Iceberg table.", check=check_iceberg, arguments=lake_arguments),
+    sink=SinkTraits(
+        help="Append each epoch to an Iceberg table.",
+        check=check_iceberg,
+        arguments=lake_arguments,
+        rollback="procession.connectors.iceberg_rollback:IcebergRollback",
+    ),
     commands="procession.cli.lake_commands",
     modules=("pyiceberg", "sqlalchemy"),
     install="procession[iceberg]",

@@ -89,7 +89,7 @@ class IcebergLakeTable(LakeTable):
         return self._store
 
     def schema(self) -> pa.Schema | None:
-        with self._translated_errors("read"):
+        with self.translated_errors("read"):
             try:
                 self._table = self._catalog.load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
@@ -104,7 +104,7 @@ class IcebergLakeTable(LakeTable):
             return _plain_schema(self._table.schema().as_arrow())
 
     def create(self, schema: pa.Schema) -> pa.Schema:
-        with self._translated_errors("make"):
+        with self.translated_errors("make"):
             with suppress(NamespaceAlreadyExistsError):
                 self._catalog.create_namespace(self._name.rpartition(".")[0])
             try:
@@ -128,21 +128,21 @@ class IcebergLakeTable(LakeTable):
         return f"data/part-{stem}.parquet"
 
     def token(self, instance: str, position: int, last_start: int) -> LakeToken:
-        table = self._refreshed()
-        return LakeToken() if table is None else _token(table, instance)
+        table = self.opened()
+        return LakeToken() if table is None else output_token(table, instance)
 
     def publish(self, instance: str, upload: Upload) -> None:
         value = json.dumps({"end": upload.end, "transaction": upload.txn_id})
         for attempt in range(COMMITS_MAX):
-            table = self._refreshed()
-            if table is None or _token(table, instance).end != upload.start:
+            table = self.opened()
+            if table is None or output_token(table, instance).end != upload.start:
                 break
             location = f"{table.location()}/{upload.name}"
-            with self._translated_errors("commit to"):
+            with self.translated_errors("commit to"):
                 try:
                     with table.transaction() as transaction:
                         transaction.add_files([location], check_duplicate_files=False)
-                        transaction.set_properties({_property(instance): value})
+                        transaction.set_properties({output_property(instance): value})
                     return
                 except CommitFailedException:
                     time.sleep(RETRY_S * min(attempt + 1, 10))
@@ -160,13 +160,13 @@ class IcebergLakeTable(LakeTable):
         if not self._compact_every or self._commits < self._compact_every:
             return
         self._commits = 0
-        table = self._refreshed()
+        table = self.opened()
         groups = small_files(table, self._file_bytes) if table is not None else []
         if table is None or not groups:
             return
         merged: list[str] = []
         try:
-            with self._translated_errors("compact"):
+            with self.translated_errors("compact"):
                 for group in groups:
                     merged.append(f"data/part-compacted-{secrets.token_hex(8)}.parquet")
                     self._merge(table, group, merged[-1])
@@ -192,18 +192,20 @@ class IcebergLakeTable(LakeTable):
     def close(self) -> None:
         """Nothing."""
 
-    def _refreshed(self) -> Table | None:
+    def opened(self) -> Table | None:
+        """The table as it is now. None: there is none."""
         if self._table is None:
             self.schema()
         else:
-            with self._translated_errors("read"):
+            with self.translated_errors("read"):
                 self._table.refresh()
         if self._table is not None:
             self._table.metadata.properties.update(NO_RETRY)  # of this copy, not of the table
         return self._table
 
     @contextmanager
-    def _translated_errors(self, doing: str) -> Iterator[None]:
+    def translated_errors(self, doing: str) -> Iterator[None]:
+        """Errors of the catalog become those of the sink."""
         try:
             yield
         except (StorageError, ConfigError, CommitFailedException):
@@ -230,12 +232,14 @@ def small_files(table: Table, file_bytes: int) -> list[list[DataFile]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _property(instance: str) -> str:
+def output_property(instance: str) -> str:
+    """The name of the property with the token of an output."""
     return f"procession.output.{instance}"
 
 
-def _token(table: Table, instance: str) -> LakeToken:
-    value = table.properties.get(_property(instance))
+def output_token(table: Table, instance: str) -> LakeToken:
+    """The token of an output."""
+    value = table.properties.get(output_property(instance))
     if value is None:
         return LakeToken()
     try:
@@ -243,7 +247,7 @@ def _token(table: Table, instance: str) -> LakeToken:
         return LakeToken(int(found["end"]), str(found["transaction"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"The property {_property(instance)} of {table.name()} is not ours: {value[:100]}.",
+            f"The property {output_property(instance)} of {table.name()} is not ours: {value[:100]}.",
             next_step="Restore the property from an earlier version of the table, or begin with a new table.",
         ) from error
 

@@ -43,7 +43,7 @@ from procession.supervisor.part_log import last_lines
 from procession.supervisor.pipeline_snapshot import PipelineSnapshots
 from procession.supervisor.run_claim import stop
 from procession.supervisor.run_details import read_events
-from procession.supervisor.savepoint import create
+from procession.supervisor.savepoint_create import create
 from procession.tls import ClientTls
 
 STATIC = Path(__file__).parent / "static"

@@ -341,6 +341,7 @@ class Driver:
             # Written atomically, because other processes wait for the file.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}
             write_durably(config.directory / READY, json.dumps(state).encode())
+            self._reports.is_ready = True
             self._say("ready")
             self._watch(query, performer)
         spark.close()

@@ -53,6 +53,8 @@ class DriverReports:
         self._jvm_figures: dict[str, float] = {}
         self._jvm_due = 0.0
         self._started_s = time.time()
+        self.is_ready = False
+        """Whether Spark takes epochs."""
         self._written = ""
         self._thread: threading.Thread | None = None
 
@@ -125,6 +127,7 @@ class DriverReports:
             "pid": os.getpid(),
             "fence": self._checkpoint.fence,
             "started_s": self._started_s,
+            "is_ready": self.is_ready,
             "open": self.times.waits_for() or self._running(),
             "sinks": sinks,
             "jvm": self._jvm_figures,

@@ -8,6 +8,7 @@ path of the commit; `supervisor/progress`, `supervisor/epoch_history` and others
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,13 @@ class EpochLog:
                 times = {"seconds": 0.0, "committed_ns": 0, "latency_ms": [], "is_filled": True}
                 self._write({**self._facts(record), "records": records_in - counted, **times})
                 counted = records_in
+
+    def rolled_back(self, record: RoundRecord, epoch: int) -> None:
+        """Log that the pipeline was set back to this epoch. The record is that of the last epoch, as it is now."""
+        facts = self._facts(record)
+        facts |= {"first": record.last, "sinks": {name: [part.end, part.end] for name, part in record.parts.items()}}
+        times = {"records": 0, "seconds": 0.0, "committed_ns": time.time_ns(), "latency_ms": [], "is_filled": True}
+        self._write({**facts, **times, "bytes_out": 0, "rolled_back_to": epoch})
 
     def _facts(self, record: RoundRecord) -> dict[str, Any]:
         positions = record.positions if len(record.positions) <= STREAMS_LISTED_MAX else {}

@@ -19,7 +19,7 @@ import structlog
 from procession import faults
 from procession.errors import ConfigError, StorageError
 from procession.gateway import gateway_events as ev
-from procession.gateway import retired_file
+from procession.gateway import input_pins, retired_file
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
 from procession.gateway.gateway_directory import is_paused, keep_paused, save_snapshot
@@ -152,7 +152,7 @@ class GatewayPerformer:
                 if session in self._peers:
                     self._peers[session].close(reason)
             case ev.TrimLog(before_sequence):
-                self.offered.trim(before_sequence)
+                input_pins.trim(self.offered, before_sequence, self.config.directory, self.host.files)
                 if self.state.snapshot.point is not None:
                     self.log.trim(self.state.snapshot.point.floor)
             case ev.AskForStream(stream_id):

@@ -86,6 +86,8 @@ class SinkTraits:
     order_note: Callable[[ConnectorUrl, str], str] = no_note
     """What becomes of the pipeline's order ("total", "stream", "key", "none") at this sink, for `explain`. Empty: the
     sink keeps it."""
+    rollback: str = ""
+    """MODULE:CLASS that takes committed output back, as `connectors/sink_rollback` describes. Empty: it cannot."""
     takes_order: bool = False
     """The program has the option `--order`: the supervisor adds it, so that the sink can warn."""
 

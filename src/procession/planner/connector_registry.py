@@ -50,6 +50,7 @@ FILE = Connector(
         packing=Packing.JOINED,
         message_bytes_max=64 * 1024,
         is_repeatable=True,
+        rollback="procession.connectors.sink_rollback:FileRollback",
     ),
     source=SourceTraits(
         help="Send the records of files.",

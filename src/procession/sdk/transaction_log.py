@@ -153,6 +153,19 @@ class TransactionLog:
         # Where nothing was gained it is not tried again at every turn.
         self._ledger.entries = 0 if entries is None else len(entries)
 
+    def roll_back(self, end: int, txn_id: str) -> None:
+        """Take back everything behind the end of this committed transaction, and what is prepared. The count of
+        commits goes on, so that a reader that stays notices."""
+        entries = list(read_journal(self.path, self._files))
+        if self.committed_end == end and not self.prepared:
+            return
+        turn = int(entries[0]["turn"]) if entries and entries[0]["op"] == "base" else 0
+        count = self._ledger.committed_count + 1
+        base: Entry = {"op": "base", "turn": turn + 1, "count": count, "txn": txn_id, "end": end, "format": FORMAT}
+        self._journal.replace([base])
+        self._ledger = TransactionStates()
+        self._ledger.take(base)
+
     def close(self) -> None:
         self._journal.close()
 

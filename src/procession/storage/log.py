@@ -185,6 +185,10 @@ class IngressLog:
                 lag += segment.position_end - segment.at(start)[1]
         return lag
 
+    def is_trimmed_by(self, before_sequence: int) -> bool:
+        """Whether `trim` would delete anything."""
+        return len(self._segments) > 1 and self._segments[0].end <= before_sequence
+
     def trim(self, before_sequence: int) -> None:
         """Delete the segments that hold only sequences below `before_sequence`; never the last one."""
         gone = [segment for segment in self._segments[:-1] if segment.end <= before_sequence]

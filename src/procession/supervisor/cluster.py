@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from procession.supervisor.namespace_hosts import (
     processes_of,
     remove_hosts,
 )
+from procession.supervisor.run_claim import locked
 
 ROOT = Path("/var/lib/procession/clusters")
 """The directory of clusters."""
@@ -178,6 +179,10 @@ class NamespaceCluster:
         """Make the hosts and start what is missing. Returns when all workers have registered with the master."""
         check_java()
         check_possible(self.name)
+        with changing(self.name):
+            self._up(say)
+
+    def _up(self, say: Callable[[str], None]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         document = {"format": FORMAT, "hosts": self.count, "cores": self.cores, "memory_mb": self.memory_mb}
         write_durably(self.directory / FILE, json.dumps(document).encode())
@@ -314,11 +319,27 @@ def is_up(name: str) -> bool:
 
 def remove(name: str = DEFAULT) -> bool:
     """Remove all that is left of a cluster. Return whether there was anything."""
-    removed = remove_hosts(name)
-    is_known = (ROOT / name).exists()
-    if is_known:
-        shutil.rmtree(ROOT / name)
+    with changing(name):
+        removed = remove_hosts(name)
+        is_known = (ROOT / name).exists()
+        if is_known:
+            shutil.rmtree(ROOT / name)
     return is_known or removed > 0
+
+
+@contextmanager
+def changing(name: str) -> Iterator[None]:
+    """Hold the lock of a cluster. Raises ConfigError if another process starts or removes it just now."""
+    ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def refusal() -> ConfigError:
+        return ConfigError(
+            f"Another process starts or removes cluster {name!r}.",
+            next_step="Wait until it has ended, then repeat this.",
+        )
+
+    with locked(ROOT / f"{name}.lock", refusal):
+        yield
 
 
 def _text(path: Path) -> str:

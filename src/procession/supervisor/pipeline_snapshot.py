@@ -77,6 +77,7 @@ class PipelineSnapshots:
         found |= {
             "taken_s": round(now_s, 3),
             "idle_s": self.recent.idle_s(now_s),
+            "committed_by": self.recent.lines[-1]["fence"] if self.recent.lines else None,
             "order": plan.get("order"),
             "guarantee": plan.get("guarantee"),
             "driver": driver,

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from procession.commit.checkpoint import check_rolled_back
 from procession.commit.epoch_totals import COUNTER, LATE_AT
 from procession.commit.round_record import RoundRecord
 from procession.connectors.given_records import GivenRecords
@@ -32,6 +33,7 @@ from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_claim import UPGRADE_REQUEST, claimed
 from procession.supervisor.run_details import RunEvents, write_details
 from procession.supervisor.run_inputs import read_inputs
+from procession.supervisor.savepoint import clear_drafts
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
@@ -81,6 +83,8 @@ def run_app(
         display or Display(is_silent=is_silent) as display,
         Supervisor(directory / "logs", say=display.say, on_restart=partial(events.add, "part.restarted")) as supervisor,
     ):
+        check_rolled_back(directory / "checkpoint")  # before a gateway or a sink starts on a part of it
+        clear_drafts(directory)
         events.add("run.started", "run", f"pipeline {graph.name!r} was started")
         local: LocalPipeline | ClusterPipeline
         if cluster is None:

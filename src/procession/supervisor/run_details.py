@@ -36,6 +36,16 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
             for end in local.graph.participants
             if end.sink.name in local.sink_directories
         },
+        "sink_places": {
+            end.name: {
+                "url": end.sink.url.text,
+                "instance": end.instance,
+                "directory": str(local.sink_directories[end.sink.name]),
+                "base": str(local.base if isinstance(local, LocalPipeline) else local.gateways_in),
+            }
+            for end in local.graph.participants
+            if end.sink.name in local.sink_directories
+        },
         "dead_letters": None
         if letters is None or letters.name not in local.sink_directories
         else {

@@ -37,7 +37,17 @@ def culprit(found: Mapping[str, Any]) -> Culprit | None:
         return Culprit(name, "the first gateway cannot reach it")
     if found["driver"] is None:
         return Culprit("driver", "it is starting, or being restarted")
-    return _open_epoch(found) or _disconnected(found) or _waiting(found) or _bottleneck(found)
+    if not found["driver"].get("is_ready", True):
+        return Culprit("driver", "it is starting: Spark is not ready yet")
+    return _open_epoch(found) or _disconnected(found) or _waiting(found) or _begins(found) or _bottleneck(found)
+
+
+def _begins(found: Mapping[str, Any]) -> Culprit | None:
+    """A driver that has not committed anything yet, while records wait."""
+    before = found["committed_by"]
+    if not found["lag"] or before is None or before >= found["driver"]["fence"]:
+        return None
+    return Culprit("driver", "it was restarted, and has not committed its first epoch yet")
 
 
 def _disconnected(found: Mapping[str, Any]) -> Culprit | None:

@@ -2,8 +2,8 @@
 
 Invariant: comparing and trying change nothing: they work on a savepoint, in a directory of their own. The change is
 atomic and fenced (`commit/checkpoint_change`), and only made while no driver of this directory runs. Going back is free
-until the first commit after the change, and refused after it. Used by `supervisor/upgrade_switch`, for a pipeline that
-runs, and by `procession upgrade` and `procession rollback`, for one that does not.
+until the first commit after the change; `supervisor/rollback` goes back further. Used by `supervisor/upgrade_switch`,
+for a pipeline that runs, and by `procession upgrade`, for one that does not.
 """
 
 from __future__ import annotations
@@ -156,15 +156,10 @@ def apply(directory: Path, app: App) -> tuple[UpgradeComparison, Checkpoint]:
     return found[0], checkpoint
 
 
-def roll_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
+def go_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
     """Change the checkpoint back to a savepoint of the last committed epoch. No driver of this directory may run.
 
-    Raises ConfigError if later epochs are committed, naming sinks and streams that have them."""
-    if savepoint.manifest["checkpoint_id"] != DecisionReader(directory / "checkpoint").id:
-        raise ConfigError(
-            f"Savepoint {savepoint.manifest['name']!r} is of another pipeline.",
-            next_step="Restore it into a directory of its own: `procession savepoint restore`.",
-        )
+    Raises ConfigError if later epochs are committed: then `supervisor/rollback` is needed."""
     if (last := DecisionReader(directory / "checkpoint").last()) is not None:
         _check_free(savepoint, last)  # before anything is fenced
     savepoint.verify()
@@ -174,37 +169,23 @@ def roll_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
     ) -> tuple[dict[str, Any], RoundRecord]:
         _check_free(savepoint, last)
         for folder in ("state", "sides"):
-            _link_missing(savepoint, folder, directory / folder / checkpoint.id)
+            link_missing(savepoint, folder, directory / folder / checkpoint.id)
         return savepoint.pipeline, savepoint.record
 
     return change_checkpoint(directory / "checkpoint", change)
 
 
 def _check_free(savepoint: Savepoint, last: RoundRecord) -> None:
-    if last.epoch == savepoint.epoch:
-        return
-    saved = savepoint.record
-    moved = [
-        name for name, part in last.parts.items() if part.end > (saved.parts[name].end if name in saved.parts else 0)
-    ]
-    streams = savepoint.snapshot.streams
-    names = [
-        f"{streams[stream].name or stream}" if stream in streams else str(stream)
-        for stream, position in last.positions.items()
-        if stream not in streams or streams[stream].committed < position
-    ]
-    sinks = f"sinks with later output: {', '.join(moved) or 'none'}"
-    inputs = f"streams with later records: {', '.join(names) or 'none known'}"
-    raise ConfigError(
-        f"Epochs {savepoint.epoch + 1:,} to {last.epoch:,} were committed after savepoint"
-        f" {savepoint.manifest['name']!r}; {sinks}; {inputs}. Output that readers have seen is not taken back, and"
-        " acknowledged records are not sent again.",
-        next_step="Upgrade to a corrected program, or start a second pipeline from the savepoint: `procession savepoint"
-        " restore`.",
-    )
+    if last.epoch != savepoint.epoch:
+        raise ConfigError(
+            f"Epochs {savepoint.epoch + 1:,} to {last.epoch:,} were committed after savepoint"
+            f" {savepoint.manifest['name']!r}.",
+            next_step="Stop the pipeline, and take them back with `procession rollback`, if its sinks can.",
+        )
 
 
-def _link_missing(savepoint: Savepoint, folder: str, target: Path) -> None:
+def link_missing(savepoint: Savepoint, folder: str, target: Path) -> None:
+    """Link the files of a savepoint that are not in the pipeline's directory any more."""
     files = (name.partition("/")[2] for name in savepoint.manifest["files"] if name.startswith(f"{folder}/"))
     missing = [name for name in files if not (target / name).exists()]
     if missing:

@@ -25,14 +25,16 @@ from procession.driver.app_file import MODULE, App, load_app
 from procession.driver.driver import SPARE_READY
 from procession.errors import ConfigError, ProcessionError
 from procession.sdk.transaction_log import uncommitted
+from procession.storage.durable import storage_error
 from procession.supervisor.app_connectors import check_connectors
 from procession.supervisor.cluster_pipeline import ClusterPipeline
 from procession.supervisor.local_pipeline import DRIVER, SPARE, LocalPipeline, announced_in, connector_arguments
 from procession.supervisor.progress import PipelineProgress
 from procession.supervisor.run_claim import UPGRADE_REQUEST, describe, holder
-from procession.supervisor.savepoint import check_name, create
+from procession.supervisor.savepoint import check_name
+from procession.supervisor.savepoint_create import create
 from procession.supervisor.supervisor import PartFailed
-from procession.supervisor.upgrade_steps import UpgradeComparison, apply, compare, roll_back
+from procession.supervisor.upgrade_steps import UpgradeComparison, apply, compare, go_back
 from procession.verify.decisions import DecisionReader
 
 STATUS = "upgrade-status.json"
@@ -71,6 +73,8 @@ class UpgradeSwitch:
         self.local = local if isinstance(local, LocalPipeline) else local.driver
         self._say = say
         self._directory = local.directory
+        self._is_driverless = False
+        """The new program has failed, and the way back is not made yet: neither of the two can be started."""
 
     def perform(self) -> LocalPipeline | ClusterPipeline:
         """Perform the upgrade that is requested. Returns the program that runs now."""
@@ -93,10 +97,11 @@ class UpgradeSwitch:
                     next_step="Stop it with `procession stop`, upgrade it, and start the new program.",
                 )
             self._perform(request, status)
-        except ProcessionError as error:
+        except (ProcessionError, OSError) as found:
+            error = found if isinstance(found, ProcessionError) else storage_error(self._directory, "upgrade", found)
             status.end("failed", error.sentence, error.next_step)
-            if isinstance(error, PartFailed):  # not of the new program: `run` itself cannot go on
-                raise
+            if isinstance(error, PartFailed) or self._is_driverless:  # `run` itself cannot go on
+                raise error from found
         except Exception as error:
             status.end("failed", f"The upgrade ended by a fault of Procession: {error!r}", "Read the output of `run`.")
             raise
@@ -124,11 +129,11 @@ class UpgradeSwitch:
                 self._check_delivered(old, comparison)
                 savepoint = create(self._directory, request.savepoint)
                 apply(self._directory, app)
-            except ProcessionError:
+            except (ProcessionError, OSError):
                 supervisor.dismiss_successor(DRIVER)
                 supervisor.replace(DRIVER, old_part)
                 raise
-        except ProcessionError as error:
+        except (ProcessionError, OSError) as error:
             supervisor.dismiss_successor(DRIVER)
             self._stop_sinks(started)
             if isinstance(error, PartFailed) and error.fields["part"] in started.values():
@@ -145,15 +150,18 @@ class UpgradeSwitch:
             return
         status.tell(f"the new program failed before its first commit: {failure}; going back")
         supervisor.halt(DRIVER)
+        self._is_driverless = True
         try:
-            roll_back(self._directory, savepoint)
+            go_back(self._directory, savepoint)
         except ConfigError as refused:  # it had committed after all
             self._stop_sinks(started)
             self._start_sinks(new, started)
             supervisor.replace(DRIVER, new.driver_part())
+            self._is_driverless = False
             self._finish(new, comparison, status, time.monotonic() - began, refused.sentence)
             return
         supervisor.replace(DRIVER, old_part)
+        self._is_driverless = False
         self._stop_sinks(started)
         status.end(
             "went back", f"The new program failed before its first commit: {failure}", "Correct the new program."

@@ -1,0 +1,101 @@
+"""Takes committed output of a stopped sink back, for `procession rollback`: what sinks share, and the file sink.
+
+Invariant: `check` changes nothing. `perform` can be repeated after a crash anywhere inside it. The medium comes before
+the transaction log, except where the log alone says what is visible. A sink's directory is locked meanwhile, so no sink
+runs on it. `supervisor/rollback` calls both; a connector without a `rollback` in its SinkTraits cannot take output
+back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from procession.errors import ConfigError
+from procession.planner.connector_url import ConnectorUrl, parse_url
+from procession.runtime.host_files import sync
+from procession.sdk.transaction_log import TransactionLog
+from procession.storage.durable import lock_directory, storage_error
+
+
+@dataclass(frozen=True)
+class SinkPlace:
+    """Where a sink's output and its transaction log are."""
+
+    sink: str
+    instance: str
+    directory: Path
+    """The sink's own directory."""
+    url: ConnectorUrl
+    base: Path
+    """The directory that a relative place of the URL is relative to."""
+
+    @classmethod
+    def of(cls, sink: str, document: dict[str, str]) -> SinkPlace:
+        """The place that a run has written down, as in `supervisor/run_details`."""
+        url = parse_url(document["url"])
+        return cls(sink, document["instance"], Path(document["directory"]), url, Path(document["base"]))
+
+    @property
+    def txnlog(self) -> Path:
+        return self.directory / f"{self.instance}.txnlog"
+
+    @property
+    def target(self) -> str:
+        """The place of the URL; a path is absolute."""
+        place = self.url.place
+        return place if "://" in place else str((self.base / place).resolve())
+
+    @contextmanager
+    def opened(self) -> Iterator[TransactionLog]:
+        """The transaction log, with the directory locked. Raises StorageError if a sink runs there."""
+        with closing(lock_directory(self.directory)), closing(TransactionLog(self.txnlog)) as txnlog:
+            txnlog.open()
+            yield txnlog
+
+    def refusal(self, why: str, next_step: str) -> ConfigError:
+        return ConfigError(f"Sink {self.sink!r} cannot take its output back: {why}", next_step=next_step)
+
+
+class SinkRollback(Protocol):
+    """Takes the output of one sink back."""
+
+    def __init__(self, place: SinkPlace) -> None: ...
+
+    def check(self, end: int) -> None:
+        """Raise ConfigError if the output cannot be taken back to this position."""
+
+    def perform(self, end: int, txn_id: str) -> None:
+        """Take the output back to this position, where this transaction ended. Durable when this returns."""
+
+
+class FileRollback:
+    """The rollback of a file sink: its transaction log says what is visible; the rest is cut off."""
+
+    def __init__(self, place: SinkPlace) -> None:
+        self._place = place
+        self._data = place.directory / f"{place.instance}.data"
+
+    def check(self, end: int) -> None:
+        with self._place.opened() as txnlog:
+            held = txnlog.committed_end
+        if held < end:
+            raise self._place.refusal(
+                f"it holds {held:,} bytes, and {end:,} at the savepoint.", "Restore the sink's directory from a copy."
+            )
+
+    def perform(self, end: int, txn_id: str) -> None:
+        with self._place.opened() as txnlog:
+            txnlog.roll_back(end, txn_id)
+            try:
+                with self._data.open("r+b") as file:
+                    os.ftruncate(file.fileno(), end)
+                    sync(file.fileno())
+            except FileNotFoundError:
+                return  # it never had any output
+            except OSError as error:
+                raise storage_error(self._data, "truncate", error) from error

@@ -1,0 +1,230 @@
+"""Makes savepoints of a pipeline that runs or is stopped.
+
+Invariant: a savepoint is built in a draft, and becomes valid by one rename. Only one process at a time makes or drops
+savepoints of a pipeline; it removes the drafts that a killed one has left, because their links pin files. The driver is
+not asked. If an epoch is committed meanwhile and a file is dropped, the next epoch is taken instead. With
+`keep_input`, the log of the gateway is pinned before the epoch is chosen (`gateway/input_pins`).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from procession.commit.checkpoint import PIPELINE, read_pipeline
+from procession.commit.round_files import ATTEMPTS, RoundRecords
+from procession.commit.round_record import RoundRecord
+from procession.commit.spark_log import SparkLog, is_whole
+from procession.driver.table_versions import FIRST
+from procession.errors import ConfigError, UsageError
+from procession.gateway import retired_file
+from procession.gateway.gateway_directory import SNAPSHOT, load_snapshot
+from procession.gateway.input_pins import BYTES_MAX, InputPin, InputPins
+from procession.gateway.snapshot import Position, Snapshot, encode_snapshot
+from procession.storage.durable import fsync_dir, make_directory, write_durably
+from procession.storage.log_ranges import FIRST_GATEWAY
+from procession.supervisor.local_pipeline import GATEWAY
+from procession.supervisor.run_details import read_details
+from procession.supervisor.savepoint import (
+    DRAFT,
+    FOLDER,
+    FORMAT,
+    MANIFEST,
+    Savepoint,
+    check_name,
+    damaged,
+    folder_locked,
+    link_all,
+    remove_tree,
+)
+from procession.verify.decisions import TRIES, DecisionReader
+
+RETAINED_EPOCHS = 2
+"""Spark continues from the last epoch only if it finds the one before, too."""
+CHANGE_S = 0.05
+"""Pause before the next try while epochs are committed faster than files are linked."""
+REPLAYED = "replayed.json"
+"""In a gateway's directory: up to where records are processed again after a rollback."""
+
+
+def create(directory: Path, name: str, *, keep_input: bool = False, keep_input_bytes_max: int = BYTES_MAX) -> Savepoint:
+    """Make a savepoint of the last committed epoch of the pipeline in this directory, whether it runs or not. With
+    `keep_input`, records that are committed later stay in the log, up to `keep_input_bytes_max` bytes. Raises
+    UsageError for a name that is taken or not allowed, ConfigError if nothing is committed yet."""
+    check_name(directory, name)
+    with folder_locked(directory):
+        check_name(directory, name)
+        if keep_input:
+            _pin(directory, name, keep_input_bytes_max)
+        try:
+            return _created(directory, name)
+        except BaseException:
+            InputPins(directory / GATEWAY).drop(name)
+            raise
+
+
+def _pin(directory: Path, name: str, bytes_max: int) -> None:
+    """Keep the input from here on. The savepoint's epoch is at this position, or later."""
+    snapshot = load_snapshot(directory / GATEWAY)
+    if snapshot is not None and snapshot.point is not None:
+        raise ConfigError(
+            "The input of a pipeline in event-time order cannot be kept: its records are in two logs, and a rollback"
+            " would have to sort them again.",
+            next_step="Make the savepoint without --keep-input.",
+        )
+    record = DecisionReader(directory / "checkpoint").last()
+    if record is not None and [*record.offsets] != [FIRST_GATEWAY]:
+        raise ConfigError(
+            f"The input cannot be kept: the pipeline has records of several gateways ({', '.join(record.offsets)}), and"
+            " streams move between them.",
+            next_step="Make the savepoint without --keep-input.",
+        )
+    InputPins(directory / GATEWAY).write(InputPin(name, 0 if snapshot is None else snapshot.end_sequence, bytes_max))
+
+
+def _created(directory: Path, name: str) -> Savepoint:
+    target = directory / FOLDER / name
+    reader = DecisionReader(directory / "checkpoint")
+    draft = target.with_name(f"{name}{DRAFT}")
+    for _ in range(TRIES):
+        before = reader.copy(), reader.last()
+        try:
+            manifest = _filled(directory, draft, name, reader.id)
+            break
+        except FileNotFoundError as error:
+            if (reader.copy(), reader.last()) == before:
+                remove_tree(draft)
+                raise damaged(directory, f"{error.filename} is missing") from error
+            time.sleep(CHANGE_S)
+        except BaseException:
+            remove_tree(draft)
+            raise
+    else:
+        remove_tree(draft)
+        raise ConfigError(f"The files in {directory} change faster than they can be linked.", next_step="Try again.")
+    write_durably(draft / MANIFEST, json.dumps(manifest).encode())
+    try:
+        draft.rename(target)
+    except OSError as error:
+        remove_tree(draft)
+        raise UsageError(f"There is a savepoint {name!r} already.", next_step="Choose another name.") from error
+    fsync_dir(target.parent)
+    return Savepoint(target, manifest)
+
+
+def replayed_end(directory: Path) -> int:
+    """The position in the log up to which records are processed again after a rollback. 0 if there was none."""
+    try:
+        return int(json.loads((directory / GATEWAY / REPLAYED).read_bytes())["end"])
+    except FileNotFoundError:
+        return 0
+
+
+def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict[str, Any]:
+    """Fill the draft with the last committed epoch. Raises FileNotFoundError if a file is dropped meanwhile."""
+    remove_tree(draft)
+    make_directory(draft)
+    # The positions before the round: then no stream is further on than the round says.
+    gateways = [load_snapshot(path) for path in _gateways(directory)]
+    retired = _retired(directory, gateways)
+    copy = DecisionReader(directory / "checkpoint").copy()
+    log = SparkLog(copy)
+    record = RoundRecords(copy / "rounds").read(log.committed) if log.committed >= 0 else None
+    if record is None:
+        raise ConfigError(
+            "No epoch of this pipeline is committed yet, so there is nothing to save.",
+            next_step="Make the savepoint after the first commit.",
+        )
+    if any(snapshot is not None and snapshot.epoch > record.epoch for snapshot in gateways):
+        raise FileNotFoundError(errno.ENOENT, "a later epoch is committed", str(copy))
+    small = _spark_files(copy, record.epoch)
+    small |= {"checkpoint/" + PIPELINE: (directory / "checkpoint" / PIPELINE).read_bytes()}
+    small |= {f"gateway/{file}": data for file, data in retired.items()}
+    positions = RoundRecords(copy / "rounds").positions(record.epoch)
+    small |= {f"gateway/{SNAPSHOT}": encode_snapshot(_joined(gateways, record, positions))}
+    first = directory / "sides" / checkpoint_id / FIRST
+    tables = {*record.sides.values()}
+    if first.exists():
+        small[f"sides/{FIRST}"] = first.read_bytes()
+        tables |= set(json.loads(small[f"sides/{FIRST}"]).get("tables", {}).values())
+    for path, data in small.items():
+        make_directory((draft / path).parent)
+        write_durably(draft / path, data)
+    linked = {"state": {file for version in record.states.values() for file in version.names}, "sides": tables}
+    for folder, names in linked.items():
+        link_all(directory / folder / checkpoint_id, draft / folder, names)
+    files: dict[str, dict[str, Any]] = {
+        path: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in small.items()
+    }
+    for folder, names in linked.items():
+        files |= {f"{folder}/{file}": {"bytes": (draft / folder / file).stat().st_size} for file in sorted(names)}
+    return {
+        "format": FORMAT,
+        "name": name,
+        "created_s": time.time(),
+        "pipeline": read_pipeline(directory / "checkpoint")["name"],
+        "checkpoint_id": checkpoint_id,
+        "epoch": record.epoch,
+        "records_in": record.counters.get("records_in", 0),
+        # While records are processed again after a rollback, the gateway's positions are ahead of the round.
+        "has_streams": gateways[0] is not None and record.offsets.get(FIRST_GATEWAY, 0) >= replayed_end(directory),
+        "sink_places": read_details(directory).get("sink_places", {}),
+        "log_positions": dict(record.offsets),
+        "sinks": {sink: part.end for sink, part in record.parts.items()},
+        "stages": {stage: version.kind for stage, version in record.states.items()},
+        "files": files,
+    }
+
+
+def _spark_files(copy: Path, epoch: int) -> dict[str, bytes]:
+    """The files of a driver's copy of the checkpoint from which a driver continues after this epoch."""
+    found: dict[str, bytes] = {}
+    for number in range(max(0, epoch - RETAINED_EPOCHS + 1), epoch + 1):
+        for part in ("offsets", "commits"):
+            path = copy / part / str(number)
+            if number == epoch and not is_whole(path):
+                raise FileNotFoundError(errno.ENOENT, "it is gone", str(path))
+            if path.exists():
+                found[f"checkpoint/{part}/{number}"] = path.read_bytes()
+        path = copy / "rounds" / f"{number:020d}"
+        if path.exists():
+            found[f"checkpoint/rounds/{path.name}"] = path.read_bytes()
+    found |= {
+        f"checkpoint/{name}": (copy / name).read_bytes() for name in (ATTEMPTS, "metadata") if (copy / name).exists()
+    }
+    return found
+
+
+def _gateways(directory: Path) -> list[Path]:
+    """The directories of the gateways on this machine, the first one first."""
+    return [directory / GATEWAY, *sorted(directory.glob(f"{GATEWAY}-[0-9]*"))]
+
+
+def _retired(directory: Path, gateways: Iterable[Snapshot | None]) -> dict[str, bytes]:
+    """The files of retired streams, by name. Only the first gateway's are kept: streams retire where they are known."""
+    first = next(iter(gateways))
+    if first is None or first.retired is None:
+        return {}
+    path = retired_file.path_of(directory / GATEWAY, first.retired.number)
+    return {path.name: path.read_bytes()}
+
+
+def _joined(gateways: Iterable[Snapshot | None], record: RoundRecord, positions: Mapping[int, int]) -> Snapshot:
+    """One gateway's snapshot of the committed positions after this round, of the streams of all gateways."""
+    found = [snapshot for snapshot in gateways if snapshot is not None]
+    streams: dict[int, Position] = {}
+    for snapshot in found:
+        for stream_id, at in snapshot.streams.items():
+            known = streams.get(stream_id)
+            if known is None or at.committed > known.committed:
+                streams[stream_id] = Position(at.name or (known.name if known else ""), at.committed)
+    for stream_id, committed in positions.items():
+        streams[stream_id] = Position(streams[stream_id].name if stream_id in streams else "", committed)
+    end = record.offsets.get(f"{GATEWAY}-0", 0)
+    first = found[0] if found else Snapshot()
+    return Snapshot(record.fence, record.epoch, end, end, streams, first.point, first.clocks, first.retired)

@@ -1,0 +1,66 @@
+"""A rollback behind committed epochs, with Spark: it is killed at every step, and then nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from procession import faults
+from tests.walk.cluster import wait_for
+from tests.walk.commands import run, running
+from tests.walk.test_upgrades import (
+    APP,
+    ARGUMENTS,
+    DIRECTORY,
+    RECORDS,
+    expected,
+    lines,
+    output,
+    source,
+    until_ready,
+    write,
+)
+
+WRONG = APP.replace("count + 1, f", "count + 7, f")
+STEPS = (
+    "rollback:begun",
+    "rollback:after-checkpoint",
+    "rollback:before-snapshot",
+    "rollback:after-gateway",
+    "rollback:after-sink",
+    "rollback:before-end",
+)
+
+
+def test_a_rollback_behind_a_commit_is_killed_at_every_step_and_takes_the_wrong_output_back(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "new.py").write_text(WRONG)
+    given = [lines(number) for number in range(3)]
+    with running(*ARGUMENTS, cwd=tmp_path) as pipeline:
+        until_ready(tmp_path, pipeline)
+        assert run(*source(tmp_path, write(tmp_path, "0.txt", given[0])), cwd=tmp_path).returncode == 0
+        made = run("savepoint", "create", "good", "--keep-input", "--json", cwd=tmp_path)
+        assert json.loads(made.stdout)["kept_input"]["state"] == "kept", made.stderr
+        done = run("upgrade", "new.py", "--json", cwd=tmp_path)
+        assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"
+        assert run(*source(tmp_path, write(tmp_path, "1.txt", given[1])), cwd=tmp_path).returncode == 0
+        assert run("stop", cwd=tmp_path).returncode == 0
+    assert output(tmp_path, "out", "out") != expected(given[0] + given[1])
+    fence = int((tmp_path / DIRECTORY / "checkpoint" / "CURRENT").read_text())
+    for step in STEPS:
+        assert run("rollback", "good", cwd=tmp_path, **{faults.VARIABLE: step}).returncode == -signal.SIGKILL, step
+        refused = run(*ARGUMENTS, cwd=tmp_path)
+        assert "Finish it: procession rollback good" in refused.stderr, step
+    result = json.loads(run("rollback", "good", "--json", cwd=tmp_path).stdout)
+    assert result["epochs_taken_back"] > 0
+    assert int((tmp_path / DIRECTORY / "checkpoint" / "CURRENT").read_text()) > fence
+    assert output(tmp_path, "out", "out") == expected(given[0])
+    with running(*ARGUMENTS, cwd=tmp_path) as pipeline:
+        until_ready(tmp_path, pipeline)
+        wait_for(lambda: len(output(tmp_path, "out", "out")) == 2 * RECORDS, "the output", lambda: pipeline.said)
+        assert run(*source(tmp_path, write(tmp_path, "2.txt", given[2])), cwd=tmp_path).returncode == 0
+        found = json.loads(run("status", "--json", cwd=tmp_path).stdout)
+        assert found["verdict"]["outcome"] == "clean", found["verdict"]
+        assert run("stop", cwd=tmp_path).returncode == 0
+    assert output(tmp_path, "out", "out") == expected([line for some in given for line in some])
