@@ -293,3 +293,35 @@ def test_a_long_reason_still_fits_an_error_frame() -> None:
     frame = v3.decode(Connection(ConnectionSide.ACCEPTOR, Role.SOURCE).error_frame("é" * 100_000)[4:])
     assert isinstance(frame, Error)
     assert set(frame.reason) == {"é"}
+
+
+LARGE = bytes(range(256)) * 1024
+
+
+@pytest.mark.parametrize("cuts", [(), (7,), (100_000,), (100_000, 262_000), (262_150, 262_200)], ids=str)
+def test_a_large_payload_stays_what_it_was_when_the_receive_buffer_is_used_again(cuts: tuple[int, ...]) -> None:
+    pair = Pair(Role.SINK).to(ConnectionState.STREAMING).open(1)
+    messages = [Message(1, number, 0, b"", LARGE) for number in range(2)]
+    data = b"".join(map(v3.encode, messages))
+    buffer = memoryview(bytearray(len(data)))
+    # By rows, also if another test has made the columns ready.
+    acceptor, found = pair.acceptor, []
+    acceptor.columns_bytes_min = len(data) + 1
+    for start, end in itertools.pairwise((0, *cuts, len(data))):
+        buffer[: end - start] = data[start:end]
+        found += acceptor.receive(buffer[: end - start])
+        buffer[:] = bytes(len(buffer))
+    assert [message for run in found for message in run] == messages
+    assert all(run.payloads.to_pylist() == run.bodies() for run in found)
+
+
+def test_a_large_payload_that_arrives_in_pieces_is_not_copied_when_it_is_complete() -> None:
+    pair = Pair(Role.SINK).to(ConnectionState.STREAMING).open(1)
+    data = v3.encode(Message(1, 0, 0, b"", LARGE))
+    pair.acceptor.columns_bytes_min = len(data) + 1
+    assert pair.acceptor.receive(data[:1000]) == []
+    [run] = pair.acceptor.receive(data[1000:])
+    [part] = run.parts()
+    [row] = part._rows
+    assert isinstance(row[4], memoryview)
+    assert part.payloads.buffers()[2].address == pa.py_buffer(row[4]).address

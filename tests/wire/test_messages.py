@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procession.wire.messages import Message, MessageFields, Messages
+from procession.wire.messages import LARGE_BYTES_MIN, Message, MessageFields, Messages
 
 ROWS: list[MessageFields] = [
     (7, 1, -5, b"k", b"a"),
@@ -37,3 +37,12 @@ def test_a_column_of_few_messages_is_made_once() -> None:
     assert few.keys.to_pylist() == [b"k", b"", b"\xff", b"k"]
     with pytest.raises(AttributeError):
         few.nothing  # noqa: B018
+
+
+def test_a_large_payload_is_a_part_of_its_own_and_all_parts_are_the_messages() -> None:
+    large = b"x" * LARGE_BYTES_MIN
+    rows: list[MessageFields] = [(7, number, 0, b"", large if number in (2, 3, 5) else b"s") for number in range(7)]
+    parts = [part.ids() for part in Messages.few(rows).parts()]
+    assert parts == [[0, 1], [2], [3], [4], [5], [6]]
+    assert [part.ids() for part in Messages.few(rows[2:3]).parts()] == [[2]]
+    assert list(COLUMNS.parts()) == [COLUMNS]

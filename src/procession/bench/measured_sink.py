@@ -117,7 +117,11 @@ class MeasuredSink:
         txn_id = f"bench-w-{self._name}-id-1.e{self._epochs}.f1:c_id={self._epochs}"
         end = self._end + sum(map(len, blocks))
         began = time.perf_counter()
-        worker.data(self._end, *blocks)
+        position = self._end
+        for block in blocks:
+            worker.data(position, block)
+            await worker.drained()
+            position += len(block)
         if not await worker.phase1(txn_id, self._end, end):
             raise AssertionError("the sink voted abort")
         await worker.phase2(txn_id, commit=True)

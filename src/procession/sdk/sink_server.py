@@ -377,7 +377,8 @@ def _talk(participant: SinkParticipant, messages: Messages, answers: list[TwoPha
                 log.debug("session.received", message=message)
                 answers += _answers(participant, message)
         else:
-            participant.append(some.message_ids, Payloads(some.payloads))
+            for part in some.parts():
+                participant.append(part.message_ids, Payloads(part.payloads))
 
 
 def _answers(participant: SinkParticipant, message: TwoPhase) -> list[TwoPhase]:

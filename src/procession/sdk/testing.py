@@ -204,6 +204,10 @@ class Worker(Peer):
             self._writer.write(memoryview(frames))
             position += len(payload)
 
+    async def drained(self) -> None:
+        """Wait until most of the data is sent, as the driver does behind each block."""
+        await self._writer.drain()
+
     async def phase1(self, txn_id: str, start: int, end: int) -> bool:
         """The sink's vote."""
         self.send(two_phase_commit.wrap(Phase1(txn_id, ((DATA_STREAM, start, end),))))

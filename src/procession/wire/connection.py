@@ -179,7 +179,8 @@ class Connection(LifecycleWalker):
             while self._framer.peek() == v3.MESSAGE_TAG:
                 if len(rows) == rows_max:
                     raise RemoteProtocolError("credits overspent")
-                row = v3.message_fields(self._framer.take_view())
+                is_own = self._framer.is_own
+                row = v3.message_fields(self._framer.take_view(), is_own=is_own)
                 if row[0] != known_open:
                     self.allow_message(self.peer, row[0], RemoteProtocolError)
                     known_open = row[0]

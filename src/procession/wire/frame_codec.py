@@ -94,6 +94,11 @@ class Framer:
         return self._windows[0][begin:end]
 
     @property
+    def is_own(self) -> bool:
+        """Whether the frame that `peek` found is in memory of its own, which nobody overwrites."""
+        return self._windows[0].obj is self._held
+
+    @property
     def window(self) -> memoryview:
         """The window with the frame that `peek` found, at `position`."""
         return self._windows[0]

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.wire.frame_codec import Bytes
+
 NOTHING_COMMITTED = 2**64 - 1
 """The point of reference that means "no message of this stream is committed yet"."""
 UNNUMBERED = 2**64 - 2
@@ -99,13 +101,16 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
 
 Ids = npt.NDArray[np.uint64]
 
-MessageFields = tuple[int, int, int, bytes, bytes]
-"""The fields of a `Message`, in their order."""
+MessageFields = tuple[int, int, int, bytes, Bytes]
+"""The fields of a `Message`, in their order. A large payload may be a view."""
+
+LARGE_BYTES_MIN = 64 * 1024
+"""Size of a payload, such as a block of records, from which on it is worth not to be copied."""
 
 COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 
 
-def binaries(values: Sequence[bytes]) -> pa.Array:
+def binaries(values: Sequence[Bytes]) -> pa.Array:
     if len(values) != 1:
         return pa.array(values, pa.binary())
     # A single value may be large, such as a block of records: refer to it.
@@ -134,7 +139,7 @@ class Messages:
         message_ids: Sequence[int],
         event_times: Sequence[int],
         keys: Sequence[bytes],
-        payloads: Sequence[bytes],
+        payloads: Sequence[Bytes],
     ) -> Self:
         """Create columns from plain values, for a small number of messages."""
         return cls(
@@ -168,7 +173,7 @@ class Messages:
     def __iter__(self) -> Iterator[Message]:
         """Iterate over the messages as plain values, for a small number of messages."""
         if self._rows is not None:
-            return starmap(Message, self._rows)
+            return starmap(Message, ((*row[:4], bytes(row[4])) for row in self._rows))
         numbers = (self.stream_ids.tolist(), self.message_ids.tolist(), self.event_times.tolist())
         return map(Message, *numbers, self.keys.to_pylist(), self.payloads.to_pylist())
 
@@ -196,13 +201,28 @@ class Messages:
         for start, end in pairwise(edges):
             yield int(self.stream_ids[start]), self.slice(start, end)
 
+    def parts(self) -> Iterator[Messages]:
+        """Split the messages so that a large payload is alone, where its column is a view of it and no copy."""
+        if self._rows is None:
+            yield self
+            return
+        start = 0
+        for end, row in enumerate(self._rows, 1):
+            if len(row[4]) >= LARGE_BYTES_MIN:
+                if start < end - 1:
+                    yield self.slice(start, end - 1)
+                yield self.slice(end - 1, end)
+                start = end
+        if start < len(self._rows):
+            yield self.slice(start, len(self._rows))
+
     def ids(self) -> list[int]:
         """Return the message ids as Python integers."""
         return self.message_ids.tolist() if self._rows is None else [row[1] for row in self._rows]
 
     def bodies(self) -> list[bytes]:
         """Return the payloads as bytes."""
-        return self.payloads.to_pylist() if self._rows is None else [row[4] for row in self._rows]
+        return self.payloads.to_pylist() if self._rows is None else [bytes(row[4]) for row in self._rows]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Messages):

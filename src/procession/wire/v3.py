@@ -17,8 +17,20 @@ import pyarrow.compute as pc
 
 from procession.errors import LocalProtocolError, RemoteProtocolError
 from procession.wire import columns, frame_codec
-from procession.wire.frame_codec import Reader
-from procession.wire.messages import Ack, Eos, Error, Frame, Hello, Message, Notify, NotifyAck, Ok, Restart
+from procession.wire.frame_codec import Bytes, Reader
+from procession.wire.messages import (
+    LARGE_BYTES_MIN,
+    Ack,
+    Eos,
+    Error,
+    Frame,
+    Hello,
+    Message,
+    Notify,
+    NotifyAck,
+    Ok,
+    Restart,
+)
 
 SOURCE_VERSION = "0.0.1"
 """The version in the HELLO of existing sources."""
@@ -164,8 +176,9 @@ _ENCODERS: dict[type[Frame], Callable[[Any], bytes]] = {
 _MESSAGE_FIELDS = struct.Struct(">xQQqH")
 
 
-def message_fields(body: memoryview) -> tuple[int, int, int, bytes, bytes]:
-    """Return the fields of a MESSAGE, three times as fast as `decode`. They do not refer to the body."""
+def message_fields(body: memoryview, *, is_own: bool = False) -> tuple[int, int, int, bytes, Bytes]:
+    """Return the fields of a MESSAGE, three times as fast as `decode`. They do not refer to the body, except for a
+    large payload of a body that `is_own`: nobody overwrites it."""
     try:
         stream_id, message_id, event_time, key_length = _MESSAGE_FIELDS.unpack_from(body)
     except struct.error:
@@ -174,7 +187,9 @@ def message_fields(body: memoryview) -> tuple[int, int, int, bytes, bytes]:
     if payload_start > len(body):
         raise RemoteProtocolError("truncated frame")
     key = bytes(body[_MESSAGE_FIELDS.size : payload_start]) if key_length else b""
-    return stream_id, message_id, event_time, key, bytes(body[payload_start:])
+    payload = body[payload_start:]
+    is_kept = is_own and len(payload) >= LARGE_BYTES_MIN
+    return stream_id, message_id, event_time, key, payload if is_kept else bytes(payload)
 
 
 def encode(frame: Frame) -> bytes:
