@@ -131,7 +131,8 @@ def test_a_wrong_or_missing_password_is_told_at_once(
 def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
     with pytest.raises(StorageError) as error:
         connect("postgres://procession@127.0.0.1:1/postgres", "test", patience_s=0.0)
-    assert "cannot be reached" in sentence(error)
+    assert "PostgreSQL at 127.0.0.1:1/postgres cannot be reached: connection to server at" in sentence(error)
+    assert "Connection refused.\n" in sentence(error)
     assert "nothing is lost" in sentence(error)
 
 

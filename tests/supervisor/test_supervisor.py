@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import signal
@@ -101,6 +102,18 @@ def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supe
     assert failure.value.explain() == "The port is in use.\n  Next: choose another."
     assert failure.value.part == "gateway"
     assert supervisor.restarts == {"gateway": 0}
+
+
+def test_the_options_in_the_advice_of_a_connector_are_named_as_its_url_has_them(supervisor: Supervisor) -> None:
+    error = "error: A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token."
+    sink = part("sink", f"import sys; print({error!r}); sys.exit({int(Status.ACT)})")
+    supervisor.start(dataclasses.replace(sink, is_of_url=True))
+    with pytest.raises(PartFailed) as failure:
+        watch_until(supervisor, lambda: False)
+    assert failure.value.explain() == (
+        "A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token. In the URL of an app, write"
+        " dead_letters= for --dead-letters and mode= for --mode."
+    )
 
 
 def test_a_program_that_is_not_there_is_one_clear_sentence(supervisor: Supervisor) -> None:

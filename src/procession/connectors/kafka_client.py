@@ -8,6 +8,7 @@ downstream: librdkafka, through the package confluent-kafka.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -142,8 +143,21 @@ def read_client_config(path: Path | None) -> dict[str, str]:
                 f"Line {number} of {path} sets {name}, which this file cannot set.",
                 next_step="Keep to security.protocol, sasl.*, ssl.*, client.* and how to connect.",
             )
+        if name.endswith(".location"):
+            _check_readable(Path(value), f"Line {number} of {path}", name)
         settings[name] = value
     return settings
+
+
+def _check_readable(file: Path, where: str, setting: str) -> None:
+    """librdkafka names neither the file nor what is wrong with it."""
+    try:
+        file.read_bytes() if not file.is_dir() else os.listdir(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{where} names {file} as {setting}, which cannot be read: {error.strerror}.",
+            next_step="Correct the path, or let this user read the file.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Errors of Kafka's client and brokers as sentences that say who must act.
 
 Invariant: an error has one sentence and one next step. A broker that refuses us, or that we do not trust, gets another
-error than an unreachable broker, because waiting does not
-help. Upstream: `connectors/kafka_client`; downstream: librdkafka's error
-codes.
+error than an unreachable broker, because waiting does not help. Upstream: `connectors/kafka_client`; downstream:
+librdkafka's error codes.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ _GONE = {
     KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError._MSG_TIMED_OUT,
 }
+_TIMED_OUT = {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE}
 ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
 ELECTING |= {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
 _UNTRUSTED = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
@@ -77,9 +77,11 @@ def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what
             " to be expired or not valid yet, compare the clocks.",
         )
     if is_gone(error):
-        why = f": {reason.str()}" if reason is not None else ""
+        reasons = [] if reason is None else [reason.str().rstrip(". ")]
+        if not reasons or code not in _TIMED_OUT:  # a time-out says nothing more
+            reasons.insert(0, text)
         return DiskError(
-            f"No Kafka broker at {brokers} answers, to {what}: {text}{why}.",
+            f"No Kafka broker at {brokers} answers, to {what}: {': '.join(reasons)}.",
             next_step="Start the brokers; or correct the URL, or security.protocol in the file of --client-config. The"
             " connector goes on where it was.",
         )

@@ -87,7 +87,9 @@ class KafkaSource:
             )
         if missing := sorted((options.partitions or frozenset()) - set(self._topic.partitions)):
             raise ConfigError(
-                f"The topic {self._topic.name} has no partition {missing[0]}.", next_step="Give other --partitions."
+                f"The topic {self._topic.name} has no partition {missing[0]}, but {len(self._topic.partitions)} from 0"
+                " on.",
+                next_step="Name some of these as --partitions.",
             )
         if "compact" in self._topic.settings.get("cleanup.policy", ""):
             detail = "older messages of a key disappear in time, also before they are read"

@@ -263,9 +263,10 @@ def _refused(url: str, error: psycopg.OperationalError) -> ConfigError:
 
 
 def _line(error: psycopg.Error) -> str:
-    """What the database says, as one line without a full stop."""
-    message = error.diag.message_primary or str(error)
-    return " ".join(message.split()).rstrip(".")
+    """What the database says, as one line without a full stop. What libpq asks the user is left out."""
+    message = " ".join((error.diag.message_primary or str(error)).split())
+    message = re.sub(r" Is the server running [^?]*\?", "", message.removeprefix("connection failed: "))
+    return message.rstrip(".")
 
 
 def _detail(error: psycopg.Error) -> str:

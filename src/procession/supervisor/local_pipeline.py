@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -152,7 +152,8 @@ class LocalPipeline:
     def start_sinks(self, parts: Mapping[Path, str]) -> None:
         """Start the processes of these sinks' directories, under these names."""
         for directory, name in parts.items():
-            self.supervisor.start(self._part(name, self.sink_arguments(directory), directory / "sink.json", 3))
+            part = self._part(name, self.sink_arguments(directory), directory / "sink.json", 3)
+            self.supervisor.start(replace(part, is_of_url=True))
 
     def start_source(
         self,
@@ -188,17 +189,17 @@ class LocalPipeline:
             directory = self.directory / "sources" / source.name
             arguments = connector_arguments(source, directory)
             argv = ["source", source.connector.name, *arguments, *self._sending(turn), "--source", source.name]
-            self._start_sending(f"{SOURCE}-{source.name}", argv)
+            self._start_sending(f"{SOURCE}-{source.name}", argv, is_of_url=True)
 
     def _sending(self, turn: int) -> list[str]:
         found = self._addresses
         to = ",".join(found[turn % len(found) :] + found[: turn % len(found)])
         return ["--to", to, *self.producer_arguments, *self._client_tls()]
 
-    def _start_sending(self, name: str, argv: Sequence[str]) -> None:
+    def _start_sending(self, name: str, argv: Sequence[str], *, is_of_url: bool = False) -> None:
         env = self.env.get(name, self.env.get(SOURCE, {}))
         # A source waits for the commit of what it has sent: the rank after it is the driver's.
-        self.supervisor.start(Part(name, self.enter((*COMMAND, *argv)), env=env, stop_rank=0))
+        self.supervisor.start(Part(name, self.enter((*COMMAND, *argv)), env=env, stop_rank=0, is_of_url=is_of_url))
 
     def _part(
         self,

@@ -49,6 +49,8 @@ class Part:
     """Descriptors that it inherits."""
     is_needed: bool = True
     """Whether the pipeline fails if this part fails for good. Otherwise the pipeline goes on without it."""
+    is_of_url: bool = False
+    """Whether it is a connector that an app names by its URL, so that its options are written there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import threading
@@ -29,9 +30,26 @@ from procession.supervisor.restart_policy import RestartPolicy, Restarts
 READY_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])")
+
 
 class PartFailed(ProcessionError):
     """A part ended for good and needs an operator. Fields: part, log."""
+
+
+def with_url_options(lines: str) -> str:
+    """Says how the URL of an app names the options in the next step of a connector.
+
+    Example:
+        >>> with_url_options("It is late.\\n  Next: Give --dead-letters TABLE.").splitlines()[1]
+        '  Next: Give --dead-letters TABLE. In the URL of an app, write dead_letters= for --dead-letters.'
+    """
+    _, _, next_step = lines.rpartition("Next: ")
+    names = [name for name in dict.fromkeys(_OPTION.findall(next_step)) if next_step != lines]
+    if not names:
+        return lines
+    forms = " and ".join(f"{name.replace('-', '_')}= for --{name}" for name in names)
+    return f"{lines.rstrip()} In the URL of an app, write {forms}."
 
 
 def _in_silence(_sentence: str) -> None:
@@ -276,6 +294,8 @@ class Supervisor:
         child.due = now + delay_s
 
     def _failure(self, child: Child, sentence: str) -> PartFailed:
+        if child.part.is_of_url:
+            sentence = with_url_options(sentence)
         return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
 
     def _next_due(self) -> float:
