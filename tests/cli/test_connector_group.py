@@ -40,6 +40,27 @@ def test_a_connector_is_listed_by_its_sentence_and_shows_its_own_help(connector:
     assert "--speed" in invoked("sink", "tape", "--help")
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sink tape", ['.sink("NAME", to="tape:DRIVE")', 'to="HOST:PORT"']),
+        ("source kafka", ['from_="kafka://HOST:PORT/TOPIC"', "PROCESSION_KAFKA_CONFIG"]),
+        ("source postgres", ['from_="postgres://USER@HOST:PORT/DATABASE?table=TABLE"', "PGPASSFILE"]),
+        ("sink kafka", ['to="kafka://HOST:PORT/TOPIC"', "sasl.password"]),
+        ("sink postgres", ['to="postgres://USER@HOST:PORT/DATABASE?table=TABLE"', "PGPASSWORD"]),
+        ("sink delta", ['to="delta:DIR-or-s3://BUCKET/PREFIX"', "AWS_REGION", "AWS_ENDPOINT_URL"]),
+        ("sink iceberg", ['to="iceberg:WAREHOUSE/NAMESPACE.TABLE"', "PYICEBERG_CATALOG__NAME__URI"]),
+        ("sink parquet", ['to="parquet:DIR-or-s3://BUCKET/PREFIX"', "AWS_SECRET_ACCESS_KEY"]),
+    ],
+)
+def test_the_help_of_a_connector_says_how_an_app_names_it_and_where_secrets_belong(
+    connector: None, command: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = invoked(*command.split(), "--help")
+    assert [word for word in words if word not in shown] == []
+
+
 def test_a_command_of_a_connector_runs_with_its_options(connector: None) -> None:
     assert invoked("sink", "tape", "tape:a", "--speed", "3") == "writing tape:a at 3\n"
 

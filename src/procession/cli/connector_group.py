@@ -57,8 +57,24 @@ def load_command(kind: str, connector: Connector) -> Any:
             next_step=f"correct the package that has the connector {connector.name}, or install it again",
         ) from error
     single = Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(connector.name)(function)
-    return get_command(single)
+    single.command(connector.name, epilog=usage_in_apps(kind, connector))(function)
+    command = get_command(single)
+    # The lines of a docstring are as long as those of the code, not as the terminal is wide.
+    command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+    return command
+
+
+def usage_in_apps(kind: str, connector: Connector) -> str:
+    """The end of a command's help: how an app names the connector, and where its secrets belong."""
+    call = 'pipeline.source("NAME", from_=' if kind == "source" else '.sink("NAME", to='
+    lines = [f'In an app, {call}"{connector.form}") is enough: `procession run` starts this program.']
+    if not connector.is_opaque:
+        lines.append("Options of the system stand in the URL, with _ for -: ?NAME=VALUE&NAME=VALUE.")
+    if kind == "sink":
+        lines.append('If you start it yourself, name the address that it listens on: .sink("NAME", to="HOST:PORT").')
+    if connector.password_hint:
+        lines.append(f"Secrets are never in a URL. Give a password as {connector.password_hint}.")
+    return " ".join(lines)
 
 
 class _ConnectorGroup(TyperGroup):

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 Url = Annotated[
     str,
-    typer.Argument(metavar="URL", help="The table: a path, or s3://BUCKET/PREFIX. Credentials: AWS_… environment."),
+    typer.Argument(
+        metavar="URL",
+        help="The table: a path, or s3://BUCKET/PREFIX. For S3, set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and"
+        " AWS_REGION in the environment; AWS_ENDPOINT_URL for another store than Amazon's.",
+    ),
 ]
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The sink's own directory: its transaction logs and notes of uploads.")
