@@ -545,6 +545,24 @@ def largest(lines: Iterable[str]) -> list[str]:
     return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
+TELEPHONED = [
+    json.dumps(
+        {"caller": f"c{number % 5}" if number % 9 else "test", "seconds": number * 7 % 200, "cents": number % 13}
+        | ({"seconds": "long"} if number % 17 == 3 else {})
+    )
+    for number in range(500)
+]
+
+
+def long_calls(lines: Iterable[str]) -> list[str]:
+    results = [
+        {"caller": call["caller"], "cents_a_minute": call["cents"] * 60 / call["seconds"]}
+        for call in map(json.loads, lines)
+        if call["seconds"] != "long" and call["seconds"] > 60 and call["caller"] != "test"
+    ]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -567,6 +585,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "corrected_turnover": ("corrected-turnover-turnover-0", LATE_SALES, corrected),
     "value_alerts": ("value-alerts-alerts-0", SENSOR_VALUES, value_alerts),
     "readings": ("readings-hot-0", READINGS, hot_readings),
+    "long_calls": ("long-calls-prices-0", TELEPHONED, long_calls),
     "readings_by_schema": ("readings-by-schema-largest-0", MEASURED, largest),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
 }

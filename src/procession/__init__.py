@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from procession.operators import aggregates, patterns, tables, windows
     from procession.operators.aggregates import Aggregate
     from procession.operators.context import Context
+    from procession.operators.expressions import col, struct
     from procession.operators.process import ProcessContext
     from procession.operators.typed_json import json_of
     from procession.planner.upgrade import Upgrade
@@ -24,8 +25,10 @@ __all__ = [
     "Stage",
     "Upgrade",
     "aggregates",
+    "col",
     "json_of",
     "patterns",
+    "struct",
     "tables",
     "windows",
 ]
@@ -40,7 +43,9 @@ _ROOMS = {
     "ProcessionError": "errors",
     "Stage": "api.stage",
     "Upgrade": "planner.upgrade",
+    "col": "operators.expressions",
     "json_of": "operators.typed_json",
+    "struct": "operators.expressions",
 }
 _MODULES = ("aggregates", "patterns", "tables", "windows")
 

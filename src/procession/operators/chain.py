@@ -24,6 +24,8 @@ from procession.operators.batch_result import read_batch_result
 from procession.operators.chain_output import Delivery
 from procession.operators.chain_rows import ChainOutput, ChainRows
 from procession.operators.codecs import decoder_of
+from procession.operators.column_parser import parsed
+from procession.operators.column_stages import column_stages
 from procession.operators.end_firing import find_ends, row_of_end
 from procession.operators.end_of_input import BEYOND, EndOfInput, StreamChange
 from procession.operators.fusion import LINES, fused
@@ -31,6 +33,7 @@ from procession.operators.inlining import LinesOf
 from procession.operators.keyed import flattened
 from procession.operators.operator import NO_STATES, Operator, OperatorRows, Reach, StateAccess
 from procession.operators.partitioning import as_result_list
+from procession.operators.record_schema import SchemaJson
 from procession.operators.side_outputs import rows_of_output
 from procession.operators.stage_rows import Numbers, StageRows, concatenated, joined
 from procession.operators.tables import joinings_at
@@ -116,6 +119,7 @@ class Chain:
             together = [*self.watermark.ends, *self.ends]
             self.ends = sorted(together, key=lambda end: (end.sequence, type(end) is EndOfInput))
         self.late = 0
+        self.columns = column_stages(graph)
         self.counts = states.counts
         """What functions have added to the counters of the app."""
 
@@ -190,6 +194,11 @@ class _Pass(Delivery):
     def _in_blocks(self, step: Sequence[int]) -> StageRows:
         """Consecutive stages with functions of one record, in blocks of records."""
         before = self._before(step[0])
+        while step and self._is_on_columns(step[0], before):
+            before = self._traced(step[0], self._on_columns(step[0], before))
+            step = step[1:]
+        if not step:
+            return before
         # For sinks, bytes and text need not be distinguished: they write both alike.
         behind = [self.plan.node(index) for index in self.plan.graph.children(step[-1])]
         as_it_is = (PayloadCodec.BYTES, PayloadCodec.TEXT)
@@ -328,6 +337,11 @@ class _Pass(Delivery):
                 return flow.with_values(flow.values.cast(pa.string()))  # type: ignore[union-attr]
             except pa.ArrowInvalid:
                 pass  # one by one, to find the invalid one
+        if index in self.chain.columns and isinstance(node.typed, SchemaJson):
+            found = parsed(node.typed, flow.values)
+            for row, error in found.errors:
+                self.dead_letters.add(index, flow, row, error)
+            return flow.pick(found.rows, found.values)
         results, rows = self._each(index, decoder_of(node), flow)
         return flow.pick(rows, results)
 

@@ -19,8 +19,11 @@ import pyarrow.compute as pc
 from procession.operators.broadcast import sides_of
 from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
+from procession.operators.column_stages import as_values, computed, kept_rows
+from procession.operators.column_values import NotColumnar, is_records
 from procession.operators.context import with_contexts
 from procession.operators.dead_letters import DeadLetters
+from procession.operators.expressions import Expression
 from procession.operators.partitioning import (
     partition_by,
     partition_evenly,
@@ -110,6 +113,20 @@ class Delivery:
         called = range(len(results)) if rows is None else rows
         return before.only([row for row, is_kept in zip(called, results, strict=True) if is_kept])
 
+    def _is_on_columns(self, index: int, before: StageRows) -> bool:
+        return index in self.chain.columns and is_records(before.values)
+
+    def _on_columns(self, index: int, before: StageRows) -> StageRows:
+        """A filter or a map with an expression, computed for whole columns."""
+        node = self.plan.node(index)
+        assert isinstance(node.function, Expression)
+        found = computed(node.function, before.values)
+        for row, error in found.errors:
+            self.dead_letters.add(index, before, row, error)
+        if node.kind is Kind.MAP:
+            return before.pick(found.rows, as_values(found.values))
+        return before.take(kept_rows(found))
+
     def _branch(self, parent: int, index: int, flow: StageRows) -> StageRows:
         branch = self.chain.branches.get((parent, index))
         return flow if branch is None else flow.numbered(branch)
@@ -174,7 +191,7 @@ class Delivery:
         return self.encoded[stage, codec]
 
     def _encode(self, stage: int, codec: PayloadCodec, flow: StageRows) -> tuple[StageRows, list[int] | None]:
-        if codec is PayloadCodec.BYTES:
+        if codec is PayloadCodec.BYTES and not is_records(flow.values):
             if not isinstance(flow.values, list):
                 return flow.with_values(flow.values.cast(pa.binary())), None
             column = as_payloads(flow.values)
@@ -284,6 +301,12 @@ class Delivery:
 
     def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: StageRows) -> StageRows:
         """These rows with the keys that a user's function returns."""
+        if (
+            isinstance(key, Expression)
+            and is_records(flow.values)
+            and (keys := self._key_column(key, flow)) is not None
+        ):
+            return replace(flow, keys=keys)
         results, rows = self._each(index, key, flow)
         flow = flow.only(rows)
         try:
@@ -291,6 +314,17 @@ class Delivery:
         except (TypeError, ValueError):  # one by one, to find the invalid one
             encoded, rows = self._each(index, self.chain.keys.encode, flow.with_values(results))
             return replace(flow.only(rows), keys=pa.array(encoded, pa.binary()))
+
+    def _key_column(self, key: Expression, flow: StageRows) -> pa.Array | None:
+        """The encoded keys that an expression returns, if they are plain numbers or texts without exception."""
+        try:
+            kind = key.type_in(flow.values.type)  # type: ignore[union-attr]
+        except NotColumnar:
+            return None
+        found = computed(key, flow.values) if kind in (pa.string(), pa.int64()) else None
+        if found is None or found.rows is not None or isinstance(found.values, list) or found.values.null_count:
+            return None
+        return self.chain.keys.of_column(found.values)
 
     def _timed_by(self, index: int, time: Callable[[Any], Any], flow: StageRows) -> tuple[StageRows, Numbers]:
         """These rows, and the times that a user's function returns, in nanoseconds."""

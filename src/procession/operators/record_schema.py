@@ -9,7 +9,8 @@ Arrow column of that type would return: a decimal has the scale of its type, a t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from datetime import UTC, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
@@ -34,13 +35,18 @@ class SchemaJson:
     """A codec: JSON objects with the fields of a schema."""
 
     schema: pa.Schema
-    validator: Any = field(compare=False)
+    validator: Any = dataclass_field(compare=False)
     """A `pydantic_core.SchemaValidator`."""
 
     @property
     def shown(self) -> str:
         """The schema, for people."""
         return ", ".join(map(_shown, self.schema))
+
+    @property
+    def record_type(self) -> pa.StructType:
+        """The type of a column of records."""
+        return pa.struct([field.with_nullable(True) for field in self.schema])
 
     @property
     def classes(self) -> tuple[type[Any], ...]:
@@ -156,7 +162,10 @@ def _in_unit(unit: str, is_aware: bool, value: datetime) -> datetime:
     """The time in UTC, or without a time zone. It must not be more exact than its type."""
     if value.microsecond % MICROSECONDS[unit]:
         raise ValueError(f"should be exact to {unit} at most")
-    return value.astimezone(UTC) if is_aware else value
+    try:
+        return value.astimezone(UTC) if is_aware else value
+    except OverflowError:
+        raise ValueError("should be in the years 1 to 9999 of UTC") from None
 
 
 def _shown(part: pa.Field) -> str:

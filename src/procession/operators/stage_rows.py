@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.operators.column_values import as_objects, joined_columns
+
 Numbers = npt.NDArray[np.int64]
 
 
@@ -34,7 +36,7 @@ class StageRows:
         return len(self.values)
 
     def as_list(self) -> list[Any]:
-        return self.values if isinstance(self.values, list) else self.values.to_pylist()
+        return self.values if isinstance(self.values, list) else as_objects(self.values)
 
     def origin(self, row: int) -> int:
         return row if self.origins is None else int(self.origins[row])
@@ -100,7 +102,7 @@ def concatenated(pieces: Sequence[StageRows]) -> StageRows:
     keys = [piece.keys for piece in pieces if piece.keys is not None]
     times = [piece.times for piece in pieces if piece.times is not None]
     return StageRows(
-        _concatenated([piece.values for piece in pieces]),
+        joined_columns([piece.values for piece in pieces]),
         np.concatenate([piece.all_origins() for piece in pieces]),
         tuple(map(np.concatenate, zip(*(piece.tail for piece in pieces), strict=True))),
         pa.concat_arrays(keys) if keys else None,
@@ -127,17 +129,10 @@ def joined(
         keys = pa.concat_arrays([of[0](flow) for flow in flows])
     if of is not None and any(flow.times is not None for flow in flows):
         times = pa.concat_arrays([of[1](flow) for flow in flows])
-    whole = StageRows(_concatenated([flow.values for flow in flows]), origins, tail, keys, times)
+    whole = StageRows(joined_columns([flow.values for flow in flows]), origins, tail, keys, times)
     if not is_kept:
         return whole
     return whole.take(np.lexsort((*reversed(tail), origins)))
-
-
-def _concatenated(parts: Sequence[pa.Array | list[Any]]) -> pa.Array | list[Any]:
-    kinds = {None if isinstance(part, list) else part.type for part in parts}
-    if len(kinds) == 1 and None not in kinds:
-        return pa.concat_arrays(parts)
-    return [value for part in parts for value in (part if isinstance(part, list) else part.to_pylist())]
 
 
 def ordinals(counts: Numbers) -> Numbers:

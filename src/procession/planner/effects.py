@@ -30,6 +30,7 @@ from types import (
 )
 from typing import Any
 
+from procession.operators.expressions import Expression
 from procession.planner.ownership import IMMUTABLE
 
 UNKNOWN = object()
@@ -106,6 +107,8 @@ def _is_harmless(value: Any, seen: set[int]) -> bool:
     seen.add(id(value))
     if isinstance(value, FunctionType):
         return value.__module__ in HARMLESS_MODULES or all(_is_harmless_use(use, seen) for use in _uses(value))
+    if isinstance(value, Expression):
+        return True
     if isinstance(value, functools.partial):
         return all(_is_harmless(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
     if type(value) in (operator.itemgetter, operator.attrgetter):
@@ -147,6 +150,8 @@ def _is_closed(value: Any, seen: set[int]) -> bool:
         return all(_is_closed(default, seen) for default in defaults) and all(
             _is_closed_use(use, seen) for use in _uses(value)
         )
+    if isinstance(value, Expression):
+        return True
     if isinstance(value, functools.partial):
         return all(_is_closed(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
     if isinstance(value, type):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from procession.operators.column_stages import column_stages
 from procession.operators.record_schema import SchemaJson
 from procession.operators.typed_json import TypedJson
 from procession.planner.graph import Exchange, Kind, Node
@@ -38,6 +39,7 @@ def explain(plan: Plan) -> str:
     for kind, what in ((TypedJson, "objects of these classes"), (SchemaJson, "dicts with these fields")):
         if typed := [f"  {node.name}: {node.typed.shown}" for node in graph.sources if isinstance(node.typed, kind)]:
             lines += ["", f"records are validated when they enter, and are {what}", *typed]
+    lines += _columns(plan)
     if kept := [f"  {sink.name}: {text}" for sink in graph.sinks if (text := order_note(plan, sink))]:
         lines += ["", "order at the sinks", *kept]
     lines += ["", "chains (each is one function)"]
@@ -67,6 +69,21 @@ def explain(plan: Plan) -> str:
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
+
+
+def _columns(plan: Plan) -> list[str]:
+    """Which stages are computed on columns, and why others with expressions or a schema are not."""
+    graph, found = plan.graph, column_stages(plan.graph)
+    lines = []
+    if found.types:
+        names = ", ".join(graph.shown_name(graph.nodes[index]) for index in sorted(found.types))
+        lines += ["", "on columns (whole batches, without an object for each record)", f"  {names}"]
+    if found.reasons:
+        lines += ["", "record by record, though they have a schema or an expression"]
+        lines += [
+            f"  {graph.shown_name(graph.nodes[index])}: {found.reasons[index]}" for index in sorted(found.reasons)
+        ]
+    return lines
 
 
 def _groups(plan: Plan) -> dict[str, list[str]]:
@@ -169,7 +186,7 @@ def _shuffled(plan: Plan) -> str:
 def as_dict(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values. Stages and sinks are identified by name, unique among stages and among sinks. Where
     either is possible, the kind is given, too."""
-    graph = plan.graph
+    graph, on_columns = plan.graph, column_stages(plan.graph)
     return {
         "pipeline": graph.name,
         "order": graph.order.value,
@@ -187,6 +204,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 **({"url": node.target} if node.target else {}),
                 **({"event_time_field": node.time_field, "event_time_unit": node.unit} if node.time_field else {}),
                 **({"record": node.typed.shown} if node.typed else {}),
+                **({"is_on_columns": True} if index in on_columns else {}),
                 **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),

@@ -96,6 +96,10 @@ class KeyCodec:
                 pass  # one by one
         return pa.array(list(map(self.encode, keys)), pa.binary())
 
+    def of_column(self, keys: pa.Array) -> pa.Array:
+        """Encode a column of texts or of numbers of 64 bits, without None."""
+        return _tagged(keys.cast(pa.binary()), TEXT) if keys.type == pa.string() else _of_integers(keys.to_numpy())
+
     def decode(self, data: bytes) -> Any:
         """Decode a key."""
         tag = data[0]
