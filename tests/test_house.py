@@ -77,6 +77,9 @@ PURE = (
     "sos.sos_frames",
     "sos.sos_lifecycle",
     "sos.sos_connection",
+    "sos.quorum_copies",
+    "sos.quorum_events",
+    "sos.quorum",
 )
 RUNNERS: dict[str, str] = {
     "sim.runner": "it runs simulations in processes of their own",
@@ -323,6 +326,7 @@ TESTED_BY: dict[str, str] = {
     "operators.timed": "operators/test_operator",
     "operators.total": "operators/test_aggregates",
     "operators.watermark_timers": "operators/test_watermark",
+    "sos.quorum_copies": "sos/test_quorum",
     "planner.connector": "planner/test_connector_registry",
     "planner.drawing": "planner/test_explain",
     "planner.event_order": "api/test_pipeline",

@@ -13,6 +13,7 @@ from procession.sos import sos_frames as sf
 from procession.sos.volume_rules import (
     MEMBERS_MAX,
     OBJECTS_MAX,
+    OLD_CONFIGS_MAX,
     ObjectHead,
     ObjectState,
     QuorumConfig,
@@ -26,7 +27,7 @@ SMALL = st.integers(0, 2**32 - 1)
 NAMES = st.text(max_size=40)
 IDENTITIES = st.binary(min_size=16, max_size=16)
 CONFIGS = st.builds(QuorumConfig, st.lists(IDENTITIES, max_size=5).map(tuple), st.integers(0, 255))
-HEADS = st.builds(ObjectHead, NUMBERS, NUMBERS, SMALL, CONFIGS, CONFIGS)
+HEADS = st.builds(ObjectHead, NUMBERS, NUMBERS, SMALL, CONFIGS, st.lists(CONFIGS, max_size=2).map(tuple))
 OBJECTS = st.builds(ObjectState, HEADS, NUMBERS, NUMBERS, SMALL)
 STATES = st.builds(
     VolumeState,
@@ -116,7 +117,7 @@ def test_the_reader_checks_the_writers_checksums() -> None:
 
 def test_the_longest_description_of_a_volume_fits_a_frame() -> None:
     config = QuorumConfig(tuple(bytes([n]) * 16 for n in range(MEMBERS_MAX)), MEMBERS_MAX)
-    known = ObjectState(ObjectHead(1, 2, 3, config, config), 4, 5, 6)
+    known = ObjectState(ObjectHead(1, 2, 3, config, (config,) * OLD_CONFIGS_MAX), 4, 5, 6)
     state = VolumeState(b"i" * 16, 1, b"t" * 16, 0, dict.fromkeys(range(1, OBJECTS_MAX + 1), known))
     data = sf.encode(sf.VolumeReply(1, state))
     assert len(data) <= sf.VOLUME_BYTES_MAX <= sf.FRAME_BYTES_MAX

@@ -15,12 +15,12 @@ from procession.sos.volume_rules import ObjectHead, QuorumConfig
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 T1, T2, T3 = (bytes([number]) * 16 for number in (11, 12, 13))
 CONFIG = QuorumConfig((A, B, C), 2)
-FIRST = ObjectHead(0, 0, 0, CONFIG, CONFIG)
+FIRST = ObjectHead(0, 0, 0, CONFIG)
 
 
 def head(previous: int, data: bytes = b"", config: QuorumConfig = CONFIG) -> ObjectHead:
     """The head of an object that seals the previous one after these bytes."""
-    return ObjectHead(previous, len(data), zlib.crc32(data), config, config)
+    return ObjectHead(previous, len(data), zlib.crc32(data), config)
 
 
 def made(directory: Path, files: FileSystem = HOST_FILES) -> Volume:

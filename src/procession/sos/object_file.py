@@ -59,7 +59,7 @@ def encode_head(number: int, head: ObjectHead) -> bytes:
             "length": head.length,
             "checksum": head.checksum,
             "config": _config_document(head.config),
-            "old_config": _config_document(head.old_config),
+            "old_configs": [_config_document(config) for config in head.old_configs],
         }
     ).encode()
     return _HEAD.pack(HEAD_MAGIC, FORMAT, len(text)) + text + _CRC.pack(zlib.crc32(text))
@@ -91,7 +91,7 @@ def read_head(file: OpenFile, path: Path, number: int) -> tuple[ObjectHead, int]
             int(found["length"]),
             int(found["checksum"]),
             _config(found["config"]),
-            _config(found["old_config"]),
+            tuple(map(_config, found["old_configs"])),
         )
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise damaged_object(path, str(error)) from error

@@ -21,6 +21,7 @@ from procession.sos.volume_rules import (
     IDENTITY_BYTES,
     MEMBERS_MAX,
     OBJECTS_MAX,
+    OLD_CONFIGS_MAX,
     ObjectHead,
     ObjectState,
     QuorumConfig,
@@ -36,7 +37,7 @@ NAMES_MAX = 1000
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """One append."""
 FRAME_BYTES_MAX = CHUNK_BYTES_MAX + 64 * 1024
-VOLUME_BYTES_MAX = 64 + OBJECTS_MAX * (64 + 2 * MEMBERS_MAX * (IDENTITY_BYTES + 2))
+VOLUME_BYTES_MAX = 64 + OBJECTS_MAX * (64 + (1 + OLD_CONFIGS_MAX) * (2 + MEMBERS_MAX * (IDENTITY_BYTES + 2)))
 """The longest description of a volume. It fits a frame."""
 HELLO_BYTES_MAX = 1024
 
@@ -228,11 +229,17 @@ def _config(reader: Reader) -> QuorumConfig:
 
 def _head_bytes(head: ObjectHead) -> bytes:
     numbers = u64(head.previous) + u64(head.length) + u32(head.checksum)
-    return numbers + _config_bytes(head.config) + _config_bytes(head.old_config)
+    return (
+        numbers
+        + _config_bytes(head.config)
+        + u8(len(head.old_configs))
+        + b"".join(map(_config_bytes, head.old_configs))
+    )
 
 
 def _head(reader: Reader) -> ObjectHead:
-    return ObjectHead(reader.u64(), reader.u64(), reader.u32(), _config(reader), _config(reader))
+    numbers = reader.u64(), reader.u64(), reader.u32()
+    return ObjectHead(*numbers, _config(reader), tuple(_config(reader) for _ in range(reader.u8())))
 
 
 def _state_bytes(state: VolumeState | None) -> bytes:

@@ -7,7 +7,7 @@ its predecessor, and bytes beyond the sealed length are dead.
 Invariant: bytes are only ever added at the end of an object. Only the holder of the highest promised fence changes a
 volume. An object is created only where its predecessor is complete up to the sealed length, with the same checksum: a
 copy that has an object has all that came before it, down to the mark. Only objects below the mark are deleted, and
-never the newest of the chain. `sos/volume` performs on files what is allowed here.
+never the newest of the chain. `sos/volume` performs on files what is allowed here; `sos/quorum` is the client.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 IDENTITY_BYTES = 16
 TOKEN_BYTES = 16
 MEMBERS_MAX = 15
+OLD_CONFIGS_MAX = 4
+"""Sets of members that are replaced at a time."""
 OBJECTS_MAX = 4096
 """Objects that a volume keeps. A writer that needs more must raise the mark first."""
 OBJECT_BYTES_MAX = 256 * 1024 * 1024
@@ -71,12 +73,12 @@ class ObjectHead:
     checksum: int
     """Of the previous object up to that length."""
     config: QuorumConfig
-    old_config: QuorumConfig
-    """Differs from `config` while the set of copies changes: then both must agree."""
+    old_configs: tuple[QuorumConfig, ...] = ()
+    """While the set of copies changes, the earlier ones, which must agree too."""
 
     @property
     def is_joint(self) -> bool:
-        return self.config != self.old_config
+        return bool(self.old_configs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,10 @@ def check_create(
     be here."""
     if not 0 < number <= fence or head.previous >= number or head.length < 0:
         raise refused(RefusalCode.CONFLICT, f"Object {number} cannot follow {head.previous} under fence {fence}.")
-    check_config(head.config)
-    check_config(head.old_config)
+    if len(head.old_configs) > OLD_CONFIGS_MAX:
+        raise refused(RefusalCode.LIMIT, f"A head has at most {OLD_CONFIGS_MAX} earlier sets of copies.")
+    for config in (head.config, *head.old_configs):
+        check_config(config)
     if (known := state.objects.get(number)) is not None:
         if known.head != head:
             raise refused(RefusalCode.CONFLICT, f"Object {number} is here with another head.")

@@ -1,0 +1,395 @@
+"""The writer of a replicated volume: decides from events what to send to which copy, and what is acknowledged. Pure.
+
+Invariant: an append is acknowledged only when W members have synced it under this writer's fence. Nothing is appended
+before the writer is established: before W members have its object, and with it, as the service enforces, all that came
+before. What it continues is the longest copy of the newest object among C = max(n − W + 1, majority) members that have
+promised its fence. While the members change, both sets of them must agree. A copy whose identity is not a member never
+counts. `handle` is the only way in; a fenced writer answers nothing any more. A performer carries out the actions;
+`docs/decisions/0017` has the reasons.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from procession.errors import LocalProtocolError
+from procession.sos import quorum_events as ev
+from procession.sos.quorum_copies import (
+    PHASES,
+    ChainLink,
+    CopyView,
+    QuorumPhase,
+    WaitingAppend,
+    check_quorum,
+    is_claimed,
+    is_written,
+    longest_history,
+    newest_head,
+    wanted_config,
+)
+from procession.sos.volume_rules import (
+    OLD_CONFIGS_MAX,
+    ObjectHead,
+    ObjectState,
+    QuorumConfig,
+    RefusalCode,
+    VolumeState,
+)
+
+ROLL_BYTES = 64 * 1024 * 1024
+"""Size of an object from which on its writer continues in a new one."""
+ROLL_APPENDS = 100_000
+COPY_BYTES = 1024 * 1024
+"""What is sent to a copy that lags, before it must have written it."""
+LAG_BYTES_MAX = 8 * 1024 * 1024
+"""What a copy may have to write before it counts as lagging and gets no new appends for the time being."""
+
+
+class QuorumWriter:
+    """One incarnation of the writer of a volume."""
+
+    def __init__(
+        self,
+        replicas: int,
+        write_quorum: int,
+        *,
+        may_begin: bool = True,
+        roll_bytes: int = ROLL_BYTES,
+        roll_appends: int = ROLL_APPENDS,
+    ) -> None:
+        """`may_begin`: whether a volume of which no copy has an object is begun."""
+        check_quorum(replicas, write_quorum)
+        self.write_quorum = write_quorum
+        self.phase = QuorumPhase.GATHERING
+        self.fence = 0
+        self.mark = 0
+        self.chain: list[ChainLink] = []
+        """The chosen history. While the writer leads, the last link is its own object."""
+        self.copies = [CopyView() for _ in range(replicas)]
+        self.acknowledged = 0
+        """Number of appends that the quorum has synced."""
+        self._may_begin = may_begin
+        self._roll_bytes, self._roll_appends = roll_bytes, roll_appends
+        self._waiting: deque[WaitingAppend] = deque()
+        self._queued: deque[tuple[bytes, bool]] = deque()
+        """Appends that were asked for while the writer does not lead, or is about to roll."""
+        self._appends = 0
+        """In the own object."""
+        self._wants_roll = False
+        self._established = 0
+        """The last object that this writer has established."""
+
+    # The door
+
+    def handle(self, event: ev.QuorumEvent) -> list[ev.QuorumAction]:
+        if self.phase is QuorumPhase.FENCED:
+            return []
+        actions: list[ev.QuorumAction] = []
+        match event:
+            case ev.ClaimAsked():
+                actions += self._try_claim()
+            case ev.ReplicaUp(replica, state):
+                actions += self._up(replica, state)
+            case ev.ReplicaDown(replica):
+                actions += self._down(replica)
+            case ev.ClaimPromised(replica, state):
+                actions += self._promised(replica, state)
+            case ev.ObjectProgress():
+                actions += self._progressed(event)
+            case ev.ChunksFound():
+                actions += self._found(event)
+            case ev.ReadFailed(source, target):
+                self.copies[source].is_unreadable = True
+                self.copies[target].stop()
+            case ev.ReplicaRefused():
+                actions += self._refused(event)
+            case ev.AppendAsked(data, is_barrier):
+                self._queued.append((data, is_barrier))
+            case ev.RollAsked():
+                self._wants_roll = True
+            case ev.RetainAsked(mark):
+                actions += self._retain(mark)
+        actions += self._go_on()
+        return actions
+
+    @property
+    def missing(self) -> list[int]:
+        """The replicas that are away or not complete."""
+        return [replica for replica, copy in enumerate(self.copies) if not (copy.is_up and copy.is_live)]
+
+    @property
+    def _own(self) -> ChainLink:
+        return self.chain[-1]
+
+    def _enter(self, phase: QuorumPhase) -> None:
+        if phase not in PHASES[self.phase]:
+            raise LocalProtocolError(f"a writer that is {self.phase.value} cannot be {phase.value}")
+        self.phase = phase
+
+    # Claiming
+
+    def _up(self, replica: int, state: VolumeState) -> list[ev.QuorumAction]:
+        if any(copy.is_up and copy.identity == state.identity for copy in self.copies):
+            return [ev.DropReplica(replica, "it is the same service as another replica")]
+        copy = self.copies[replica] = CopyView(is_up=True)
+        copy.described(state)
+        if self.phase is QuorumPhase.GATHERING:
+            return self._try_claim()
+        return [ev.SendClaim(replica, self.fence)]
+
+    def _down(self, replica: int) -> list[ev.QuorumAction]:
+        copy = self.copies[replica]
+        copy.is_up, copy.holds = False, 0
+        copy.stop()
+        for other in self.copies:
+            if other.reads_from == replica:
+                other.stop()
+        return []
+
+    def _try_claim(self) -> list[ev.QuorumAction]:
+        """Claim the volume, if enough copies answer that the claim can succeed."""
+        up = [copy for copy in self.copies if copy.is_up]
+        if self.phase is not QuorumPhase.GATHERING or not self._can_claim(up):
+            return []
+        highest = max(max(copy.promised, copy.newest) for copy in up)
+        return self._claim(max(highest, self.fence) + 1)
+
+    def _claim(self, fence: int) -> list[ev.QuorumAction]:
+        self._enter(QuorumPhase.CLAIMING)
+        self.fence = fence
+        for copy in self.copies:
+            copy.holds = 0
+            copy.stop()
+        return [ev.SendClaim(replica, fence) for replica, copy in enumerate(self.copies) if copy.is_up]
+
+    def _can_claim(self, copies: Sequence[CopyView]) -> bool:
+        head = newest_head(copies)
+        if head is None:
+            return self._may_begin and len(copies) == len(self.copies)
+        return is_claimed(head, {copy.identity for copy in copies})
+
+    def _promised(self, replica: int, state: VolumeState) -> list[ev.QuorumAction]:
+        if state.promised != self.fence:
+            return []  # of an earlier claim
+        copy = self.copies[replica]
+        copy.described(state)
+        copy.holds = self.fence
+        if self.phase is QuorumPhase.CLAIMING:
+            holding = [known for known in self.copies if known.holds == self.fence]
+            if self._can_claim(holding):
+                self._choose(holding)
+        return []
+
+    def _choose(self, holding: Sequence[CopyView]) -> None:
+        """Choose the history to continue, and the head of the own object."""
+        newest = max(copy.newest for copy in holding)
+        if self._established and newest != self._established:
+            self._enter(QuorumPhase.FENCED)  # cannot be: no fence lies between two of ours
+            return
+        if not self._established:
+            self.mark = max(copy.mark for copy in holding)
+            self.chain = longest_history(holding, self.mark)
+        if not self.chain:
+            config = QuorumConfig(tuple(copy.identity for copy in self.copies), self.write_quorum)
+            head = ObjectHead(0, 0, 0, config)
+        else:
+            last = self._own
+            head = replace(self._next_config(last), previous=last.number, length=last.length, checksum=last.checksum)
+        self.chain.append(ChainLink(self.fence, head, 0, 0))
+        self._appends = 0
+        self._enter(QuorumPhase.WRITING_BACK)
+
+    def _next_config(self, last: ChainLink) -> ObjectHead:
+        """The members of the own object. Only who has established the last object may forget the members before."""
+        head = last.head
+        olds = () if self._established == last.number else head.old_configs
+        wanted = wanted_config(self.copies, self.write_quorum, head.config)
+        if wanted == head.config or len(olds) == OLD_CONFIGS_MAX:
+            return replace(head, old_configs=olds)
+        return replace(head, config=wanted, old_configs=(*olds, head.config))
+
+    def _refused(self, event: ev.ReplicaRefused) -> list[ev.QuorumAction]:
+        copy = self.copies[event.replica]
+        if event.code is not RefusalCode.FENCED:
+            self._down(event.replica)
+            return [ev.DropReplica(event.replica, event.reason)]
+        copy.promised = max(copy.promised, event.promised)
+        copy.holds = 0
+        copy.stop()
+        if event.promised < self.fence:
+            return []  # of an earlier claim
+        if self._established:
+            self._enter(QuorumPhase.FENCED)
+            return [ev.WriterFenced(event.promised)]
+        if self.phase is QuorumPhase.GATHERING:
+            return []
+        self._enter(QuorumPhase.GATHERING)
+        self.chain = []
+        return [ev.RetryClaim(event.promised)]
+
+    # Bringing copies up
+
+    def _go_on(self) -> list[ev.QuorumAction]:
+        """Whatever can be done now."""
+        actions: list[ev.QuorumAction] = []
+        if self.phase in (QuorumPhase.WRITING_BACK, QuorumPhase.LEADING):
+            actions += self._count()
+            for replica, copy in enumerate(self.copies):
+                if copy.holds == self.fence and not copy.is_live and not copy.is_busy:
+                    actions += self._bring_up(replica, copy)
+        if self.phase is QuorumPhase.LEADING:
+            actions += self._send_queued()
+            if self._is_roll_due():
+                self._wants_roll = False
+                actions += self._claim(self.fence + 1)
+        return actions
+
+    def _bring_up(self, replica: int, copy: CopyView) -> list[ev.QuorumAction]:
+        """The next thing that a copy lacks."""
+        for link in self.chain:
+            if link.number < copy.mark:
+                continue
+            known = copy.objects.get(link.number)
+            if known is None:
+                copy.is_busy = True
+                return [ev.SendCreate(replica, self.fence, link.number, link.head, self.mark)]
+            if known.written < link.length:
+                return self._fill(replica, copy, link, known.written)
+        copy.is_live = True
+        copy.sent, copy.sent_number = self._own.length, self._own.number
+        return self._delete_below_mark(replica, copy)
+
+    def _fill(self, replica: int, copy: CopyView, link: ChainLink, offset: int) -> list[ev.QuorumAction]:
+        own = [append for append in self._waiting if append.number == link.number and append.offset >= offset]
+        if own and own[0].offset == offset:
+            return self._send(replica, copy, link, [(append.data, append.checksum) for append in own], offset)
+        for source, other in enumerate(self.copies):
+            known = other.objects.get(link.number)
+            is_source = other.holds == self.fence and other is not copy and not other.is_unreadable
+            if is_source and known is not None and known.written > offset:
+                copy.is_busy, copy.reads_from = True, source
+                return [ev.SendRead(source, replica, link.number, offset)]
+        return []
+
+    def _found(self, event: ev.ChunksFound) -> list[ev.QuorumAction]:
+        copy = self.copies[event.target]
+        if copy.reads_from != event.source or copy.holds != self.fence:
+            return []
+        copy.stop()
+        link = next((link for link in self.chain if link.number == event.number), None)
+        known = copy.objects.get(event.number)
+        if link is None or known is None or known.written != event.offset:
+            return []
+        if not event.chunks:
+            return [ev.DropReplica(event.source, f"object {event.number} ends before {link.length} bytes")]
+        return self._send(event.target, copy, link, event.chunks, event.offset)
+
+    def _send(
+        self, replica: int, copy: CopyView, link: ChainLink, chunks: Iterable[tuple[bytes, int]], offset: int
+    ) -> list[ev.QuorumAction]:
+        """Send what a copy lacks. Bytes behind the length of the link are dead, and are not sent."""
+        chosen: list[tuple[int, bytes, int]] = []
+        begin = offset
+        for data, checksum in chunks:
+            if offset + len(data) > link.length or (chosen and offset - begin >= COPY_BYTES):
+                break
+            chosen.append((offset, data, checksum))
+            offset += len(data)
+        if chosen:
+            copy.is_busy, copy.sent, copy.sent_number = True, offset, link.number
+        return [
+            ev.SendAppend(replica, self.fence, link.number, start, checksum, data, start + len(data) == offset)
+            for start, data, checksum in chosen
+        ]
+
+    def _progressed(self, event: ev.ObjectProgress) -> list[ev.QuorumAction]:
+        copy = self.copies[event.replica]
+        link = next((link for link in self.chain if link.number == event.number), None)
+        if link is None or not copy.is_up:
+            return []
+        known = copy.objects.get(event.number)
+        head = link.head if known is None else known.head
+        copy.objects[event.number] = ObjectState(head, event.written, event.synced, event.checksum)
+        if copy.is_busy and copy.reads_from is None:
+            is_created = known is None
+            copy.is_busy = not is_created and copy.sent_number == event.number and event.written < copy.sent
+        return []
+
+    # Appending
+
+    def _is_roll_due(self) -> bool:
+        own = self._own
+        if own.length >= self._roll_bytes or self._appends >= self._roll_appends or own.head.is_joint:
+            return True
+        wanted = wanted_config(self.copies, self.write_quorum, own.head.config)
+        is_ready = all(
+            copy.is_live for copy in self.copies if copy.is_up and copy.identity not in own.head.config.members
+        )
+        return self._wants_roll or (wanted != own.head.config and is_ready)
+
+    def _send_queued(self) -> list[ev.QuorumAction]:
+        actions: list[ev.QuorumAction] = []
+        own = self._own
+        while self._queued and not self._is_roll_due():
+            data, is_barrier = self._queued.popleft()
+            append = WaitingAppend(own.number, own.length, data, zlib.crc32(data, own.checksum), is_barrier)
+            own.length, own.checksum = append.end, append.checksum
+            self._appends += 1
+            self._waiting.append(append)
+            for replica, copy in enumerate(self.copies):
+                if copy.is_live:
+                    actions += self._send_live(replica, copy, append)
+        return actions
+
+    def _send_live(self, replica: int, copy: CopyView, append: WaitingAppend) -> list[ev.QuorumAction]:
+        if copy.sent - copy.objects[append.number].written > LAG_BYTES_MAX:
+            copy.is_live, copy.is_busy = False, True  # until it has written what was sent
+            return []
+        copy.sent = append.end
+        number, offset, checksum = append.number, append.offset, append.checksum
+        return [ev.SendAppend(replica, self.fence, number, offset, checksum, append.data, append.is_barrier)]
+
+    def _count(self) -> list[ev.QuorumAction]:
+        """What the quorum has now."""
+        actions: list[ev.QuorumAction] = []
+        own = self._own
+        if self.phase is QuorumPhase.WRITING_BACK:
+            created = {copy.identity for copy in self.copies if own.number in copy.objects}
+            if is_written(own.head, created):
+                self._enter(QuorumPhase.LEADING)
+                self._established = own.number
+                actions.append(ev.Established(self.fence))
+        if self.phase is not QuorumPhase.LEADING:
+            return actions
+        before = self.acknowledged
+        while self._waiting and self._is_synced(self._waiting[0]):
+            self._waiting.popleft()
+            self.acknowledged += 1
+        return [*actions, ev.Acknowledged(self.acknowledged)] if self.acknowledged > before else actions
+
+    def _is_synced(self, append: WaitingAppend) -> bool:
+        own = self._own
+        if append.number < own.number:
+            return True  # a quorum has the own object, and so all before it
+        return is_written(own.head, {copy.identity for copy in self.copies if copy.has(own.number, append.end)})
+
+    def _retain(self, mark: int) -> list[ev.QuorumAction]:
+        if self.phase is not QuorumPhase.LEADING or mark not in [link.number for link in self.chain]:
+            raise LocalProtocolError(f"the mark {mark} names no object of the established history")
+        self.mark = mark
+        self.chain = [link for link in self.chain if link.number >= mark]
+        actions: list[ev.QuorumAction] = []
+        for replica, copy in enumerate(self.copies):
+            if copy.is_live:
+                actions += self._delete_below_mark(replica, copy)
+        return actions
+
+    def _delete_below_mark(self, replica: int, copy: CopyView) -> list[ev.QuorumAction]:
+        if copy.mark >= self.mark:
+            return []
+        copy.mark = self.mark
+        copy.objects = {number: known for number, known in copy.objects.items() if number >= self.mark}
+        return [ev.SendRetain(replica, self.fence, self.mark)]
