@@ -148,6 +148,9 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("sos.volume_rules", "OBJECTS_MAX", "objects of a volume"),
     ("sos.volume_rules", "OBJECT_BYTES_MAX", "one object"),
     ("sos.volume_rules", "OBJECT_CHUNKS_MAX", "appends to one object"),
+    ("sos.quorum", "LAG_BYTES_MAX", "bytes on the way to a replica that is slower than the others"),
+    ("sos.quorum", "COPY_BYTES", "bytes that are read at once for a replica that lags"),
+    ("sos.replicated_volume", "PENDING_BYTES_MAX", "bytes that wait for the write quorum"),
     ("sos.volume_rules", "MEMBERS_MAX", "copies of a volume"),
     ("supervisor.pipeline_run", "GIVEN_BYTES_MAX", "records that are given to `Pipeline.run` as values"),
 )

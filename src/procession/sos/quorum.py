@@ -4,7 +4,7 @@ Invariant: an append is acknowledged only when W members have synced it under th
 before the writer is established: before W members have its object, and with it, as the service enforces, all that came
 before. What it continues is the longest copy of the newest object among C = max(n − W + 1, majority) members that have
 promised its fence. While the members change, both sets of them must agree. A copy whose identity is not a member never
-counts. `handle` is the only way in; a fenced writer answers nothing any more. A performer carries out the actions;
+counts. `handle` is the only way in; a fenced writer answers nothing any more. `sos/replicated_volume` performs;
 `docs/decisions/0017` has the reasons.
 """
 
@@ -284,6 +284,7 @@ class QuorumWriter:
         if link is None or known is None or known.written != event.offset:
             return []
         if not event.chunks:
+            self._down(event.source)
             return [ev.DropReplica(event.source, f"object {event.number} ends before {link.length} bytes")]
         return self._send(event.target, copy, link, event.chunks, event.offset)
 
