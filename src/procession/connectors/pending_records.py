@@ -40,7 +40,7 @@ class PendingRecords:
     def append(self, batch: pa.RecordBatch, output_bytes: int) -> None:
         body = memoryview(batch.serialize())
         header = HEADER.pack(body.nbytes, zlib.crc32(body), output_bytes)
-        self._file.append(self._size, [header, bytes(body)])
+        self._file.append(self._size, [b"".join((header, body))])
         self._size += HEADER.size + body.nbytes
         self.output_bytes += output_bytes
 

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.wire.messages import binaries
+
 
 class Payloads(Sequence[bytes]):
     """A sequence of bytes. `joined` has all of them as one buffer.
@@ -33,8 +35,8 @@ class Payloads(Sequence[bytes]):
 
     @classmethod
     def of(cls, payloads: Sequence[bytes]) -> Payloads:
-        """From a sequence of bytes."""
-        return payloads if isinstance(payloads, Payloads) else cls(pa.array(payloads, pa.binary()))
+        """From a sequence of bytes. A single one, which may be large, is not copied."""
+        return payloads if isinstance(payloads, Payloads) else cls(binaries(payloads))
 
     @property
     def array(self) -> pa.Array:

@@ -57,7 +57,7 @@ def encode_block(batch: pa.RecordBatch) -> bytes:
         raise LocalProtocolError(f"a block has the columns {_shown(BLOCK_SCHEMA)}, not {_shown(batch.schema)}")
     if batch.column(0).null_count:
         raise LocalProtocolError("a record of a block has no payload")
-    return _HEAD + bytes(batch.serialize()) + _END
+    return b"".join((_HEAD, memoryview(batch.serialize()), _END))
 
 
 def encode_blocks(batch: pa.RecordBatch, bytes_max: int = BLOCK_BYTES_MAX) -> Iterator[bytes]:
