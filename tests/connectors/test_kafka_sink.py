@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from procession.connectors import kafka_client
+from procession.connectors import kafka_client, kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_messages import MessageEncoder
 from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
@@ -288,6 +288,21 @@ def test_an_epoch_over_the_sinks_limit_is_refused_before_the_vote(kafka: Kafka, 
     sink = Sink(kafka, tmp_path / "sink", kafka.topic(), epoch_bytes_max=10)
     with pytest.raises(StorageError, match="more than 10 bytes"):
         sink.prepare(b"x" * 11)
+    sink.output.close()
+
+
+@pytest.mark.parametrize("count", [50, 1000])
+def test_an_epoch_that_fills_the_clients_queue_is_published_without_long_waits(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """With 50 the queue is full when the token comes."""
+    monkeypatch.setattr(kafka_sink, "QUEUE_MESSAGES_MAX", 50)
+    sink = Sink(kafka, tmp_path / "sink", kafka.topic())
+    payloads = [b"%d" % number for number in range(count)]
+    began_s = time.monotonic()
+    sink.commit(*payloads)
+    assert time.monotonic() - began_s < 10, "a wait of a second for each 50 messages takes 19"
+    assert sink.values == payloads
     sink.output.close()
 
 

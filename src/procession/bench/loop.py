@@ -166,19 +166,20 @@ class RunningPipeline:
         self, source: Path, *, rate: float = 0.0, is_stamping: bool = False
     ) -> tuple[float, float, dict[str, float]]:
         """Sends a file. Returns the seconds from its first record to the last commit, the seconds until its first
-        record, and the processor time of each part. `rate` limits the source, in records per second; `is_stamping`
-        gives each record the time at which it is sent, for `latency`."""
+        record, and the processor time of each part from its first record on. `rate` limits the source, in records per
+        second; `is_stamping` gives each record the time at which it is sent, for `latency`."""
         stamp = ["--stamp"] if is_stamping else []
         return self.send(["file", str(source), *(["--rate", str(rate)] if rate else []), *stamp])
 
     def send(self, arguments: Sequence[str]) -> tuple[float, float, dict[str, float]]:
         """As `run`, with these arguments of `procession source`."""
-        before, used = self._client.status()["next_sequence"], self._used()
+        before = self._client.status()["next_sequence"]
         started_ns = time.time_ns()
         to = ["--to", self._local.address, *self._local.producer_arguments]
         with subprocess.Popen([*COMMAND, "source", *arguments, *to]) as sender:
             self.until(lambda: self._client.status()["next_sequence"] > before)
-            began_ns = time.time_ns()
+            began_ns, used = time.time_ns(), self._used()
+            used["source"] += cpu_s(os.getpid()).get("source", 0.0)  # its start
             self.until(lambda: sender.poll() is not None, WAIT_S)
         if sender.returncode:
             raise ProcessionError(f"the source {arguments[1]} ended with status {sender.returncode}")

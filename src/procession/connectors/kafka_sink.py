@@ -46,6 +46,8 @@ MESSAGE_BYTES_MAX = 1024 * 1024
 """The brokers' default maximum, for when they do not tell theirs."""
 QUEUE_MESSAGES_MAX = 200_000
 QUEUE_KIB_MAX = 64 * 1024
+FULL_QUEUE_S = 0.01
+"""Seconds between two tries to hand a message to a client whose queue is full."""
 BATCH_MESSAGES_MAX = 100_000
 """Bytes bound a batch. The client's default, 10,000 messages, makes more requests than needed of short messages."""
 TOPIC_CHECK_S = 10.0
@@ -256,8 +258,8 @@ class KafkaOutput(Output):
         for batch in self._pending.batches():
             self._produce(producer, batch)
         faults.point("sink:kafka-sent")
-        identity = self._identity
-        producer.produce(self._control.name, Token.of(transaction).encode(), identity.key, identity.token_partition)
+        identity, token = self._identity, Token.of(transaction).encode()
+        _queue(producer, self._control.name, token, identity.key, identity.token_partition)
         producer.commit_transaction(self._options.transaction_timeout_s)
         faults.point("sink:kafka-committed")
 
@@ -270,12 +272,10 @@ class KafkaOutput(Output):
             [None] * len(batch) if batch.column("headers").null_count == len(batch) else map(_header_pairs, headers)
         )
         for value, key, timestamp_ms, pairs in zip(values, keys, timestamps, header_lists, strict=True):
-            while True:
-                try:
-                    produce(topic, value, key, partition, None, None, timestamp_ms, pairs)
-                    break
-                except BufferError:
-                    producer.poll(1.0)
+            try:
+                produce(topic, value, key, partition, None, None, timestamp_ms, pairs)
+            except BufferError:
+                _queue(producer, topic, value, key, partition, None, None, timestamp_ms, pairs)
         producer.poll(0)
 
     def _hear_delivery(self, error: KafkaError | None, _: Message) -> None:
@@ -332,6 +332,17 @@ class KafkaOutput(Output):
             f" the output up to {end}, but according to {self._control.name} {lost}.",
             next_step="Restore the sink's directory or the control topic; or take a new topic and directory.",
         )
+
+
+def _queue(producer: Producer, *message: Any) -> None:
+    """Hand a message to the client, as soon as its queue has room."""
+    while True:
+        try:
+            producer.produce(*message)
+            return
+        except BufferError:
+            # Messages that are delivered make room, but no event: `poll` would wait for as long as it may.
+            producer.poll(FULL_QUEUE_S)
 
 
 def _header_pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, str | bytes | None]] | None:
