@@ -20,7 +20,7 @@ from procession.api.timers_api import Timers
 from procession.errors import PlanError
 from procession.planner.connector import Connector, Packing
 from procession.planner.connector_registry import sink_of
-from procession.planner.graph import Kind, Node, Order, PayloadCodec, SinkFraming
+from procession.planner.graph import BINARY, Kind, Node, Order, PayloadCodec, SinkFraming
 from procession.planner.validation import (
     checked_choice,
     checked_count,
@@ -38,9 +38,8 @@ TIMEOUT_S = 60.0
 
 CONNECTIONS_MAX = 64
 """Maximum number of connections, and so of outputs, of a sink."""
-
-# Their bytes may contain a newline, so lines would be ambiguous.
-BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
+LANES_MAX = 1024
+"""Maximum number of lanes of a sink."""
 
 
 class Stage(Timers, SideStreams, Matches, Splits, Pieces):
@@ -232,6 +231,7 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
         key: Callable[[Any], Any] | None = None,
         order: Literal["total", "key", "stream", "none"] | None = None,
         connections: int = 1,
+        lanes: int | None = None,
         idempotent: bool = False,
         knows_workers_left: bool = False,
     ) -> Stage:
@@ -251,6 +251,9 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
             connections: Number of outputs. They are written in parallel and committed together. Each key or stream,
                 whichever the order is promised for, is always in the same output. The number cannot change after the
                 first run.
+            lanes: Write so many sorted lanes with order keys, for `procession merge`: to "lanes:DIR", or to the
+                partitions of a topic. Any number of mergers read them and restore the order. The number cannot change
+                after the first run. See docs/explanation/order-at-scale.md.
             idempotent: Skip two-phase commit. The sink shows records at once, and after a crash receives the same bytes
                 at the same positions again. Requires `Pipeline(deterministic=True)`.
             knows_workers_left: Notify a sink given by address of gateways that leave, as file sinks are. Off by
@@ -270,7 +273,8 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
             else checked_choice(PayloadCodec, codec, "codec")
         )
         connector, _ = sink_of(to, f"sink {name!r}")
-        is_in_blocks = connector.sink is not None and connector.sink.packing is Packing.BLOCKS
+        is_in_blocks = connector.sink is not None and connector.sink.packing in (Packing.BLOCKS, Packing.LANES)
+        lanes = _checked_lanes(name, connector, lanes, connections)
         _check_form(name, connector, is_in_blocks, framing, key, idempotent)
         if framing is None:
             framing = "raw" if chosen in BINARY or is_in_blocks else "lines"
@@ -281,6 +285,12 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
                 + (', or say what is written: sink(…, codec="text")' if codec is None else ""),
             )
         level: Order = self._pipeline.order if order is None else checked_choice(Order, order, "order")
+        if lanes and level is Order.NONE:
+            raise PlanError(
+                f'sink {name!r} has lanes and order="none", but lanes are there to restore an order',
+                next_step='write order="total", or use connections=N without lanes',
+                stage=name,
+            )
         if checked_count(connections, "connections", f"sink {name!r}", CONNECTIONS_MAX) > 1 and level is Order.TOTAL:
             raise PlanError(
                 f'sink {name!r} has {connections} connections and order="total", but one sequence cannot be written'
@@ -301,12 +311,34 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
                 is_in_blocks=is_in_blocks,
                 key=key,
                 order=None if order is None else level,
-                connections=connections,
+                connections=lanes or connections,
+                lanes=lanes,
                 is_idempotent=idempotent,
                 knows_workers_left=knows_workers_left,
             )
         )
         return self
+
+
+def _checked_lanes(name: str, connector: Connector, lanes: int | None, connections: int) -> int:
+    """The number of lanes of a sink; 0: it has none."""
+    traits = connector.sink
+    is_all_lanes = traits is not None and traits.packing is Packing.LANES
+    if lanes is None and not is_all_lanes:
+        return 0
+    if traits is None or not traits.lanes:
+        raise PlanError(
+            f"sink {name!r} has lanes={lanes}, but {connector.form} has no lanes",
+            next_step="write to lanes:DIR or to kafka://HOST:PORT/TOPIC; or leave lanes away",
+            stage=name,
+        )
+    if lanes is None or connections != 1:
+        raise PlanError(
+            f"sink {name!r} writes lanes, but has " + ("no lanes=N" if lanes is None else "connections=, too"),
+            next_step=f'write sink("{name}", to=…, lanes=N); each lane is a connection',
+            stage=name,
+        )
+    return checked_count(lanes, "lanes", f"sink {name!r}", LANES_MAX)
 
 
 def _check_form(

@@ -120,6 +120,21 @@ def sink_epochs(
     )
 
 
+@sink_app.command("lanes")
+@with_groups
+def sink_lanes(directory: Directory, as_json: Json = False, *, receive: ReceiveOptions) -> None:
+    """Write sorted lanes, one file each, for `procession merge`. Their transaction logs say what is committed."""
+    from procession.connectors.lane_sink import run_lane_sink
+
+    run_lane_sink(
+        directory,
+        receive.listen,
+        cookie=receive.cookie(),
+        tls=receive.tls.load(),
+        tell=print_json if as_json else None,
+    )
+
+
 @sink_app.command("stdout")
 @with_groups
 def sink_stdout(

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from procession.commit.lane_emitter import lane_messages
+from procession.commit.round_events import EmitEpoch
 from procession.commit.sink_link import SinkOptions
 from procession.errors import StorageError
 from procession.merge.kway import merged
@@ -39,6 +41,16 @@ def _batches(store: Runs, epoch: int, runs: Sequence[Run], columns: Sequence[str
     if runs and all(run.keys for run in runs):
         return merged(paths, columns)
     return (batch for path in paths for batch in path)
+
+
+def emission(store: Runs, action: EmitEpoch, manifests: Sequence[Manifest], options: SinkOptions) -> Iterator[pa.Array]:
+    """What a connection gets of an epoch."""
+    sink = options.sink or action.sink
+    runs = runs_for(sink, options.bucket, manifests)
+    if options.lane is None:
+        return messages(store, action.epoch, runs, options)
+    total = sum(run.count for run in runs_for(sink, None, manifests))
+    return lane_messages(store, action.epoch, action.txn, runs, total, options.lane, options.pack_bytes_max)
 
 
 def messages(store: Runs, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:

@@ -22,7 +22,7 @@ from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
-from procession.commit.emitter import length_of, messages, payloads, runs_for
+from procession.commit.emitter import emission, length_of, payloads, runs_for
 from procession.commit.epoch_totals import check_joined, counted, joined, versions_after
 from procession.commit.round_events import (
     Acknowledge,
@@ -299,9 +299,8 @@ class CommitPerformer:
         if self._epoch is None or self._epoch.epoch != action.epoch:
             return  # the round was ended before its turn came
         try:
-            runs = self._runs_for(action.sink, self._epoch.manifests)
             link = self._links[action.sink]
-            await link.emit(action, messages(self._runs, action.epoch, runs, link.options))
+            await link.emit(action, emission(self._runs, action, self._epoch.manifests, link.options))
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:

@@ -30,6 +30,7 @@ from procession.errors import RemoteProtocolError, StorageError
 from procession.tls import ClientTls, complaint, connect
 from procession.wire import two_phase_commit
 from procession.wire.connection import Connection, Violation
+from procession.wire.lane_blocks import LaneIdentity
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
     DATA_STREAM,
@@ -66,7 +67,7 @@ LINGER_S = 5.0
 @dataclass(frozen=True)
 class SinkOptions:
     """How to reach a sink, over one connection; `name` is what the round calls it. `instance` is stable for the
-    pipeline's life: sinks name their files by it. `sink` and `bucket` say which runs go this way.
+    pipeline's life: sinks name their files by it. `sink` and `bucket` say which runs go this way, `lane` as which lane.
 
     `is_authoritative`: the position in its NOTIFY_ACK can be relied on (our own sinks); with others it is advisory."""
 
@@ -91,6 +92,7 @@ class SinkOptions:
     sink: str = ""
     """The sink's name in the pipeline, if the connection has another: one of several."""
     bucket: int | None = None
+    lane: LaneIdentity | None = None
     knows_workers_left: bool = False
     """Whether the sink understands WORKERS_LEFT. Some existing sinks fail on it."""
 
@@ -348,13 +350,12 @@ class SinkLink:
             )
 
     def reconnect(self, delay_s: float) -> None:
-        """Closes after sending what was written; `run` connects again."""
+        """Closes after sending what was written, or after a time if the sink does not read; `run` connects again."""
         self._delay_s = delay_s
         self._is_leaving = True
         self._voting = None
         if self._writer is not None:
             self._writer.close()
-            # A sink that does not read must not block the close for ever.
             asyncio.get_running_loop().call_later(LINGER_S, self._writer.transport.abort)
 
     def _arm(self, writer: asyncio.StreamWriter) -> None:
@@ -387,8 +388,7 @@ def _unpacked(events: Iterable[object]) -> Iterable[object]:
     """The events, with 2PC messages taken out of the MESSAGE frames that carry them."""
     for event in events:
         if isinstance(event, Messages):
-            for payload in event.bodies():
-                yield two_phase_commit.decode(payload)
+            yield from map(two_phase_commit.decode, event.bodies())
         else:
             yield event
 

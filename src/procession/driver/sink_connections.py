@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from procession.commit.sink_link import SinkOptions
 from procession.errors import ConfigError
-from procession.planner.graph import Graph
+from procession.planner.graph import BINARY, Graph, SinkConnection, SinkFraming
+from procession.planner.plan import Plan
+from procession.planner.rules import make_plan
+from procession.wire.lane_blocks import LaneIdentity
 
 if TYPE_CHECKING:
     from procession.driver.driver import DriverConfig
@@ -25,7 +28,7 @@ def epoch_limits(graph: Graph, config: DriverConfig) -> tuple[int, int]:
 
 def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
     """Return the connection options of each sink: file sinks use the given address, others the one in the app."""
-    options = []
+    options, plan = [], make_plan(graph)
     for connection in graph.participants:
         sink = connection.sink
         traits = sink.sink_traits
@@ -41,6 +44,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
                 name=connection.name,
                 sink=sink.id,
                 bucket=connection.bucket,
+                lane=_lane(plan, connection),
                 host=host,
                 port=int(port),
                 program=graph.name,
@@ -57,3 +61,20 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
             )
         )
     return options
+
+
+def _lane(plan: Plan, connection: SinkConnection) -> LaneIdentity | None:
+    """The lane that a connection is, without its group. None: the sink writes no lanes."""
+    graph, sink = plan.graph, connection.sink
+    if not sink.lanes:
+        return None
+    return LaneIdentity(
+        group="",
+        pipeline=graph.name,
+        sink=sink.name,
+        covers=(connection.bucket or 0,),
+        lanes=sink.lanes,
+        order=graph.order_at(sink).value,
+        framing=(SinkFraming.RAW if sink.codec in BINARY else SinkFraming.LINES).value,
+        paths=plan.paths_to(graph.nodes.index(sink)),
+    )

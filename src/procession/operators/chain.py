@@ -73,9 +73,10 @@ class CallFailed(Exception):
 class Chain:
     """One chain of a plan as a function: `run(rows)` yields the output for each sink and each exchange.
 
-    `find(sequence)` looks up a record that an error names, if the chain does not have the records. `turn` is the first
-    bucket of an exchange without keys. `states` are those of a stage with state. `copies`, by path, are read instead of
-    tables that may change. `lines_of` reads the source files of the user's functions."""
+    `find(sequence)` looks up a record that an error names, if the chain does not have the records. `turn` is the
+    number of the task, and the first bucket of an exchange without keys. `states` are those of a stage with state.
+    `copies`, by path, are read instead of tables that may change. `lines_of` reads the source files of the user's
+    functions."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class Chain:
         }
         root = self.planned.root
         self.key_length = 1 if root is None else len(plan.keys[root]) - numbers_behind(plan.node(root))
-        self.turn = turn
+        self.turn = self.task = turn
         self.steps = plan.steps(number)
         self.joinings = joinings_at({index: plan.node(index).function for index in self.planned.stages}, copies or {})
         # How far this task's records have advanced the watermark of each timed stage after it.

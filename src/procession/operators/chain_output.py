@@ -220,6 +220,9 @@ class Delivery:
             yield ChainOutput(index, 0, whole)
             return
         match self.plan.graph.order_at(node):
+            case Order.TOTAL:  # lanes: a path stays in one, so that it is sorted
+                path = self.plan.path_of(index, self.chain.planned.number, self.chain.task)
+                yield ChainOutput(index, path % node.lanes, whole)
             case Order.KEY:
                 yield from partition_by(index, whole, split_by_key(self._plain_keys(flow), node.connections))
             case Order.STREAM:

@@ -26,6 +26,7 @@ class Packing(Enum):
     RECORDS = "one record per message"
     JOINED = "bytes of many records per message"
     BLOCKS = "a block of records per message"
+    LANES = "a block of records with their order keys per message"
 
 
 class EpochLimits(NamedTuple):
@@ -90,6 +91,9 @@ class SinkTraits:
     """MODULE:CLASS that takes committed output back, as `connectors/sink_rollback` describes. Empty: it cannot."""
     takes_order: bool = False
     """The program has the option `--order`: the supervisor adds it, so that the sink can warn."""
+    lanes: str = ""
+    """MODULE:FUNCTION that opens the lanes at a URL for a merger (`sdk/lane_merge`). The program then takes lane blocks
+    (`--records lanes`, or the packing is LANES). Empty: the sink takes no `lanes=N`."""
 
 
 @dataclass(frozen=True, kw_only=True)

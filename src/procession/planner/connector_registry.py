@@ -28,6 +28,7 @@ OURS = {
     "clock": "procession.planner.connector_registry:CLOCK",
     "file": "procession.planner.connector_registry:FILE",
     "kafka": "procession.connectors.kafka_scheme:CONNECTOR",
+    "lanes": "procession.planner.connector_registry:LANES",
     "postgres": "procession.connectors.postgres_scheme:CONNECTOR",
     "postgresql": "procession.connectors.postgres_scheme:CONNECTOR",
     "parquet": "procession.connectors.parquet_scheme:CONNECTOR",
@@ -60,6 +61,19 @@ FILE = Connector(
         declared=lambda _: frozenset({stream_id(FILES.encode())}),
         declared_arguments=lambda _, directory: ["--one-stream", FILES, "--state", str(directory)],
         endless_arguments=("--follow",),
+    ),
+)
+
+LANES = Connector(
+    name="lanes",
+    form="lanes:DIR",
+    is_opaque=True,
+    sink=SinkTraits(
+        help="Write sorted lanes to files, for mergers.",
+        arguments=lambda _, directory: [str(directory)],
+        directory=lambda url: url.place,
+        packing=Packing.LANES,
+        lanes="procession.sdk.lane_files:open_url",
     ),
 )
 

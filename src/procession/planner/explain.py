@@ -152,8 +152,8 @@ def _chain(plan: Plan, chain: PlannedChain) -> str:
 
 
 def _sink(plan: Plan, index: int) -> str:
-    name, connections = _name(plan, index), plan.node(index).connections
-    return name if connections == 1 else f"{name} × {connections}"
+    name, node = _name(plan, index), plan.node(index)
+    return name if node.connections == 1 else f"{name} × {node.connections}{' lanes' * bool(node.lanes)}"
 
 
 def _exchange(plan: Plan, edge: Edge) -> str:
@@ -201,6 +201,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "chains": sorted(plan.chains_of[index]),
                 "asked": node.parallelism,
                 **({"connections": node.connections} if node.kind is Kind.SINK else {}),
+                **({"lanes": node.lanes} if node.lanes else {}),
                 **({"url": node.target} if node.target else {}),
                 **({"event_time_field": node.time_field, "event_time_unit": node.unit} if node.time_field else {}),
                 **({"record": node.typed.shown} if node.typed else {}),

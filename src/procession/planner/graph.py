@@ -83,6 +83,10 @@ class PayloadCodec(Enum):
     ARROW = "arrow"
 
 
+BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
+"""Codecs whose bytes may contain a newline, so that lines would be ambiguous."""
+
+
 class Exchange(StrEnum):
     """How records get from the tasks before an exchange to those after it."""
 
@@ -138,6 +142,8 @@ class Node:
     """The order at a sink. None: that of the pipeline."""
     connections: int = 1
     """The number of connections of a sink. Each gets the records of a share of the keys or streams."""
+    lanes: int = 0
+    """The number of lanes of a sink, each a connection: sorted paths with order keys, which readers merge. 0: none."""
     streams: frozenset[int] | None = None
     """The streams of a source. None: all that no other source has, or those of its share."""
     patterns: tuple[str, ...] = ()
@@ -338,6 +344,8 @@ class Graph:
 
     def _shared(self, sink: Node) -> str:
         by = {Order.KEY: " by key", Order.STREAM: " by stream"}.get(self.order_at(sink), "")
+        if sink.lanes:
+            return f" in {sink.lanes} lanes{by}"
         return "" if sink.connections == 1 else f" over {sink.connections} connections{by}"
 
     def fingerprint(self) -> str:
@@ -357,6 +365,8 @@ class Graph:
         parted = {sink.name: [sink.connections, self.order_at(sink)] for sink in sinks if sink.connections > 1}
         if parted:
             shape |= {"connections": parted}
+        if lanes := {sink.name: sink.lanes for sink in sinks if sink.lanes}:
+            shape |= {"lanes": lanes}
         if self.event_time is not None:
             shape |= {"event_time": sorted(self.streams), "lateness_s": self.event_time.lateness_s}
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]

@@ -141,6 +141,15 @@ class Plan:
     def at_level(self, level: int) -> tuple[PlannedChain, ...]:
         return tuple(chain for chain in self.chains if chain.level == level)
 
+    def path_of(self, sink: int, chain: int, task: int) -> int:
+        """The number of a task among all whose records go to this sink."""
+        before = (number for number in self.chains_of[sink] if number < chain)
+        return sum(self.chains[number].tasks for number in before) + task
+
+    def paths_to(self, sink: int) -> int:
+        """The number of tasks whose records go to this sink."""
+        return sum(self.chains[number].tasks for number in self.chains_of[sink])
+
     def fed_by(self, exchange: int) -> tuple[PlannedChain, ...]:
         """The chains that write to this exchange."""
         return tuple(chain for chain in self.chains if exchange in chain.feeds)

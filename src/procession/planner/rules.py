@@ -283,9 +283,8 @@ def choose_strategies(plan: Plan) -> Plan:
 
 
 def _sink_strategy(plan: Plan, index: int, paths: int = 0) -> tuple[Strategy, str]:
-    strategy, why = _way_to_sink(plan, index, paths)
-    node = plan.node(index)
-    if node.connections == 1:
+    node, (strategy, why) = plan.node(index), _way_to_sink(plan, index, paths)
+    if node.connections == 1 or node.lanes:
         return strategy, why
     share = {Order.KEY: "every key in one of them", Order.STREAM: "every stream in one of them"}
     shared = share.get(plan.graph.order_at(node), "distributed evenly")
@@ -297,6 +296,8 @@ def _way_to_sink(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
     chains = plan.chains_of[index]
     if order is Order.NONE:
         return Strategy.FREE, "no order is promised at this sink: it gets the tasks' records as they come"
+    if lanes := plan.node(index).lanes:
+        return Strategy.MERGE, f"{paths} sorted paths go to {lanes} lanes with their order key; readers merge the lanes"
     if chains == {0}:
         return Strategy.RANGES, "no exchange since the source: the tasks' outputs one after the other are in order"
     (parent, *_) = plan.node(index).parents or (None,)

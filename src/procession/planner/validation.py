@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from procession.errors import PlanError
+from procession.planner.connector import Packing
 from procession.planner.connector_registry import sink_of
 from procession.times import UNITS, Unit
 
@@ -26,7 +27,9 @@ def checked_name(name: str, what: str) -> str:
 
 
 def checked_target(to: str, name: str) -> str:
-    sink_of(to, f"sink {name!r}")
+    connector, _ = sink_of(to, f"sink {name!r}")
+    if connector.sink is not None and connector.sink.packing is Packing.LANES:
+        raise PlanError(f"sink {name!r} cannot write lanes", next_step="write file:DIR, or another connector")
     return to
 
 

@@ -23,7 +23,7 @@ from procession.sdk.connector_program import run_program
 from procession.sdk.output import OpenOutput, Wait
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.recovery import remove_drafts
-from procession.sdk.sink_server import SinkServer
+from procession.sdk.sink_server import INSTANCES_MAX, SESSIONS_MAX, SinkServer
 from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.durable import lock_directory, write_durably
 from procession.storage.secret import Secret, make_secret
@@ -113,6 +113,7 @@ def run_sink(
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
+    instances_max: int = INSTANCES_MAX,
 ) -> None:
     """Serve a sink until SIGTERM or SIGINT. Raises the error that stopped it otherwise.
 
@@ -126,17 +127,33 @@ def run_sink(
         tls: The server's certificate, for TLS.
         idempotent: Instances whose Outputs accept the same positions again.
         tell: Called with each commit and abort.
+        instances_max: Maximum number of instances.
     """
     sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, tell=tell)
     try:
-        serve(sink_directory, listen, make_secret(directory, Secret.SINKS) if cookie is None else cookie, tls)
+        secret = make_secret(directory, Secret.SINKS) if cookie is None else cookie
+        serve(sink_directory, listen, secret, tls, instances_max=instances_max)
     finally:
         sink_directory.close()
 
 
-def serve(sink_directory: SinkDirectory, listen: str, cookie: bytes = b"", tls: ServerTls | None = None) -> None:
+def serve(
+    sink_directory: SinkDirectory,
+    listen: str,
+    cookie: bytes = b"",
+    tls: ServerTls | None = None,
+    *,
+    instances_max: int = INSTANCES_MAX,
+) -> None:
     if not cookie:
         log.warning("sink.open", listen=listen, reason="anybody who reaches this port can write, without a secret")
     with listening_socket(parse_address(listen), sink_directory.previous()) as listener:
         sink_directory.announce(address_of(listener))
-        run_program(SinkServer(sink_directory.open_participant, cookie=cookie, tls=tls).serve(listener))
+        server = SinkServer(
+            sink_directory.open_participant,
+            cookie=cookie,
+            tls=tls,
+            sessions_max=max(SESSIONS_MAX, 2 * instances_max),
+            instances_max=instances_max,
+        )
+        run_program(server.serve(listener))

@@ -245,7 +245,8 @@ class LocalPipeline:
             "--listen",
             self.sink_listen,
         ]
-        argv += ["--records", "blocks"] if sink.sink_traits.packing is Packing.BLOCKS else []
+        if sink.sink_traits.packing is Packing.BLOCKS:
+            argv += ["--records", "lanes" if sink.lanes else "blocks"]
         argv += ["--order", self.graph.order.value] if sink.sink_traits.takes_order else []
         for end in served:
             if end.sink.is_idempotent:

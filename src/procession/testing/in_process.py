@@ -31,7 +31,7 @@ from procession.driver.table_versions import TableRefresh
 from procession.errors import PlanError, ProcessionError
 from procession.operators.codecs import DECODE
 from procession.planner.compatibility import keyed_stages
-from procession.planner.graph import Graph, Kind, Node, SinkFraming
+from procession.planner.graph import Graph, Kind, Node, SinkConnection, SinkFraming
 from procession.planner.plan import Plan
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.validation import checked_count
@@ -57,7 +57,7 @@ COPIES = 16
 class Outputs(dict[str, list[Any]]):
     """What a run wrote: the values of each sink in their order, by the sink's name. A value is what the sink's codec
     decodes from the record's bytes. Dead letters are dicts, under "dead-letter". A sink with several connections has an
-    output for each, as "name.0", "name.1".
+    output for each, as "name.0", "name.1"; one with lanes has one output, as mergers give it.
 
     Attributes:
         bytes: The same outputs byte for byte, as a file sink would have written them.
@@ -68,6 +68,12 @@ class Outputs(dict[str, list[Any]]):
         super().__init__(values)
         self.bytes = written
         self.counters = counters
+
+
+def outputs_of(graph: Graph) -> list[SinkConnection]:
+    """The outputs of a run: each connection of a sink, or all lanes together."""
+    ends = (replace(end, name=end.sink.name, bucket=None) if end.sink.lanes else end for end in graph.participants)
+    return list({end.name: end for end in ends}.values())
 
 
 def run(
@@ -261,7 +267,7 @@ class HostedPlan:
         letters = plan.graph.dead_letter
         self._limit = None if letters is None else DeadLetterLimit(letters.name, share_max)
         self._attempts = itertools.count(1)
-        self._written: dict[str, list[bytes]] = {participant.name: [] for participant in plan.graph.participants}
+        self._written: dict[str, list[bytes]] = {output.name: [] for output in outputs_of(plan.graph)}
 
     def _start(self) -> None:
         """Start a driver and its tasks, on what is committed."""
@@ -320,7 +326,7 @@ class HostedPlan:
         check_joined(epoch, [entry for entry in task_manifests if entry.stage == 0], start)
         runs = {
             entry.name: runs_for(entry.sink.name, entry.bucket, task_manifests)
-            for entry in self._plan.graph.participants
+            for entry in outputs_of(self._plan.graph)
         }
         return task_manifests, runs, self._counters(epoch, task_manifests, runs, {} if last is None else last.counters)
 
@@ -371,7 +377,7 @@ class HostedPlan:
             participant.name: [
                 decoded(participant.sink, payload, self._plan.graph) for payload in self._written[participant.name]
             ]
-            for participant in self._plan.graph.participants
+            for participant in outputs_of(self._plan.graph)
         }
         written = {name: b"".join(found) for name, found in self._written.items()}
         return Outputs(values, written, {} if self.last is None else dict(self.last.counters))

@@ -1,0 +1,191 @@
+"""Lanes in files: reads DIR/<instance>.lane up to what its transaction log says is committed.
+
+Invariant: only committed bytes are read, whole epochs at a time, in order. An epoch of a lane ends with its frontier.
+The file is mapped, not read, so a lane costs the memory of one block, however long it is. `connectors/lane_sink` writes
+the files; `sdk/lane_merge` merges them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.planner.connector_url import ConnectorUrl
+from procession.runtime.host_files import HOST_FILES
+from procession.sdk.transaction_log import TransactionTail
+from procession.storage.durable import storage_error
+from procession.wire.lane_blocks import (
+    BlockKind,
+    Frontier,
+    LaneIdentity,
+    LaneRecords,
+    block_edges,
+    decode_blocks,
+)
+
+LANE_SUFFIX = ".lane"
+EPOCHS_AHEAD_MAX = 256
+"""Maximum number of epochs whose places are in memory before they are merged."""
+
+OpenLanes = Callable[[Mapping[str, int]], "Sequence[LaneReader]"]
+"""Opens the lanes that are there now, each at its position by name; one without a position begins at its start."""
+
+_INSTANCE = re.compile(r"(.+)-([0-9]+)")
+
+
+class LaneReader(Protocol):
+    """A lane, epoch by epoch. Implemented on files here; a queue with partitions can implement it, too."""
+
+    name: str
+    """Its name for people."""
+
+    @property
+    def identity(self) -> LaneIdentity | None:
+        """What it is part of; None: not known before the first epoch."""
+
+    @property
+    def position(self) -> int:
+        """Behind the last epoch that was read to its end. A reader that starts there continues."""
+
+    def look(self) -> int | None:
+        """The next epoch that can be read; None: there is none so far."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The records of that epoch. At the end of it the lane is behind the epoch."""
+
+    @property
+    def frontier(self) -> Frontier | None:
+        """The frontier of the epoch that was read last."""
+
+    def close(self) -> None: ...
+
+
+class _EpochPart(NamedTuple):
+    start: int
+    end: int
+    frontier: Frontier
+
+
+class FileLane:
+    """A lane in a file, read from a position on."""
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        self.name = path.stem
+        self.frontier: Frontier | None = None
+        self._path = path
+        self._log = TransactionTail(path.with_suffix(".txnlog"))
+        self._scanned = self._position = position
+        self._committed_end = 0
+        self._parts: deque[_EpochPart] = deque()
+        self._map: pa.Buffer | None = None
+        self._identity: LaneIdentity | None = None
+
+    @property
+    def identity(self) -> LaneIdentity | None:
+        return self._parts[0].frontier.identity if self._parts else self._identity
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def look(self) -> int | None:
+        if not self._parts:
+            for transaction in self._log.look():
+                self._committed_end = transaction.end
+            if self._scanned < self._committed_end:
+                self._scan()
+        return self._parts[0].frontier.epoch if self._parts else None
+
+    def _scan(self) -> None:
+        """Find the epochs that are committed and not known yet, by the headers of their blocks."""
+        buffer = self._mapped(self._committed_end)
+        start = self._scanned
+        try:
+            for edges in block_edges(buffer, start, self._committed_end):
+                if edges.kind == BlockKind.FRONTIER:
+                    (block,) = decode_blocks(buffer, edges.start, edges.end)
+                    assert isinstance(block.content, Frontier)
+                    self._parts.append(_EpochPart(start, edges.end, block.content))
+                    start = self._scanned = edges.end
+                    if len(self._parts) >= EPOCHS_AHEAD_MAX:
+                        return
+        except RemoteProtocolError as error:
+            raise self._damaged(error) from error
+        if start < self._committed_end:
+            raise self._damaged(RemoteProtocolError(f"committed bytes from {start} on have no frontier"))
+
+    def _mapped(self, end: int) -> pa.Buffer:
+        if self._map is None or self._map.size < end:
+            try:
+                self._map = HOST_FILES.map(self._path)
+            except OSError as error:
+                raise storage_error(self._path, "read", error) from error
+            if self._map.size < end:
+                raise self._damaged(RemoteProtocolError(f"it has {self._map.size} bytes, {end} are committed"))
+        return self._map
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        part = self._parts[0]
+        try:
+            for block in decode_blocks(self._mapped(part.end), part.start, part.end):
+                if isinstance(block.content, LaneRecords):
+                    if block.content.epoch != part.frontier.epoch:
+                        raise RemoteProtocolError(f"records of epoch {block.content.epoch} are in another epoch")
+                    yield block.content.batch
+        except RemoteProtocolError as error:
+            raise self._damaged(error) from error
+        self._parts.popleft()
+        self.frontier, self._position, self._identity = part.frontier, part.end, part.frontier.identity
+
+    def close(self) -> None:
+        self._map = None
+
+    def _damaged(self, error: RemoteProtocolError) -> StorageError:
+        return StorageError(
+            f"The lane {self._path} is damaged: {error.sentence}.",
+            next_step="Restore it from a copy, or run the pipeline again with a new directory.",
+            path=str(self._path),
+        )
+
+
+def open_url(url: ConnectorUrl, sink: str | None = None) -> OpenLanes:
+    """The lanes of a directory, `lanes:DIR`."""
+    return open_directory(Path(url.place), sink)
+
+
+def open_directory(directory: Path, sink: str | None = None) -> OpenLanes:
+    """Opens the lanes that are in a directory."""
+
+    def opened(at: Mapping[str, int]) -> list[LaneReader]:
+        return [FileLane(path, at.get(path.stem, 0)) for path in lane_paths(directory, sink)]
+
+    return opened
+
+
+def lane_paths(directory: Path, sink: str | None = None) -> list[Path]:
+    """The lane files of a directory, by number.
+
+    Args:
+        directory: The directory of the sink.
+        sink: PIPELINE-SINK, if several sinks write lanes there.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"there is no directory {directory}", next_step="name the directory of a sink with lanes")
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in directory.glob(f"*{LANE_SUFFIX}"):
+        if (match := _INSTANCE.fullmatch(path.stem)) is not None:
+            found.setdefault(match[1], []).append((int(match[2]), path))
+    if sink is not None:
+        found = {family: paths for family, paths in found.items() if family == sink}
+    if len(found) > 1:
+        raise ConfigError(
+            f"the directory {directory} has the lanes of several sinks: {', '.join(sorted(found))}",
+            next_step="choose one with --instance",
+        )
+    return [path for paths in found.values() for _, path in sorted(paths)]
