@@ -44,7 +44,7 @@ from procession.gateway import members, request_parsing, snapshot
 from procession.gateway.control_client import ControlClient
 from procession.gateway.gateway_directory import find_identity, keep_identity
 from procession.operators.tables import SideTable
-from procession.sdk import ack_log, transaction_log
+from procession.sdk import ack_log, lane_merge, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
 from procession.sos import object_file
@@ -56,6 +56,7 @@ from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
 from procession.supervisor import letter_replay, savepoint
+from procession.wire import lane_blocks
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
 
@@ -304,6 +305,8 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`letters.journal`": letter_replay.FORMAT,
         "`savepoints/*/savepoint.json`": savepoint.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
+        "`*.lane`": lane_blocks.FORMAT,
+        "the position of a merger, in `*.txnlog`": lane_merge.POSITION_FORMAT,
         "`*.printed` (`sink stdout`)": stdout_sink.NOTE_FORMAT,
         "`*.kafka` (Kafka sink)": kafka_identity.IDENTITY_FORMAT,
         "tokens in the Kafka control topic": kafka_token.FORMAT,

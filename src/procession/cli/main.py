@@ -37,6 +37,7 @@ from procession.cli.gateways_command import gateways_app
 from procession.cli.host_command import host
 from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
 from procession.cli.letters_command import letters_app
+from procession.cli.merge_command import merge
 from procession.cli.savepoint_command import savepoint_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
@@ -73,6 +74,7 @@ app.command()(gateway)
 app.command()(host)
 app.command()(sos)
 app.command()(jobs)
+app.command()(merge)
 app.command()(simulate)
 app.command()(status)
 app.command()(stop)

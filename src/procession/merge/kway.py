@@ -74,7 +74,7 @@ class _Path:
         assert self.batch is not None
         if self.last <= frontier:
             return self.take()
-        count = _rows_up_to(self.keys, frontier)
+        count = rows_up_to(self.keys, frontier)
         batch = self.batch
         self._next(batch.slice(count))
         return batch.slice(0, count)
@@ -84,7 +84,7 @@ def key_columns(batch: pa.RecordBatch) -> list[Numbers]:
     return [batch.column(name).to_numpy() for name in batch.schema.names if name.startswith(ORDER)]
 
 
-def _rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
+def rows_up_to(keys: Sequence[Numbers], bound: Key) -> int:
     """Return the number of leading rows whose key is not above this one."""
     low, high = 0, len(keys[0])
     for column, value in zip(keys, bound, strict=True):

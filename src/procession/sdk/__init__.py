@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from procession.sdk.batching import GatherLimits
     from procession.sdk.connector_program import run_source
     from procession.sdk.event_time_field import EventTimeField
+    from procession.sdk.merged_records import Merged, MergedRecord, merged
     from procession.sdk.output import Output
     from procession.sdk.payloads import Payloads
     from procession.sdk.sender import Sender, send
@@ -29,6 +30,8 @@ __all__ = [
     "EventTimeField",
     "Forgetful",
     "GatherLimits",
+    "Merged",
+    "MergedRecord",
     "Output",
     "Payloads",
     "Report",
@@ -40,6 +43,7 @@ __all__ = [
     "SourceOptions",
     "Stream",
     "Transaction",
+    "merged",
     "run_sink",
     "run_source",
     "send",
@@ -50,6 +54,8 @@ _MODULES = {
     "EventTimeField": "event_time_field",
     "Forgetful": "source_records",
     "GatherLimits": "batching",
+    "Merged": "merged_records",
+    "MergedRecord": "merged_records",
     "SinkDirectory": "sink_directory",
     "Output": "output",
     "Payloads": "payloads",
@@ -61,6 +67,7 @@ _MODULES = {
     "SourceOptions": "source_options",
     "Stream": "source_records",
     "Transaction": "transaction_log",
+    "merged": "merged_records",
     "run_sink": "sink_directory",
     "run_source": "connector_program",
     "send": "sender",

@@ -7,7 +7,8 @@ The author's Output stores the bytes; `sdk/transaction_log` stores votes and dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +98,15 @@ class SinkParticipant:
             if message_ids[count] < self._end:
                 raise RemoteProtocolError(f"message id {message_ids[count]} is below the position {self._end}")
             self._has_gap = True
+
+    @property
+    def committed_note(self) -> Mapping[str, Any] | None:
+        """The note of the last committed transaction that has one."""
+        return self._txnlog.committed_note
+
+    def attach(self, note: Mapping[str, Any]) -> None:
+        """Commit this JSON with the transaction that is voted on next, such as the position of a merger."""
+        self._txnlog.next_note = note
 
     def phase1(self, txn_id: str, where: Where) -> bool:
         """The vote."""

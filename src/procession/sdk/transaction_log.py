@@ -4,7 +4,8 @@
     {"op": "phase1", "txn": id, "start": position, "end": position, "vote": true}
     {"op": "phase2", "txn": id, "commit": true}
 
-The first entry has the format number of the log, too: `"format": 2`.
+The first entry has the format number of the log, too: `"format": 2`. A vote may have a `note`, which is committed with
+the transaction.
 
 Invariant: a vote or a decision is on disk when its method returns, so this file alone says what is visible of an
 output. The log is bounded: when it is long, a shorter file with the same meaning replaces it. Older committed
@@ -17,9 +18,9 @@ verifier reads it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -62,6 +63,9 @@ class TransactionStates:
         self.committed_count = 0
         self.entries = 0
         self.prepared: dict[str, Transaction] = {}
+        self.committed_note: Mapping[str, Any] | None = None
+        """What the last committed transaction with a note was voted for with."""
+        self._notes: dict[str, Mapping[str, Any]] = {}
         self._repeatable: set[str] = set()
 
     def take(self, entry: Entry) -> Transaction | None:
@@ -74,13 +78,17 @@ class TransactionStates:
                     self.prepared[txn_id] = Transaction(txn_id, start, end)
                     if entry.get("idempotent"):
                         self._repeatable.add(txn_id)
+                    if isinstance(note := entry.get("note"), dict):
+                        self._notes[txn_id] = note
                 return None
             case {"op": "phase2", "txn": str(txn_id), "commit": bool(commit)}:
                 transaction = self.prepared.pop(txn_id, None)
                 is_repeatable = txn_id in self._repeatable
                 self._repeatable.discard(txn_id)
+                note = self._notes.pop(txn_id, None)
                 if transaction is None or not commit:
                     return None
+                self.committed_note = note if note is not None else self.committed_note
                 if is_repeatable:
                     # Of positions that came again only what is new counts: the rest is there, with the same bytes.
                     start = max(transaction.start, self.committed_end)
@@ -115,6 +123,8 @@ class TransactionLog:
         self._files = files
         self._journal = Journal(path, files)
         self._ledger = TransactionStates()
+        self.next_note: Mapping[str, Any] | None = None
+        """JSON that is committed with the transaction of the next vote."""
 
     @property
     def committed_end(self) -> int:
@@ -125,6 +135,11 @@ class TransactionLog:
         """Voted for and not decided: what LIST_UNCOMMITTED is answered with."""
         return tuple(self._ledger.prepared.values())
 
+    @property
+    def committed_note(self) -> Mapping[str, Any] | None:
+        """The note of the last committed transaction that has one."""
+        return self._ledger.committed_note
+
     def open(self) -> None:
         # Entry by entry: a log may be long, what it leaves in the ledger is not.
         self._ledger = ledger = TransactionStates()
@@ -134,6 +149,9 @@ class TransactionLog:
         """`is_repeatable`: of an idempotent output, whose positions may come again."""
         txn_id, start, end = transaction
         entry: Entry = {"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": commit}
+        if self.next_note is not None:
+            entry |= {"note": dict(self.next_note)}
+            self.next_note = None
         self._append(entry | {"idempotent": True} if is_repeatable else entry)
 
     def decide(self, txn_id: str, commit: bool) -> None:

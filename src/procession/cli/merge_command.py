@@ -1,0 +1,225 @@
+"""`procession merge`: reads the lanes of a sink and restores their order.
+
+As in `cli/main`, it only parses and prints; `sdk/lane_merge` merges, `connectors/merge_target` opens the output.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from procession.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from procession.metrics import Metric, MetricsServer
+    from procession.sdk.lane_files import OpenLanes
+    from procession.sdk.lane_merge import LaneMerge
+    from procession.sdk.merge_output import MergeOutput
+
+PROGRESS_S = 1.0
+
+
+def merge(
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="PLACE...", help="Where the lanes are: lanes:DIR, DIR or kafka://HOST:PORT/TOPIC."),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            show_default="standard output",
+            help="Write to file:DIR, kafka://HOST:PORT/TOPIC or lanes:DIR, and store the position with the output.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of the position, if --to is a topic.", show_default="that of --to"),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            show_default="wait",
+            help="Pass over a lane that is silent for so long while others have more. Order may be lost then.",
+        ),
+    ] = None,
+    late: Annotated[
+        Literal["in-place", "dead-letter"],
+        typer.Option(help="Where records go that come too late after that: to the output, or to late-0.data there."),
+    ] = "in-place",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check that every order key is greater than the one before it.")
+    ] = False,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", show_default="all keys", help="Only the keys of shard I of N, from 0.")
+    ] = None,
+    lanes: Annotated[
+        str | None,
+        typer.Option(metavar="A-B", show_default="all", help="Only these lanes, for a merger that writes a lane."),
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option(metavar="PIPELINE-SINK", help="The sink, if several write lanes to one directory.")
+    ] = None,
+    framing: Annotated[
+        Literal["lines", "raw"] | None,
+        typer.Option(show_default="as the pipeline", help="Put a newline behind each record of a file, or nothing."),
+    ] = None,
+    transaction_bytes: Annotated[
+        int, typer.Option(min=1, help="Commit after so many bytes, if more epochs can be read at once.")
+    ] = 8 * 1024 * 1024,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print progress and the result as JSON objects on standard error.")
+    ] = False,
+) -> None:
+    """Merge the lanes of a sink into the order of the sequential run.
+
+    Ends where all lanes are complete now, or goes on with --follow. Any number of mergers may read the same lanes. With
+    --to, a merger that starts again continues where its output ends. Lanes that do not belong together are refused.
+    """
+    from procession.sdk.lane_merge import LaneMerge, MergeOptions
+    from procession.sdk.lane_shards import KeyShard
+    from procession.sdk.merged_records import lanes_at
+
+    covers = None if lanes is None else _lane_numbers(lanes)
+    if to is not None and to.startswith("lanes:") and timeout_s is not None:
+        raise UsageError("A lane must be sorted, so --timeout-s cannot write one.", next_step="Leave out --timeout-s.")
+    if late == "dead-letter" and (to is None or timeout_s is None):
+        raise UsageError("--late dead-letter needs --to and --timeout-s.", next_step="Add both, or leave it out.")
+    options = MergeOptions(
+        is_following=follow,
+        timeout_s=timeout_s,
+        is_verifying=verify,
+        shard=None if shard is None else KeyShard.parse(shard),
+        covers=covers,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    open_lanes = lanes_at(places, instance)
+    with ExitStack() as stack:
+        output: MergeOutput | None = None
+        if to is not None:
+            from procession.connectors.merge_target import open_target
+
+            found = framing or _framing(open_lanes)
+            lane = min(covers) if covers else 0
+            output = open_target(to, state, framing=found, has_letters=late == "dead-letter", lane=lane)
+            stack.callback(output.close)
+        merging = LaneMerge(open_lanes, options, output.position if output else None, stop=stop)
+        stack.callback(merging.close)
+        teller = _Teller(merging, as_json=as_json)
+        stack.callback(teller.close)
+        if metrics is not None:
+            stack.callback(_serve_metrics(merging, metrics).close)
+        if output is None:
+            _print_records(merging, framing)
+        else:
+            from procession.sdk.merge_output import merge_into
+
+            merge_into(merging, output, transaction_bytes=transaction_bytes)
+        teller.finish()
+
+
+def _lane_numbers(text: str) -> frozenset[int]:
+    """`0-9` or `3`."""
+    first, _, last = text.partition("-")
+    if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
+        raise UsageError(f"{text!r} are no lanes.", next_step="Write the first and the last one, such as 0-9.")
+    return frozenset(range(int(first), int(last or first) + 1))
+
+
+def _framing(open_lanes: OpenLanes) -> str:
+    """The framing that the pipeline wrote down with its lanes; lines while there are none."""
+    lanes = open_lanes({})
+    try:
+        known = [lane.identity for lane in lanes if lane.look() is not None]
+        return next((identity.framing for identity in known if identity is not None), "lines")
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+def _print_records(merging: LaneMerge, framing: str | None) -> None:
+    from procession.sdk.merge_output import Lines
+
+    out = sys.stdout.buffer
+    for turn in merging.turns():
+        for batch in turn:
+            out.write(Lines(framing != "raw").messages(batch).joined)  # type: ignore[attr-defined]
+        out.flush()
+
+
+class _Teller:
+    """Prints progress to standard error, from a thread of its own, because the merger may wait for a lane."""
+
+    def __init__(self, merging: LaneMerge, *, as_json: bool) -> None:
+        self._merging = merging
+        self._as_json = as_json
+        self._begun_s = time.monotonic()
+        self._end = threading.Event()
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(PROGRESS_S):
+            self._tell("progress")
+
+    def _tell(self, event: str) -> None:
+        report = self._merging.report
+        if self._as_json:
+            facts = {"event": event, "elapsed_s": round(time.monotonic() - self._begun_s, 3), **report.as_dict()}
+            print(json.dumps(facts), file=sys.stderr, flush=True)
+            return
+        waiting = report.waiting_for
+        text = f"merged {report.records} records of {report.epochs} epochs"
+        if waiting:
+            text += f"; waiting for {', '.join(waiting[:3])}" + (f" and {len(waiting) - 3} more" * (len(waiting) > 3))
+        if passed := sum(report.passed_over.values()):
+            names = ", ".join(f"{name} {count}" for name, count in sorted(report.inversions.items()))
+            text += f"; passed over a lane {passed} times; out of order: {names or 'none'}"
+        if text != self._said or event == "merged":
+            print(text, file=sys.stderr, flush=True)
+            self._said = text
+
+    def finish(self) -> None:
+        self.close()
+        self._tell("merged")
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def _serve_metrics(merging: LaneMerge, at: str) -> MetricsServer:
+    from procession.address import listening_socket, parse_address
+    from procession.metrics import Metric, MetricsServer
+
+    def ask() -> Iterator[Metric]:
+        report = merging.report
+        yield Metric("procession_merge_records", "counter", "Records given out.", (), [((), report.records)])
+        yield Metric("procession_merge_epochs", "counter", "Epochs given out.", (), [((), report.epochs)])
+        waiting = [((name,), 1.0) for name in report.waiting_for]
+        yield Metric("procession_merge_waiting", "gauge", "1 for a lane that the merger waits for.", ("lane",), waiting)
+        for name, counter, text in (
+            ("waited_seconds", report.waited_s, "Time for which the lane was waited for."),
+            ("passed_over", report.passed_over, "How often the lane was passed over."),
+            ("inversions", report.inversions, "Records of the lane that came after a greater key."),
+        ):
+            values = [((lane,), float(count)) for lane, count in list(counter.items())]
+            yield Metric(f"procession_merge_{name}", "counter", text, ("lane",), values)
+
+    return MetricsServer(listening_socket(parse_address(at)), ask)

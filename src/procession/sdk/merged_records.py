@@ -1,0 +1,145 @@
+"""`merged`: the records of lanes in one order, for a Python program.
+
+Invariant: the records are those of the sequential run, in its order, each once, unless a time-out passes over a lane.
+Opens lanes by their URL; `sdk/lane_merge` merges them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from procession.errors import ConfigError
+from procession.planner.connector_registry import check_installed, load, sink_of
+from procession.sdk.lane_files import LaneReader, OpenLanes, open_directory
+from procession.sdk.lane_merge import POLL_S, LaneMerge, MergedBatch, MergeOptions, MergeReport
+from procession.sdk.lane_shards import KeyShard
+
+
+class MergedRecord(NamedTuple):
+    """A record of a merger.
+
+    Args:
+        payload: Its bytes.
+        key: Its key, if it has one.
+        event_time_ns: Its event time in nanoseconds since 1970, if it has one.
+        is_late: It comes after a record that it should come before, because its lane was passed over.
+    """
+
+    payload: bytes
+    key: bytes | None = None
+    event_time_ns: int | None = None
+    is_late: bool = False
+
+
+class Merged:
+    """The records of lanes, in order. Iterate it once; `merged` makes one."""
+
+    def __init__(self, merge: LaneMerge, stop: threading.Event) -> None:
+        self._merge = merge
+        self._stop = stop
+        self._turns = merge.turns()
+
+    def __iter__(self) -> Iterator[MergedRecord]:
+        for batch in self.batches():
+            columns = (batch.rows.column(place).to_pylist() for place in range(3))
+            for row, (payload, key, event_time_ns) in enumerate(zip(*columns, strict=True)):
+                yield MergedRecord(payload, key, event_time_ns, row < batch.late_rows)
+
+    def batches(self) -> Iterator[MergedBatch]:
+        """The same as Arrow batches, which costs a hundredth: columns `payload`, `key`, `event_time`, `order_…`."""
+        for turn in self._turns:
+            yield from turn
+
+    def epochs(self) -> Iterator[list[MergedBatch]]:
+        """The same, whole epochs at a time. Store `position` with what you made of an epoch, in one transaction, and
+        pass it to the next `merged`: then each record has its effect once."""
+        for turn in self._turns:
+            yield list(turn)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where to continue after the epochs that were read to their end, as JSON."""
+        return self._merge.position
+
+    @property
+    def report(self) -> MergeReport:
+        """What was done so far, and which lanes are waited for."""
+        return self._merge.report
+
+    def stop(self) -> None:
+        """End the iteration after the current epoch. Any thread may call it."""
+        self._stop.set()
+
+    def close(self) -> None:
+        self._merge.close()
+
+
+def merged(
+    *places: str | Path,
+    follow: bool = False,
+    timeout_s: float | None = None,
+    verify: bool = False,
+    shard: str | None = None,
+    position: Mapping[str, Any] | None = None,
+    instance: str | None = None,
+    poll_s: float = POLL_S,
+) -> Merged:
+    """Merge the lanes of a sink into the order of the sequential run.
+
+    Args:
+        places: Where the lanes are: "lanes:DIR" or a directory, or "kafka://HOST:PORT/TOPIC". Several, if the lanes of
+            one sink are in several places.
+        follow: Wait for more, until `stop` is called. Without it, the iteration ends where all lanes are complete now.
+        timeout_s: Pass over a lane that is silent for so long while others have more. Its records come late then.
+        verify: Check that each order key is greater than the one before it. Losses are noticed in any case.
+        shard: "0/4" gives out a fourth of the keys, in order.
+        position: The `position` of an earlier `merged` of these lanes.
+        instance: PIPELINE-SINK, if several sinks write lanes to one directory.
+        poll_s: Time between two looks at lanes that have nothing new.
+
+    Returns:
+        The records, to be iterated once.
+
+    Raises:
+        ConfigError: The lanes do not belong together, or some are missing.
+
+    Example:
+        >>> import tempfile
+        >>> list(merged(tempfile.mkdtemp()))
+        []
+    """
+    stop = threading.Event()
+    options = MergeOptions(
+        is_following=follow,
+        timeout_s=timeout_s,
+        is_verifying=verify,
+        shard=None if shard is None else KeyShard.parse(shard),
+        poll_s=poll_s,
+    )
+    return Merged(LaneMerge(lanes_at(places, instance), options, position, stop=stop), stop)
+
+
+def lanes_at(places: Sequence[str | Path], instance: str | None = None) -> OpenLanes:
+    """Opens the lanes at all of these places."""
+    if not places:
+        raise ConfigError("no lanes are named", next_step="name the directory or topic of a sink with lanes")
+    openers = [_opener(place, instance) for place in places]
+
+    def opened(at: Mapping[str, int]) -> list[LaneReader]:
+        return [lane for opener in openers for lane in opener(at)]
+
+    return opened
+
+
+def _opener(place: str | Path, instance: str | None) -> OpenLanes:
+    if isinstance(place, Path) or Path(place).is_dir():
+        return open_directory(Path(place), instance)
+    connector, url = sink_of(place, "the merger")
+    if connector.sink is None or not connector.sink.lanes:
+        raise ConfigError(f"{connector.form} has no lanes", next_step="name lanes:DIR or kafka://HOST:PORT/TOPIC")
+    check_installed(connector, "the merger")
+    open_lanes: Callable[..., OpenLanes] = load(connector.sink.lanes)
+    return open_lanes(url, instance)
