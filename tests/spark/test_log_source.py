@@ -21,8 +21,9 @@ from pyspark.sql.streaming import python_streaming_source_runner as runner
 
 from procession.commit.checkpoint import Checkpoint
 from procession.driver.offsets import GatewayFeed
+from procession.spark.data_source import IngressSource
 from procession.spark.epoch_size import EpochPace
-from procession.spark.log_source import IngressSource
+from procession.spark.log_source import Ranges
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 SCHEMA_JSON = json.dumps({"type": "struct", "fields": []})
@@ -48,7 +49,7 @@ def helper(feed: GatewayFeed) -> Iterator[tuple[subprocess.Popen[str], IO[bytes]
             with accepted, accepted.makefile("rwb") as jvm:
                 accepted.close()  # the file alone holds the connection
                 assert read_int(jvm) == process.pid
-                source: Any = IngressSource.bound(None, feed, 1, EpochPace())({})  # type: ignore[arg-type]
+                source: Any = IngressSource.bound(Ranges(None, feed, 1, EpochPace()))({})  # type: ignore[arg-type]
                 write_with_length(f"{sys.version_info.major}.{sys.version_info.minor}".encode(), jvm)
                 write_with_length(directory.encode(), jvm)
                 write_int(0, jvm)

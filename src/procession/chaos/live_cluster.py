@@ -38,6 +38,8 @@ from procession.verify.decided import Decisions
 from procession.verify.decisions import DecisionReader
 
 STORY_BYTES_MAX = 4000
+WORKER_DAEMON = "procession.spark.worker_daemon"
+"""In the command of the process that forks Spark's Python workers."""
 ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
@@ -225,7 +227,7 @@ class LiveCluster(ABC):
     def workers(self) -> list[int]:
         """Return Spark's Python workers, which its daemon forks."""
         session = [entry for entry in cleanup.processes() if entry.pid in self._session_of(DRIVER)]
-        daemons = {entry.pid for entry in session if "pyspark.daemon" in _command_of(entry.pid) and entry.parent != 1}
+        daemons = {entry.pid for entry in session if WORKER_DAEMON in _command_of(entry.pid) and entry.parent != 1}
         return [entry.pid for entry in session if entry.parent in daemons]
 
     def _session_of(self, name: str) -> set[int]:

@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import vectorized_udf  # type: ignore[attr-defined]
 from pyspark.util import PythonEvalType
 
+from procession.spark.data_source import SCHEMA
 from procession.spark.epoch_tasks import run_slot
 from procession.spark.log_source import attempt_of, freeze_once
-from procession.spark.manifest_routing import SCHEMA, RoutedManifest, as_rows, from_rows, slot_count
+from procession.spark.manifest_routing import RoutedManifest, as_rows, from_rows, slot_count
 from procession.spark.tasks import Task
 
 

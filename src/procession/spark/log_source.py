@@ -4,7 +4,8 @@ Invariant: offsets are sequence numbers, one per gateway, with the identity of i
 records that a gateway has on disk are offered. Partitions are contiguous ranges in order, so partition order is record
 order and nothing is merged. The exception is event-time order over several gateways: there each task merges the logs
 for its own range. `latestOffset` and `partitions` run in one helper process of the driver, `read` in the workers. The
-helper passes errors to the JVM, and prints nothing when the JVM has closed the connection.
+helper passes errors to the JVM, and prints nothing when the JVM has closed the connection. `spark/data_source`
+registers the source with Spark.
 
 The trigger interval uses a monotonic clock. Spark's own trigger uses the time of day, and would wait for an hour if the
 clock were set back by an hour. So Spark polls without an interval, and the reader waits for at most HOLD_S_MAX per
@@ -19,16 +20,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.spark.epoch_size import EpochPace, EpochSize
 from procession.spark.epoch_tasks import Range, ranges_of, run_first
-from procession.spark.manifest_routing import SCHEMA, as_rows
+from procession.spark.manifest_routing import as_rows
 from procession.spark.tasks import Attempt, Task
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, read_offsets, sequences
 
@@ -67,7 +68,6 @@ class TriggerInterval:
         self._due = self._now() + max(self._interval_s, IDLE_S)
 
 
-FORMAT = "procession"
 BATCH_PROPERTY = "streaming.sql.batchId"
 
 
@@ -165,23 +165,3 @@ def end_silently_with_jvm() -> None:
 def _report_unless_closed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, ConnectionError):
         sys.__excepthook__(kind, error, trace)
-
-
-class IngressSource(DataSource):
-    """The data source. `bound` creates the class that a session registers, with the parameters of its workers."""
-
-    ranges: ClassVar[tuple[Task, EpochFeed, int, EpochPace]]
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
-
-    @classmethod
-    def bound(cls, task: Task, feed: EpochFeed, parallelism: int, pace: EpochPace) -> type[IngressSource]:
-        return type("BoundIngressSource", (cls,), {"ranges": (task, feed, parallelism, pace)})
-
-    def schema(self) -> str:
-        return SCHEMA
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
-        return Ranges(*self.ranges)

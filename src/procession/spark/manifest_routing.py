@@ -24,10 +24,6 @@ from procession.planner.plan import Plan
 from procession.storage.inline_runs import CELL_BYTES_MAX, CellStore
 from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
 
-SCHEMA = "at int, envelope string, cell binary"
-"""A row in Spark: the partition that the envelope goes to next, the envelope, and, with exchange="spark", one chunk of
-its run."""
-
 
 @dataclass(frozen=True)
 class RoutedManifest:

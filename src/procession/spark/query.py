@@ -20,10 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from procession import faults
 from procession.errors import ProcessionError
+from procession.spark.data_source import FORMAT, SCHEMA, IngressSource
 from procession.spark.epoch_size import EpochPace
 from procession.spark.exchange import physical_plan, with_exchanges
-from procession.spark.log_source import FORMAT, EpochFeed, IngressSource
-from procession.spark.manifest_routing import SCHEMA, RoutedManifest, addressed, is_shared, manifests, slot_count
+from procession.spark.log_source import EpochFeed, Ranges
+from procession.spark.manifest_routing import RoutedManifest, addressed, is_shared, manifests, slot_count
 from procession.spark.plan_check import check_paths
 from procession.spark.spark_conf import FAILURES_PROPERTY, task_failures_max
 from procession.spark.sql import sql_levels, through_sql
@@ -81,7 +82,7 @@ def start_query(
             reported = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]
         on_epoch(epoch, reported)
 
-    spark.dataSource.register(IngressSource.bound(task, feed, task.plan.chains[0].tasks, pace))
+    spark.dataSource.register(IngressSource.bound(Ranges(task, feed, task.plan.chains[0].tasks, pace)))
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(run_epoch)

@@ -1,8 +1,8 @@
 """The session: starts Spark with our settings, and gives the reason for each setting.
 
-Invariant: every setting that differs from Spark's default is in SETTINGS or CLUSTER_SETTINGS with its reason;
-`procession bench epoch-time` measures their combined effect. Records do not pass through the JVM, only manifests do. So
-the JVM is tuned for many small jobs and a quick start, not for peak speed.
+Invariant: every setting that differs from Spark's default is in SETTINGS, CLUSTER_SETTINGS or LOCAL_SETTINGS with its
+reason; `procession bench epoch-time` measures their combined effect. Records do not pass through the JVM, only
+manifests do. So the JVM is tuned for many small jobs and a quick start, not for peak speed.
 """
 
 from __future__ import annotations
@@ -66,6 +66,12 @@ CLUSTER_SETTINGS: tuple[tuple[str, str, str], ...] = (
 )
 """Further settings for executors on other machines."""
 
+LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
+    ("spark.python.daemon.module", "procession.spark.worker_daemon", "workers share the imports of our modules"),
+)
+"""Further settings for executors on this machine. On others the package may be missing, and the check of the executors
+(`spark/executor_check`) must be able to say so."""
+
 JAVA_OPTIONS = (
     "-Xss4m",  # Spark matches whole Python tracebacks with one regular expression, which overflows the default stack
     "-XX:TieredStopAtLevel=1",  # the JVM handles only manifests: prefer fast compilation to fast code
@@ -104,7 +110,7 @@ def open_session(
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     is_apart = not is_on_this_machine(master or "local")
-    for key, value, _ in (*SETTINGS, *(CLUSTER_SETTINGS if is_apart else ())):
+    for key, value, _ in (*SETTINGS, *(CLUSTER_SETTINGS if is_apart else LOCAL_SETTINGS)):
         builder = builder.config(key, value)
     if master is None or master.startswith("local["):
         # A peer that reaches Spark's ports can run code. In local mode Spark generates a secret; a cluster has its own.
