@@ -94,13 +94,9 @@ DRIVER_POINTS = {
 }
 
 
-OFTEN = (
-    "driver:after-offsets",
-    "driver:between-votes",
-    "driver:after-record",
-    "driver:between-phase2",
-    "driver:before-ack",
-)
+OFTEN = ("driver:after-offsets", "driver:after-record", "driver:between-phase2")
+"""One point of each outcome: nothing is decided, the decision is in doubt, it is made. The simulator kills the same
+code at every step."""
 
 
 @pytest.mark.parametrize("point", [point if point in OFTEN else slow(point) for point in DRIVER_POINTS])
@@ -176,7 +172,8 @@ def test_a_gateway_that_dies_comes_back_and_its_producers_send_again_what_it_los
     everything_is_there_once_and_in_order(cluster)
 
 
-@pytest.mark.parametrize("victim", ["worker", "driver"])
+# test_exchange_crashes kills a driver between the tasks of two levels in each run.
+@pytest.mark.parametrize("victim", ["worker", slow("driver")])
 def test_a_process_that_is_killed_during_tasks_changes_nothing(cluster: Cluster, victim: str) -> None:
     restarts = cluster.restarts(DRIVER)
     order = cluster.directory / f"kill-{victim}"

@@ -202,29 +202,34 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield world
 
 
+BEFORE_RECORD = "driver:before-record"
 POINTS = [
-    slow("driver:after-offsets"),
-    slow("driver:between-votes"),
-    "driver:before-record",
-    slow("driver:after-record"),
-    slow("driver:before-phase2"),
-    slow("driver:between-phase2"),
-    slow("sink:after-append"),
-    slow("sink:after-vote-before-reply"),
-    slow("sink:after-output-commit"),
+    "driver:after-offsets",
+    "driver:between-votes",
+    BEFORE_RECORD,
+    "driver:after-record",
+    "driver:before-phase2",
+    "driver:between-phase2",
+    "sink:after-append",
+    "sink:after-vote-before-reply",
+    "sink:after-output-commit",
 ]
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "is_expiry_hit"), [(BEFORE_RECORD, False), *(pytest.param(point, True, marks=SLOW) for point in POINTS)]
+)
 def test_i1_what_expires_and_what_ends_comes_out_once_wherever_the_driver_or_a_sink_is_killed(
-    world: World, point: str
+    world: World, point: str, is_expiry_hit: bool
 ) -> None:
+    """`is_expiry_hit`: the kill is in the first half, too."""
     cluster = world.cluster
     world.begin()
-    for go_on in (world.send, world.end):
-        cluster.arm(point)
+    for go_on, is_hit in ((world.send, is_expiry_hit), (world.end, True)):
+        if is_hit:
+            cluster.arm(point)
         source = go_on()
-        if point.startswith("driver"):
+        if is_hit and point.startswith("driver"):
             cluster.until_dead(DRIVER)
         cluster.until_done(source)
         world.check()
