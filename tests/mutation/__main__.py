@@ -148,7 +148,7 @@ def chosen(since: str | None, match: str) -> list[Mutant]:
     return [
         mutant
         for mutant in all_mutants()
-        if match in mutant.name
+        if re.search(match, mutant.name)
         if changed is None or changed.get(mutant.module, set()) & set(range(mutant.line, mutant.last_line + 1))
     ]
 
@@ -180,7 +180,7 @@ def run(todo: Sequence[Mutant], options: argparse.Namespace) -> tuple[list[Fate]
 def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.mutation", description=__doc__)
     parser.add_argument("--since", metavar="COMMIT", help="Only lines that differ from this commit.")
-    parser.add_argument("--match", default="", help="Only mutants whose name contains this text.")
+    parser.add_argument("--match", default="", help="Only mutants whose name matches this regular expression.")
     parser.add_argument("--runs", type=int, default=400, help="Simulated runs for each mutant (400).")
     parser.add_argument("--test-seconds", type=float, default=120, help="Time of a mutant's tests (120 s); 0: none.")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Mutants at once (one a core).")

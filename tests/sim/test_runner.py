@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +25,7 @@ from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
 from tests.sim.planted import what_was_seen_is_forgotten_on_reconnect
+from tests.walk.cluster import session_of, wait_for
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.json"))
 
@@ -130,6 +136,19 @@ def test_several_processes_say_what_one_says() -> None:
     assert {name: alone[name] for name in alone.keys() - times} == {
         name: together[name] for name in together.keys() - times
     }
+
+
+def test_the_processes_of_a_command_that_is_killed_end_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "procession", "simulate", "--runs", "1000000", "--jobs", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            wait_for(lambda: len(session_of(process.pid)) >= 3, "the workers")
+            process.kill()
+            process.wait()
+            wait_for(lambda: not session_of(process.pid), "the end of the workers")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_of_several_seeds_that_fail_the_lowest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

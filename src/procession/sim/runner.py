@@ -12,12 +12,13 @@ import gc
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 from procession.sim.fault_plan import FaultPlan, make_plan
@@ -115,8 +116,17 @@ def _done(seeds: range, jobs: int) -> Iterator[Iterator[BlockResult]]:
 
 
 def _begin() -> None:
+    threading.Thread(target=_end_with_parent, name="end with the parent", daemon=True).start()
     gc.collect()
     gc.freeze()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, also if that was killed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 # What is said
