@@ -46,6 +46,7 @@ from procession.cli.source_commands import source_app
 from procession.cli.state_command import state_app
 from procession.cli.streams_command import streams
 from procession.cli.tls_options import ClientTlsOptions
+from procession.cli.traces_command import traces
 from procession.cli.upgrade_command import rollback, upgrade
 from procession.cli.verify_command import cat, verify
 from procession.errors import ProcessionError
@@ -85,6 +86,7 @@ app.command()(dashboard)
 app.command()(upgrade)
 app.command()(rollback)
 app.command()(streams)
+app.command()(traces)
 app.command()(verify)
 app.command()(cat)
 

@@ -6,6 +6,8 @@ As in `cli/main`, they only parse and print; `supervisor/savepoint` and `supervi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +25,11 @@ savepoint_app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")]
 NameOrCopy = Annotated[
-    str, typer.Argument(metavar="NAME|PATH", help="The name of a savepoint, or the directory of a copy, with a /.")
+    str,
+    typer.Argument(
+        metavar="NAME|PATH|URL",
+        help="The name of a savepoint, or a copy: its directory, with a /, or s3://BUCKET/PREFIX.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 KEEP_INPUT_BYTES_MAX = 1024 * 1024 * 1024
@@ -72,14 +78,15 @@ def list_savepoints(directory: PipelineDirectory = None, as_json: Json = False) 
 @savepoint_app.command()
 def describe(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
     """Show what a savepoint contains: its epoch, log positions, the ends of the sinks' outputs, and its stages."""
-    _show(_found(name, directory), as_json=as_json)
+    with _found(name, directory) as savepoint:
+        _show(savepoint, as_json=as_json)
 
 
 @savepoint_app.command()
 def verify(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
     """Read all files of a savepoint and compare them with their checksums."""
-    savepoint = _found(name, directory)
-    files = savepoint.verify()
+    with _found(name, directory) as savepoint:
+        files = savepoint.verify()
     result = {"name": savepoint.manifest["name"], "files": files, "bytes": savepoint.size_bytes, "is_intact": True}
     text = f"savepoint {savepoint.manifest['name']!r} is intact: {files:,} files, {savepoint.size_bytes:,} bytes"
     print(json.dumps(result) if as_json else text)
@@ -88,12 +95,25 @@ def verify(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json 
 @savepoint_app.command()
 def copy(
     name: NameOrCopy,
-    to: Annotated[Path, typer.Argument(metavar="TO", help="The new directory of the copy. It must not exist yet.")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="The new directory of the copy, or s3://BUCKET/PREFIX. Nothing is there yet."
+        ),
+    ],
     directory: PipelineDirectory = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a savepoint to a new directory, for instance on another disk, and verify the copy."""
-    copied = _found(name, directory).copy(to)
+    """Copy a savepoint to a new directory, for instance on another disk, or to S3, and verify the copy.
+
+    For S3, credentials, region and endpoint come from the environment, such as AWS_ACCESS_KEY_ID."""
+    from procession.supervisor.savepoint_store import is_remote, upload
+
+    with _found(name, directory) as copied:
+        if is_remote(to):
+            upload(copied, to)
+        else:
+            copied = copied.copy(Path(to))
     text = f"copied savepoint {copied.manifest['name']!r} to {to}: {copied.size_bytes:,} bytes"
     print(json.dumps(copied.described()) if as_json else text)
 
@@ -128,8 +148,8 @@ def restore(
     what they sent after it."""
     from procession.supervisor.savepoint_restore import restore as make
 
-    savepoint = _found(name, directory)
-    checkpoint_id = make(savepoint, to, continues_outputs=outputs == "continue")
+    with _found(name, directory, to.absolute().parent) as savepoint:
+        checkpoint_id = make(savepoint, to, continues_outputs=outputs == "continue")
     result = {"directory": str(to), "checkpoint_id": checkpoint_id, "epoch": savepoint.epoch, "outputs": outputs}
     text = (
         f"restored savepoint {savepoint.manifest['name']!r} to {to}; start it with `procession run APP.PY --dir {to}`"
@@ -137,11 +157,17 @@ def restore(
     print(json.dumps(result) if as_json else text)
 
 
-def _found(name: str, directory: Path | None) -> Savepoint:
+@contextmanager
+def _found(name: str, directory: Path | None, beside: Path | None = None) -> Iterator[Savepoint]:
     from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.savepoint import find, load
+    from procession.supervisor.savepoint_store import downloaded, is_remote
 
-    return load(Path(name)) if "/" in name else find(chosen_pipeline(directory), name)
+    if is_remote(name):
+        with downloaded(name, beside) as savepoint:
+            yield savepoint
+    else:
+        yield load(Path(name)) if "/" in name else find(chosen_pipeline(directory), name)
 
 
 def _show(savepoint: Savepoint, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from procession.connectors.object_store import HIDDEN, ObjectStore
 from procession.errors import ConfigError, DiskError, StorageError, UsageError
+from procession.storage.durable import replace_durably
 
 REQUEST_TIMEOUT_S = 30
 RETRIES_MAX = 4
@@ -26,6 +27,8 @@ RETRY_TIMEOUT_S = 30
 """How long a request is tried again, before the sink ends and starts over."""
 
 SCHEME = "s3"
+PART_BYTES = 8 * 1024 * 1024
+"""Files are fetched in parts of about this size."""
 
 METADATA_SERVICE = "169.254.169.254"
 """Where a client without credentials looks for those of the machine."""
@@ -98,6 +101,18 @@ class RemoteStore(ObjectStore):
         with self._translated_errors(f"write {name} in"), spool.open("rb") as file:
             self._obstore.put(self._store, name, file)
         spool.unlink(missing_ok=True)
+
+    def put_file(self, path: Path, name: str) -> None:
+        """Copy a local file here. It is sent in parts, so its size does not matter."""
+        with self._translated_errors(f"write {name} in"), path.open("rb") as file:
+            self._obstore.put(self._store, name, file)
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy a file from here to a local one, which is durable when this returns. Raises StorageError if there is
+        none."""
+        with self._translated_errors(f"read {name} of"):
+            parts = self._obstore.get(self._store, name).stream(min_chunk_size=PART_BYTES)
+            replace_durably(path, (bytes(part) for part in parts))
 
     def create(self, name: str, data: bytes) -> bool:
         with self._translated_errors(f"write {name} in"):

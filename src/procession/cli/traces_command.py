@@ -1,0 +1,55 @@
+"""The command `procession traces`: sends a trace of each epoch to an OpenTelemetry collector.
+
+As in `cli/main`, it only parses and prints; `supervisor/epoch_traces` does the work.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from procession.cli.command_options import PipelineDirectory
+from procession.log_format import note
+
+LOOK_S = 1.0
+
+
+def traces(
+    directory: PipelineDirectory = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="The collector: an OTLP receiver for HTTP with JSON, without /v1/traces.",
+        ),
+    ] = "http://127.0.0.1:4318",
+    once: Annotated[bool, typer.Option("--once", help="Send the history that is kept, and end.")] = False,
+) -> None:
+    """Send a trace of each committed epoch to an OpenTelemetry collector, as epochs are committed, until Ctrl-C.
+
+    It reads the epoch history, so it may be started and stopped at any time, and the pipeline does not notice."""
+    from procession.cli.streams_table import chosen_pipeline
+    from procession.commit.checkpoint import read_pipeline
+    from procession.errors import ConfigError
+    from procession.supervisor.epoch_traces import EpochTraces, send
+
+    directory = chosen_pipeline(directory)
+    pipeline = str(read_pipeline(directory / "checkpoint")["name"])
+    found = EpochTraces(directory, from_now=not once)
+    if once:
+        print(f"sent {send(found.new(), pipeline, to):,} spans to {to}")
+        return
+    note(f"sending traces of pipeline {pipeline!r} to {to}; Ctrl-C stops")
+    is_away = False
+    while True:
+        try:
+            send(found.new(), pipeline, to)
+            is_away = False
+        except ConfigError as error:  # those spans are lost; the pipeline goes on
+            if not is_away:
+                note(error.sentence)
+            is_away = True
+        time.sleep(LOOK_S)
