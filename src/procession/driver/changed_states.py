@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from procession.commit.round_record import RoundRecord
+from procession.driver.redistributed_states import redistributed
 from procession.driver.stage_states import keyed_versions
 from procession.errors import PlanError
 from procession.operators.expiry import ExpiringState
@@ -62,6 +63,9 @@ def changed_states(
                     plan, outcome.stage, upgrade.migrate[outcome.stage], directory, fence, last.epoch
                 )
                 tasks = tuple(migration.files(task, files) for task, files in enumerate(tasks))
+            if outcome.is_rewritten:
+                values = ValueCodec(plan.graph.types)
+                tasks = redistributed(outcome.stage, tasks, outcome.tasks, directory, fence, last.epoch, values)
             version = replace(version, tasks=tasks)
         found[outcome.stage] = version
     return found

@@ -46,8 +46,8 @@ def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
             continue
         raise PlanError(
             f"stage {node.name!r} had parallelism {kept[node.name]} when the checkpoint was made, and has"
-            f" {chain.tasks} now: what it holds cannot be redistributed",
-            next_step=f"give it parallelism={kept[node.name]}, or {DROP}, or {START_OVER}",
+            f" {chain.tasks} now: what it holds is not redistributed at a start",
+            next_step=f"change it with `procession upgrade`, or give it parallelism={kept[node.name]}, or {START_OVER}",
             stage=node.name,
         )
 

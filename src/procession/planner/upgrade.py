@@ -31,6 +31,7 @@ from procession.planner.compatibility import (
 from procession.planner.fingerprints import no_lines
 from procession.planner.graph import FRAMED, Graph, Kind, Node
 from procession.planner.plan import Plan
+from procession.planner.strategies import Routing, is_whole, routing_of
 
 STEP_KINDS = frozenset({Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_STATEFUL, Kind.REDUCE})
 """Kinds of stages whose state of a key is a value of the user's function."""
@@ -79,6 +80,8 @@ class StageOutcome:
     """Its name in the checkpoint; empty if it is new."""
     tasks_before: int = 0
     tasks: int = 0
+    is_rewritten: bool = False
+    """The states are written again for another number of tasks: some belong to a task, not to a key."""
 
     @property
     def sentence(self) -> str:
@@ -127,7 +130,8 @@ def stage_outcomes(
         for name, stage in after.items():
             compared = replace(stage, kind=wanted[name].kind) if name in upgrade.migrate else stage
             check_stage(name, compared, wanted[name], is_changed=name in upgrade.changed)
-        check_tasks(plan, before)
+        rewritten = rewritten_stages(plan, before)
+        check_tasks(plan, {name: count for name, count in before.items() if name not in rewritten})
     except PlanError as error:
         drop = f"Upgrade(drop=[{error.fields.get('stage')!r}])"
         raise PlanError(
@@ -144,8 +148,19 @@ def stage_outcomes(
         old = remaining.get(name, "")
         outcome = StateOutcome.NEW if not old else StateOutcome.KEPT if old == name else StateOutcome.RENAMED
         outcome = StateOutcome.MIGRATED if old and name in upgrade.migrate else outcome
-        found.append(StageOutcome(name, outcome, old, before.get(name, 0), now[name]))
+        found.append(StageOutcome(name, outcome, old, before.get(name, 0), now[name], name in rewritten))
     return found
+
+
+def rewritten_stages(plan: Plan, before: Mapping[str, int]) -> set[str]:
+    """The stages of windows, timers, joins and the like that had another number of tasks before."""
+    roots = ((plan.node(chain.root), chain.tasks) for chain in plan.chains if chain.root is not None)
+    return {
+        node.name
+        for node, tasks in roots
+        if is_whole(node) and routing_of(node) in (Routing.BY_KEY, Routing.TO_ALL)
+        if before.get(node.name, 0) not in (0, tasks)
+    }
 
 
 def _check_names(upgrade: Upgrade, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
