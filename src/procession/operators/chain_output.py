@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from procession.operators.broadcast import sides_of
 from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
+from procession.operators.column_json import encoded
 from procession.operators.column_stages import as_values, computed, kept_rows
 from procession.operators.column_values import NotColumnar, is_records
 from procession.operators.context import with_contexts
@@ -197,6 +198,11 @@ class Delivery:
             column = as_payloads(flow.values)
             if not isinstance(column, list):
                 return flow.with_values(column), None
+        if codec is PayloadCodec.JSON and is_records(flow.values):
+            found = encoded(flow.values)
+            for row, error in found.errors:
+                self.dead_letters.add(self._maker(stage), flow, row, error)
+            return flow.pick(found.rows, found.values), found.rows
         results, rows = self._each(self._maker(stage), ENCODE[codec], flow)
         return flow.pick(rows, pa.array(results, pa.binary())), rows
 

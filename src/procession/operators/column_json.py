@@ -1,0 +1,98 @@
+"""Records in columns as JSON payloads, a whole batch at once.
+
+Invariant: the bytes are those that `operators/codecs` writes for each record. Rows with a value that Arrow might write
+in another way (a text that must be escaped, a very large or small float, a time before the year 1000) are doubtful, and
+are written by that codec. Used by `operators/chain_output`. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from procession.operators.codecs import ENCODE
+from procession.operators.column_values import ColumnValues, Flags, Settled, any_of, as_objects, settled
+from procession.planner.graph import PayloadCodec
+
+ESCAPED = r'["\\\x00-\x1f]'
+PLAIN_MIN, PLAIN_MAX = 1e-4, 1e15
+"""Floats in this range are written without an exponent."""
+SCALE_MAX = 6
+"""Decimals with more digits after the point may have an exponent."""
+EARLIEST, LATEST = (datetime(year, 1, 1, tzinfo=UTC) for year in (1000, 9999))
+SECOND = 1_000_000
+
+
+def encoded(records: pa.StructArray) -> Settled:
+    """The payloads of these records."""
+    column = json_column(records)
+    if column.doubts is None:
+        return Settled(column.values, None, [])
+    rows = np.flatnonzero(column.doubts)
+    doubtful = dict(zip(rows.tolist(), as_objects(records.take(pa.array(rows))), strict=True))
+    return settled(column, lambda row: ENCODE[PayloadCodec.JSON](doubtful[row]))
+
+
+def json_column(records: pa.StructArray) -> ColumnValues:
+    """The payloads of these records, and which of them are doubtful."""
+    parts: list[pa.Array | pa.Scalar] = []
+    doubts: list[Flags | None] = []
+    for place, field in enumerate(records.type):
+        name = json.dumps(field.name, ensure_ascii=False)
+        values, are_doubtful = _texts(records.field(place))
+        parts += [pa.scalar(f"{',' if place else '{'}{name}:"), pc.fill_null(values, "null")]
+        doubts.append(are_doubtful)
+    payloads = pc.binary_join_element_wise(*parts, pa.scalar("}"), pa.scalar(""))
+    return ColumnValues(payloads.cast(pa.binary()), any_of(*doubts))
+
+
+def _texts(values: pa.Array) -> ColumnValues:
+    """The JSON texts of the values of a field; null for None."""
+    kind = values.type
+    if types.is_string(kind):
+        return ColumnValues(_quoted(values), _flags(pc.match_substring_regex(values, ESCAPED)))
+    if types.is_boolean(kind):
+        return ColumnValues(pc.if_else(values, "true", "false"))
+    if types.is_float64(kind):
+        size = np.abs(pc.fill_null(values, 1.0).to_numpy())
+        is_plain = (size == 0) | ((size >= PLAIN_MIN) & (size < PLAIN_MAX))
+        return ColumnValues(values.cast(pa.string()), None if is_plain.all() else ~is_plain)
+    if types.is_integer(kind):
+        return ColumnValues(values.cast(pa.string()))
+    if types.is_decimal(kind) and 0 <= kind.scale <= SCALE_MAX:
+        return ColumnValues(_quoted(values.cast(pa.string())))
+    if types.is_date32(kind):
+        return ColumnValues(_quoted(values.cast(pa.string())), _flags(_is_far(values.cast(pa.timestamp("us", "UTC")))))
+    if types.is_timestamp(kind):
+        return _times(values.cast(pa.timestamp("us", kind.tz)))
+    return ColumnValues(pa.nulls(len(values), pa.string()), np.ones(len(values), np.bool_))
+
+
+def _times(times: pa.Array) -> ColumnValues:
+    """Times as `isoformat` writes them: microseconds only if there are some."""
+    plain = times.cast(pa.int64())
+    is_whole = pc.equal(pc.multiply(pc.divide(plain, SECOND), SECOND), plain)
+    local = times.cast(pa.timestamp("us"))
+    text = pc.if_else(is_whole, local.cast(pa.timestamp("s"), safe=False).cast(pa.string()), local.cast(pa.string()))
+    text = pc.utf8_replace_slice(text, start=10, stop=11, replacement="T")
+    zoned = text if times.type.tz is None else pc.binary_join_element_wise(text, "+00:00", "")
+    return ColumnValues(_quoted(zoned), _flags(_is_far(plain.cast(pa.timestamp("us", "UTC")))))
+
+
+def _is_far(times: pa.Array) -> pa.Array:
+    """Which of these times have a year that is not four digits in Arrow and in Python."""
+    return pc.or_(pc.less(times, pa.scalar(EARLIEST, times.type)), pc.greater(times, pa.scalar(LATEST, times.type)))
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(pa.scalar('"'), texts, pa.scalar('"'), pa.scalar(""))
+
+
+def _flags(values: pa.Array) -> Flags | None:
+    found: Flags = pc.fill_null(values, False).to_numpy(zero_copy_only=False)
+    return found if found.any() else None
