@@ -259,15 +259,19 @@ class _Bench:
             thread.start()
         producer = Producer(self._config | {"linger.ms": 1})
         began = time.monotonic()
-        # As many again before they count: a source takes seconds to start.
-        for number in range(2 * wanted):
+        # A source takes seconds to start: as many as are counted come between the first that is read and those.
+        last = number = 0
+        while not last or number < last:
+            if not last and (ages or time.monotonic() > began + TIMEOUT_S):
+                last = number + 2 * wanted
             if (wait_s := began + number / LATENCY_RECORDS_PER_S - time.monotonic()) > 0:
                 producer.poll(wait_s)
             stamp = b"%020.6f" % time.time()
             producer.produce(f"slow-{target}", _payload(b"0000000000,%s" % stamp), b"key-%d" % (number % 1000))
+            number += 1
         producer.flush(TIMEOUT_S)
         deadline = time.monotonic() + TIMEOUT_S
-        while len(ages) < 2 * wanted and time.monotonic() < deadline:
+        while len(ages) < number and time.monotonic() < deadline:
             producer.poll(0.1)
         is_over.set()
         for thread in threads:
