@@ -649,7 +649,12 @@ def test_an_example_writes_what_a_sequential_program_would_have_written(name: st
 def test_an_example_commits_what_a_sequential_program_would_have_written(name: str, tmp_path: Path) -> None:
     output, lines, reference = CASES[name]
     run_example(name, "".join(f"{line}\n" for line in lines).encode(), tmp_path)
-    assert committed(tmp_path / "output" / output).decode().splitlines() == reference(lines)
+    found = committed(tmp_path / "output" / output)
+    assert found.decode().splitlines() == reference(lines)
+    pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
+    (source,) = (source.name for source in pipeline.graph().sources)
+    tested = run(pipeline, {source: [line.encode() for line in lines]}, epochs=200)
+    assert found == tested.bytes[output.removeprefix(f"{pipeline.name}-").removesuffix("-0")]  # byte for byte
 
 
 def test_a_line_that_cannot_be_decoded_becomes_a_dead_letter_and_the_others_are_committed(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from procession.dashboard.feed import SnapshotFeed
 from procession.driver.driver_reports import EPOCHS
 from procession.errors import ConfigError, ProcessionError
 from procession.supervisor import cleanup
+from procession.supervisor.content_check import STAYING_BYTES_MAX
 from procession.supervisor.epoch_history import page, read_all
 from procession.supervisor.intake import Intake
 from procession.supervisor.part_log import last_lines
@@ -85,7 +86,9 @@ class Dashboard:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.feed = SnapshotFeed(PipelineSnapshots(self.directory, self.control_cookie, self.tls))
+        self.feed = SnapshotFeed(
+            PipelineSnapshots(self.directory, self.control_cookie, self.tls, contents_bytes_max=STAYING_BYTES_MAX)
+        )
 
     async def home(self, request: Request) -> Response:
         """The page; or, with the link's secret, the cookie."""

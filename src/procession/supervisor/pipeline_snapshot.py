@@ -20,6 +20,7 @@ from procession.driver.epoch_log import EpochTail, older
 from procession.errors import ProcessionError
 from procession.sdk.transaction_log import TransactionTail
 from procession.storage.secret import GATEWAY
+from procession.supervisor.content_check import BYTES_MAX, ContentCheck
 from procession.supervisor.epoch_history import RecentEpochs, stages_of
 from procession.supervisor.job_status import PATIENCE_S
 from procession.supervisor.job_status import status as job_status
@@ -29,6 +30,7 @@ from procession.supervisor.run_details import read_details, read_events
 from procession.supervisor.stall import culprit
 from procession.tls import ClientTls
 from procession.verify.history_check import HeldInput, HeldOutput, HistoryCheck, RecordedRound
+from procession.verify.verdict import Outcome
 
 PREPARED_MAX = 10
 """Maximum number of prepared transactions of a sink in a snapshot."""
@@ -41,7 +43,13 @@ class PipelineSnapshots:
     only."""
 
     def __init__(
-        self, directory: Path, cookie: bytes = b"", tls: ClientTls | None = None, *, is_asking: bool = True
+        self,
+        directory: Path,
+        cookie: bytes = b"",
+        tls: ClientTls | None = None,
+        *,
+        is_asking: bool = True,
+        contents_bytes_max: int = BYTES_MAX,
     ) -> None:
         self.directory = directory
         self.recent = RecentEpochs()
@@ -49,6 +57,7 @@ class PipelineSnapshots:
         self._cookie = cookie
         self._tls = tls
         self._is_asking = is_asking
+        self._contents = ContentCheck(directory, contents_bytes_max)
         self._outputs: dict[str, tuple[Path, TransactionTail, int]] = {}
         for line in EpochTail(older(directory / EPOCHS)).new():
             self._epoch(line)
@@ -96,6 +105,8 @@ class PipelineSnapshots:
             unknown = [f"{name} does not answer" for name in away]
         held = [HeldInput(gateway["member"], gateway["epoch"], gateway["committed_end"]) for gateway in gateways]
         found["verdict"] = self.check.verdict(outputs, [one for one in held if one.epoch >= 0], unknown, recorded)
+        found["contents"] = self._contents.look()
+        _combine(found["verdict"], found["contents"])
         found["records_in"] = found["committed"] + (found["lag"] or 0)
         stalled = culprit(found)
         found["culprit"] = None if stalled is None else stalled._asdict()
@@ -211,6 +222,15 @@ class PipelineSnapshots:
             keys = sum(count for task in version.tasks for _, count in task)
             found.append({"stage": name, "kind": version.kind, "files": len(files), "bytes": size, "entries": keys})
         return sorted(found, key=lambda state: -int(state["bytes"]))
+
+
+def _combine(verdict: dict[str, Any], contents: Mapping[str, Any] | None) -> None:
+    """Contents that differ are a violation, whatever positions and counters say."""
+    if contents is not None and contents["outcome"] == Outcome.VIOLATED:
+        verdict["outcome"] = Outcome.VIOLATED.value
+        verdict["why"] = [f"the contents differ: {contents['why']}", *verdict["why"]]
+        for kind in ("lost", "doubled", "disordered"):
+            verdict[kind] = max(verdict[kind], contents[kind])
 
 
 def _restarts(directory: Path) -> dict[str, int]:

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from procession.driver.epoch_log import EpochTail, older
+from procession.planner.graph import Kind, Order, PayloadCodec, SinkFraming
+from procession.storage.driver_claim import CURRENT
 from procession.supervisor.cluster_pipeline import ClusterPipeline
 from procession.supervisor.local_pipeline import LocalPipeline
 
 DETAILS = "run-details.json"
+PLAIN_CODECS = (PayloadCodec.BYTES, PayloadCodec.TEXT)
+"""Codecs whose records are written as they came."""
 EVENTS = "run-events.jsonl"
 EVENTS_BYTES_MAX = 1024 * 1024
 """Size at which the file of events is rotated."""
@@ -46,6 +50,7 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
             for end in local.graph.participants
             if end.sink.name in local.sink_directories
         },
+        "passthrough": _passthrough(local),
         "dead_letters": None
         if letters is None or letters.name not in local.sink_directories
         else {
@@ -57,6 +62,29 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
         draft = local.directory / f"{DETAILS}.draft"
         draft.write_text(json.dumps(details))
         draft.replace(local.directory / DETAILS)
+
+
+def _passthrough(local: LocalPipeline | ClusterPipeline) -> dict[str, dict[str, str]]:
+    """The outputs that equal the input byte for byte, since the first epoch. Empty if an earlier program was another
+    one, or if it is not known."""
+    graph = local.graph
+    is_new = not (local.directory / "checkpoint" / CURRENT).exists()
+    is_plain = all(node.kind in (Kind.SOURCE, Kind.SINK) and node.codec in PLAIN_CODECS for node in graph.nodes)
+    if not is_plain or graph.dead_letter is not None or graph.event_time is not None:
+        return {}
+    if not is_new and not read_details(local.directory).get("passthrough"):
+        return {}
+    return {
+        end.name: {
+            "directory": str(local.sink_directories[end.sink.name]),
+            "instance": end.instance,
+            "order": str(end.sink.order or graph.order),
+        }
+        for end in graph.participants
+        if end.sink.name in local.sink_directories and end.sink.connector.name == "file" and not end.sink.lanes
+        if end.sink.framing is SinkFraming.LINES and end.sink.connections == 1
+        if (end.sink.order or graph.order) is not Order.KEY
+    }
 
 
 def read_details(directory: Path) -> dict[str, Any]:

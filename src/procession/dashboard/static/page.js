@@ -27,11 +27,17 @@ function showHead(found) {
   at("secret-path").textContent = `${found.directory}/secrets/control`;
 }
 
+// For a pipeline without stages: its output compared with its input files, record by record.
+function contentsText(contents) {
+  if (!contents) return "";
+  return contents.outcome === "clean" ? `; the contents of ${number(contents.records)} records, too` : `; contents not compared: ${contents.why || "nothing is committed yet"}`;
+}
+
 function showVerdict(found) {
   const verdict = found.verdict, [mark, word] = WORDS[verdict.outcome];
   at("verdict").className = `verdict ${verdict.outcome}`; at("mark").textContent = mark; at("outcome").textContent = word;
   const from = verdict.since_epoch ? `from epoch ${number(verdict.since_epoch)} on, where the history begins` : "from the first epoch on";
-  at("why").textContent = verdict.outcome === "clean" ? `every round compared, ${from}` : verdict.why.slice(0, 3).join("; ");
+  at("why").textContent = verdict.outcome === "clean" ? `every round compared, ${from}${contentsText(found.contents)}` : verdict.why.slice(0, 3).join("; ");
   at("why").title = verdict.why.join("\n");
   const proved = page.points.find((point) => point.epoch === verdict.proved_epoch);
   const counts = [
