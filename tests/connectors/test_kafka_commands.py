@@ -109,6 +109,8 @@ def test_settings_of_a_client_file_reach_the_client_and_others_are_refused(tmp_p
     named = r"Line 2 of .* names .*/none\.pem as ssl\.ca\.location, which cannot be read: No such file or directory"
     with pytest.raises(ConfigError, match=named):
         read_client_config(path)
+    path.write_text("ssl.ca.location=probe\n")
+    assert read_client_config(path) == {"ssl.ca.location": "probe"}
     path.write_text(f"ssl.ca.location={tmp_path}\n")
     assert read_client_config(path) == {"ssl.ca.location": str(tmp_path)}, "a directory of certificates will do"
     with pytest.raises(ConfigError, match="refuses its settings"):

@@ -105,14 +105,14 @@ def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supe
 
 
 def test_the_options_in_the_advice_of_a_connector_are_named_as_its_url_has_them(supervisor: Supervisor) -> None:
-    error = "error: A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token."
+    error = "error: A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token, --listen or --tls-key."
     sink = part("sink", f"import sys; print({error!r}); sys.exit({int(Status.ACT)})")
     supervisor.start(dataclasses.replace(sink, is_of_url=True))
     with pytest.raises(PartFailed) as failure:
         watch_until(supervisor, lambda: False)
     assert failure.value.explain() == (
-        "A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token. In the URL of an app, write"
-        " dead_letters= for --dead-letters and mode= for --mode."
+        "A --record is refused.\n  Next: Give --dead-letters TABLE or --mode token, --listen or --tls-key."
+        " In the URL of an app, write dead_letters= for --dead-letters and mode= for --mode."
     )
 
 

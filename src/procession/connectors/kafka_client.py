@@ -54,6 +54,8 @@ WAIT_S = 1.0
 CONFIG_BYTES_MAX = 64 * 1024
 BROKERS_MAX = 64
 PORT = 9092
+SEARCHED = "probe"
+"""As `ssl.ca.location`: librdkafka looks for the system's certificates."""
 INSTANCE = "{instance}"
 """Stands in a topic's name for the name of an output."""
 
@@ -143,7 +145,7 @@ def read_client_config(path: Path | None) -> dict[str, str]:
                 f"Line {number} of {path} sets {name}, which this file cannot set.",
                 next_step="Keep to security.protocol, sasl.*, ssl.*, client.* and how to connect.",
             )
-        if name.endswith(".location"):
+        if name.endswith(".location") and value != SEARCHED:
             _check_readable(Path(value), f"Line {number} of {path}", name)
         settings[name] = value
     return settings
@@ -152,7 +154,10 @@ def read_client_config(path: Path | None) -> dict[str, str]:
 def _check_readable(file: Path, where: str, setting: str) -> None:
     """librdkafka names neither the file nor what is wrong with it."""
     try:
-        file.read_bytes() if not file.is_dir() else os.listdir(file)
+        if file.is_dir():
+            os.listdir(file)
+        else:
+            file.open("rb").close()
     except OSError as error:
         raise ConfigError(
             f"{where} names {file} as {setting}, which cannot be read: {error.strerror}.",

@@ -22,7 +22,7 @@ from procession.driver.spark_process import COMMAND_STARTED
 from procession.driver.stream_order import check_gateways, order_arguments
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
-from procession.planner.graph import Graph, Node
+from procession.planner.graph import Graph, Node, SinkConnection
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.spark.spark_conf import check_properties
@@ -153,7 +153,8 @@ class LocalPipeline:
         """Start the processes of these sinks' directories, under these names."""
         for directory, name in parts.items():
             part = self._part(name, self.sink_arguments(directory), directory / "sink.json", 3)
-            self.supervisor.start(replace(part, is_of_url=True))
+            is_opaque = self._served(directory)[0].sink.connector.is_opaque
+            self.supervisor.start(replace(part, is_of_url=not is_opaque))
 
     def start_source(
         self,
@@ -189,7 +190,8 @@ class LocalPipeline:
             directory = self.directory / "sources" / source.name
             arguments = connector_arguments(source, directory)
             argv = ["source", source.connector.name, *arguments, *self._sending(turn), "--source", source.name]
-            self._start_sending(f"{SOURCE}-{source.name}", argv, is_of_url=True)
+            is_opaque = source.connector.is_opaque
+            self._start_sending(f"{SOURCE}-{source.name}", argv, is_of_url=not is_opaque)
 
     def _sending(self, turn: int) -> list[str]:
         found = self._addresses
@@ -233,10 +235,13 @@ class LocalPipeline:
         host, port = parse_address(self.settings.metrics)
         return ["--metrics", str(Address(host, port + self.gateway_parts.index(part) if port else 0))]
 
+    def _served(self, directory: Path) -> list[SinkConnection]:
+        at = self.sink_directories
+        return [end for end in self.graph.participants if at.get(end.name, at.get(end.sink.name)) == directory]
+
     def sink_arguments(self, directory: Path) -> list[str]:
         """The command line of the process that serves the sinks of this directory."""
-        at = self.sink_directories
-        served = [end for end in self.graph.participants if at.get(end.name, at.get(end.sink.name)) == directory]
+        served = self._served(directory)
         sink = served[0].sink
         argv = [
             "sink",

@@ -30,7 +30,9 @@ from procession.supervisor.restart_policy import RestartPolicy, Restarts
 READY_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])")
+_GIVEN_BY_RUN = frozenset({"listen", "cookie-file", "open", "to", "dir", "source", "records", "acks", "json"})
+"""Options of connectors that are no part of a URL. Those of TLS are not, either."""
+_OPTION = re.compile(r"(?<![\w-])--(?!tls-)([a-z][a-z0-9-]*[a-z0-9])")
 
 
 class PartFailed(ProcessionError):
@@ -45,8 +47,8 @@ def with_url_options(lines: str) -> str:
         '  Next: Give --dead-letters TABLE. In the URL of an app, write dead_letters= for --dead-letters.'
     """
     _, _, next_step = lines.rpartition("Next: ")
-    names = [name for name in dict.fromkeys(_OPTION.findall(next_step)) if next_step != lines]
-    if not names:
+    names = [name for name in dict.fromkeys(_OPTION.findall(next_step)) if name not in _GIVEN_BY_RUN]
+    if not names or next_step == lines:
         return lines
     forms = " and ".join(f"{name.replace('-', '_')}= for --{name}" for name in names)
     return f"{lines.rstrip()} In the URL of an app, write {forms}."
