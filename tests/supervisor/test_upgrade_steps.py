@@ -18,6 +18,7 @@ from procession.driver.app_file import App
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.errors import ConfigError, PlanError, ProcessionError, RecordError, StorageError
 from procession.gateway.gateway_directory import save_snapshot
+from procession.gateway.input_pins import InputPins
 from procession.gateway.log_rows import LogRow, batch_of
 from procession.gateway.snapshot import Position, Snapshot
 from procession.operators.value_codec import PLAIN
@@ -210,7 +211,10 @@ def test_the_commands_upgrade_and_roll_back_a_stopped_pipeline(place: Place) -> 
     tried = command("upgrade", place.files / "new.py", *at, "--dry-run", "--json")
     assert json.loads(tried.stdout)["state"] == "not changed", tried.exception
     assert place.accepted() == ["old"]
-    done = json.loads(command("upgrade", place.files / "new.py", *at, "--savepoint", "here", "--json").stdout)
+    done = json.loads(
+        command("upgrade", place.files / "new.py", *at, "--savepoint", "here", "--keep-input", "--json").stdout
+    )
+    assert [*InputPins(place.directory / "gateway").all()] == ["here"]
     assert (done["state"], done["savepoint"], done["sinks_added"]) == ("changed", "here", ["copy"])
     assert place.accepted() == ["new"]
     assert "back to savepoint 'here'" in command("rollback", "here", *at).stdout

@@ -79,7 +79,7 @@ def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops
 def test_a_full_disk_during_the_switch_fails_the_upgrade_and_the_old_program_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     place = Place(tmp_path)

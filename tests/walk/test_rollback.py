@@ -40,10 +40,10 @@ def test_a_rollback_behind_a_commit_is_killed_at_every_step_and_takes_the_wrong_
     with running(*ARGUMENTS, cwd=tmp_path) as pipeline:
         until_ready(tmp_path, pipeline)
         assert run(*source(tmp_path, write(tmp_path, "0.txt", given[0])), cwd=tmp_path).returncode == 0
-        made = run("savepoint", "create", "good", "--keep-input", "--json", cwd=tmp_path)
-        assert json.loads(made.stdout)["kept_input"]["state"] == "kept", made.stderr
-        done = run("upgrade", "new.py", "--json", cwd=tmp_path)
+        done = run("upgrade", "new.py", "--savepoint", "good", "--keep-input", "--json", cwd=tmp_path)
         assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"
+        made = run("savepoint", "describe", "good", "--json", cwd=tmp_path)
+        assert json.loads(made.stdout)["kept_input"]["state"] == "kept", made.stderr
         assert run(*source(tmp_path, write(tmp_path, "1.txt", given[1])), cwd=tmp_path).returncode == 0
         assert run("stop", cwd=tmp_path).returncode == 0
     assert output(tmp_path, "out", "out") != expected(given[0] + given[1])

@@ -33,6 +33,12 @@ def upgrade(
     savepoint: Annotated[
         str | None, typer.Option(show_default="before-upgrade-TIME", help="The name of the savepoint to go back to.")
     ] = None,
+    keep_input: Annotated[
+        bool,
+        typer.Option(
+            "--keep-input", help="The savepoint keeps later records, so that a rollback is possible later, too."
+        ),
+    ] = False,
     sets: AppSettings = None,
     as_json: Json = False,
 ) -> None:
@@ -58,9 +64,9 @@ def upgrade(
         result |= {"state": "not changed"}
     elif at is None:
         _check_kept(comparison)
-        result |= _changed(directory, app_file, app, name)
+        result |= _changed(directory, app_file, app, name, keep_input=keep_input)
     else:
-        result |= {"savepoint": name} | _switched(directory, app_file, name, is_quiet=as_json)
+        result |= {"savepoint": name} | _switched(directory, app_file, name, is_quiet=as_json, keep_input=keep_input)
     if as_json:
         print(json.dumps(result))
     elif result["state"] == "failed" or result["state"] == "went back":
@@ -139,23 +145,23 @@ def _check_kept(comparison: UpgradeComparison) -> None:
         )
 
 
-def _changed(directory: Path, app_file: Path, app: App, name: str) -> dict[str, Any]:
+def _changed(directory: Path, app_file: Path, app: App, name: str, *, keep_input: bool) -> dict[str, Any]:
     from procession.supervisor.run_claim import claimed
     from procession.supervisor.savepoint_create import create
     from procession.supervisor.upgrade_steps import apply
 
     with claimed(directory, app.graph.name, app_file):
-        create(directory, name)
+        create(directory, name, keep_input=keep_input)
         apply(directory, app)
     return {"state": "changed", "savepoint": name}
 
 
-def _switched(directory: Path, app_file: Path, name: str, *, is_quiet: bool) -> dict[str, Any]:
+def _switched(directory: Path, app_file: Path, name: str, *, is_quiet: bool, keep_input: bool) -> dict[str, Any]:
     from procession.supervisor.upgrade_switch import request_upgrade
 
     told = 0
     found: dict[str, Any] = {}
-    for found in request_upgrade(directory, app_file, name):
+    for found in request_upgrade(directory, app_file, name, keep_input=keep_input):
         for sentence in found["told"][told:]:
             told += 1
             if not is_quiet:

@@ -190,7 +190,7 @@ def folder_locked(directory: Path) -> Iterator[None]:
 
 def clear_drafts(directory: Path) -> None:
     """Remove what killed processes have left of savepoints. Waits while one is made."""
-    if (directory / FOLDER).exists():
+    if (directory / FOLDER).exists() or InputPins(directory / GATEWAY).all():
         with folder_locked(directory):
             pass
 

@@ -60,6 +60,8 @@ class UpgradeRequest:
     savepoint: str
     settings: Mapping[str, str] = field(default_factory=dict)
     """Checksums of the app's settings where it was asked, by their environment variables."""
+    keep_input: bool = False
+    """Whether the savepoint keeps the later input."""
 
     def write(self, directory: Path) -> None:
         _replace(directory / UPGRADE_REQUEST, self.__dict__)
@@ -127,7 +129,7 @@ class UpgradeSwitch:
             supervisor.halt(DRIVER)
             try:
                 self._check_delivered(old, comparison)
-                savepoint = create(self._directory, request.savepoint)
+                savepoint = create(self._directory, request.savepoint, keep_input=request.keep_input)
                 apply(self._directory, app)
             except (ProcessionError, OSError):
                 supervisor.dismiss_successor(DRIVER)
@@ -337,10 +339,12 @@ def check_sinks(old: LocalPipeline, new: LocalPipeline) -> None:
             )
 
 
-def request_upgrade(directory: Path, app: Path, savepoint: str) -> Iterator[dict[str, Any]]:
+def request_upgrade(
+    directory: Path, app: Path, savepoint: str, *, keep_input: bool = False
+) -> Iterator[dict[str, Any]]:
     """Ask the pipeline that runs in this directory to switch to this app. Yields its status whenever it changes; the
     last one is not "running". Raises ConfigError if the pipeline ends meanwhile."""
-    request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint, settings_here())
+    request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint, settings_here(), keep_input)
     request.write(directory)
     seen: dict[str, Any] = {}
     while True:
