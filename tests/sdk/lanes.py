@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from procession.connectors.lane_sink import lane_opener
-from procession.sdk.output import refuse_to_wait
+from procession.sdk.output import OpenOutput, refuse_to_wait
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.sink_directory import SinkDirectory
 from procession.wire.lane_blocks import (
@@ -30,7 +30,14 @@ class LaneWriter:
     """A sink with lanes. A record is a number, which is its order key and its payload."""
 
     def __init__(
-        self, directory: Path, lanes: int, *, pipeline: str = "shop", checkpoint: str = "c0ffee", order: str = "total"
+        self,
+        directory: Path,
+        lanes: int,
+        *,
+        pipeline: str = "shop",
+        checkpoint: str = "c0ffee",
+        order: str = "total",
+        open_output: OpenOutput | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
@@ -38,7 +45,7 @@ class LaneWriter:
         self._identity = LaneIdentity(
             group_of(checkpoint, pipeline, "trades", lanes), pipeline, "trades", (), lanes, order, paths=lanes
         )
-        self._sink = SinkDirectory(directory, lane_opener(directory))
+        self._sink = SinkDirectory(directory, open_output or lane_opener(directory))
         self._participants = [self._opened(f"{pipeline}-trades-{lane}") for lane in range(lanes)]
         self.epochs = 0
 

@@ -53,6 +53,21 @@ def test_nothing_of_an_epoch_is_given_out_before_all_lanes_have_it_and_the_missi
     assert numbers_of(tmp_path) == list(range(600))
 
 
+def test_a_lane_that_is_fifty_times_slower_holds_up_the_others_and_nothing_is_lost(tmp_path: Path) -> None:
+    writer = LaneWriter(tmp_path, 3)
+    for epoch in range(50):
+        writer.epoch(dealt(range(epoch * 20, epoch * 20 + 20), 3, epoch), only=[0, 2])
+    merging = LaneMerge(open_directory(tmp_path), MergeOptions(is_following=True, is_verifying=True, poll_s=0.001))
+    writer.commit(0, 1)
+    turns = merging.turns()
+    given: list[int] = []
+    for epoch in range(50):
+        given += [int(payload) for batch in next(turns) for payload in batch.rows.column(0).to_pylist()]
+        assert given == list(range(epoch * 20 + 20)), "as soon as the slow lane has an epoch, and not before"
+        if epoch < 49:
+            writer.commit(epoch + 1, 1)
+
+
 def test_a_merger_continues_at_its_position_and_several_do_not_disturb_each_other(tmp_path: Path) -> None:
     writer = written(tmp_path, 3, epochs=2)
     first = merged(tmp_path)

@@ -54,6 +54,21 @@ def epoch_time(
     _print(context, figures, bench.report_lines(figures))
 
 
+@bench_app.command(name="merge")
+def merge_speed(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=4, help="Number of records.")] = 4_000_000,
+    lanes: Annotated[int, typer.Option(min=1, help="Number of lanes.")] = 30,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Speed of a merger of lanes in memory, in records per second of processor time."""
+    from procession.bench import lane_merge_speed as bench
+
+    figures = bench.measure(records, lanes, rounds)
+    _print(context, figures, bench.report_lines(figures, lanes))
+
+
 @bench_app.command()
 def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
     """Time that each process takes to recover from SIGKILL."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from procession.cli.command_options import with_groups
-from procession.cli.sink_commands import Directory, Json, ReceiveOptions, Records, print_json
+from procession.cli.sink_commands import Directory, Json, ReceiveOptions, print_json
 from procession.cli.source_commands import Acks, SendOptions
 from procession.errors import UsageError
 from procession.exit_status import Status
@@ -70,7 +70,10 @@ class BrokerOptions:
 def sink_kafka(
     url: Url,
     directory: Directory,
-    records: Records = "messages",
+    records: Annotated[
+        Literal["messages", "blocks", "lanes"],
+        typer.Option(help="How records arrive: one per message, blocks, or lane blocks, each lane for its partition."),
+    ] = "messages",
     partition: Annotated[
         int | None,
         typer.Option(
@@ -119,6 +122,8 @@ def sink_kafka(
     from procession.connectors.kafka_sink import KafkaSinkOptions, run_kafka_sink
     from procession.sdk.record_blocks import RecordForm
 
+    if records == "lanes" and (envelope or partition is not None):
+        raise UsageError("Lanes have headers and partitions of their own.", next_step="Leave out envelope, partition.")
     place = KafkaUrl.parse(url)
     encoder = MessageEncoder(
         is_envelope=envelope,

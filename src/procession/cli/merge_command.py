@@ -79,6 +79,9 @@ def merge(
     transaction_bytes: Annotated[
         int, typer.Option(min=1, help="Commit after so many bytes, if more epochs can be read at once.")
     ] = 8 * 1024 * 1024,
+    buffer_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes in memory, over all partitions, above which those ahead are paused.")
+    ] = 256 * 1024 * 1024,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON objects on standard error.")
@@ -108,7 +111,7 @@ def merge(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    open_lanes = lanes_at(places, instance)
+    open_lanes = lanes_at(places, instance, buffer_bytes)
     with ExitStack() as stack:
         output: MergeOutput | None = None
         if to is not None:
@@ -158,7 +161,7 @@ def _print_records(merging: LaneMerge, framing: str | None) -> None:
     out = sys.stdout.buffer
     for turn in merging.turns():
         for batch in turn:
-            out.write(Lines(framing != "raw").messages(batch).joined)  # type: ignore[attr-defined]
+            out.write(Lines(framing != "raw").messages(batch).joined)
         out.flush()
 
 

@@ -116,6 +116,7 @@ CONNECTOR = Connector(
         limits=epoch_limits,
         order_note=order_note,
         takes_order=True,
+        lanes="procession.connectors.kafka_lanes:open_url",
     ),
     source=SourceTraits(
         help="Send the messages of a Kafka topic.",

@@ -9,8 +9,8 @@ fences the old one off, and the token says whether the transaction is committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from procession import faults
 from procession.connectors.kafka_client import INSTANCE, KafkaClients, TopicFacts
 from procession.connectors.kafka_errors import is_gone
 from procession.connectors.kafka_identity import OutputIdentity
+from procession.connectors.kafka_lane_messages import messages_of
 from procession.connectors.kafka_messages import MESSAGE_SCHEMA, MessageEncoder, check_sizes, check_times
 from procession.connectors.kafka_scheme import BROKEN_ORDERS, EPOCH_BYTES_MAX
 from procession.connectors.kafka_token import CONTROL_TOPIC, ControlTopic, Token
@@ -33,6 +34,7 @@ from procession.sdk.pacing import Backoff
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm, record_batches
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_server import INSTANCES_MAX
 from procession.sdk.transaction_log import Transaction
 from procession.times import UNITS
 from procession.tls import ServerTls
@@ -44,6 +46,8 @@ TRANSACTION_TIMEOUT_MAX_S = 900
 """The brokers' default maximum, for when they do not tell theirs."""
 MESSAGE_BYTES_MAX = 1024 * 1024
 """The brokers' default maximum, for when they do not tell theirs."""
+LANES_MAX = 1024
+"""Maximum number of lanes that one process writes. Each has a producer."""
 QUEUE_MESSAGES_MAX = 200_000
 QUEUE_KIB_MAX = 64 * 1024
 FULL_QUEUE_S = 0.01
@@ -175,8 +179,7 @@ class KafkaOutput(Output):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         for message in self._cut(Payloads.of(payloads)):
-            for records in record_batches(message, self._options.records):
-                messages = self._options.encoder.encode(records)
+            for messages in self._messages(message):
                 check_sizes(messages, self._guard.message_bytes_max, self._topic)
                 check_times(messages, self._guard.facts.settings, self._topic, time.time_ns() // UNITS["ms"])
                 self._pending.append(messages, message.edges[-1])
@@ -186,6 +189,12 @@ class KafkaOutput(Output):
                 next_step="Raise transaction_bytes_max of the sink: this epoch is then published. A lower"
                 " epoch_bytes_max of the pipeline makes later epochs smaller.",
             )
+
+    def _messages(self, payloads: Payloads) -> Iterator[pa.RecordBatch]:
+        encoder, form = self._options.encoder, self._options.records
+        if form is RecordForm.LANES:
+            return messages_of(payloads.joined, encoder)
+        return map(encoder.encode, record_batches(payloads, form))
 
     def _cut(self, payloads: Payloads) -> list[Payloads]:
         """A block is a batch of its own; so its bytes are counted with it."""
@@ -363,6 +372,11 @@ def run_kafka_sink(
     TopicGuard(clients, options).check_start()
 
     def open_output(instance: str) -> KafkaOutput:
-        return KafkaOutput(directory / instance, clients.of_instance(instance), options)
+        own = options
+        if options.records is RecordForm.LANES:
+            # A lane is the partition of its number, the last part of the instance's name: PIPELINE-SINK-3.
+            own = replace(options, partition=int(instance.rpartition("-")[2]))
+        return KafkaOutput(directory / instance, clients.of_instance(instance), own)
 
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell)
+    limit = LANES_MAX if options.records is RecordForm.LANES else INSTANCES_MAX
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell, instances_max=limit)

@@ -30,6 +30,8 @@ from procession.wire.lane_blocks import (
 )
 
 LANE_SUFFIX = ".lane"
+BUFFER_BYTES = 256 * 1024 * 1024
+"""Default of the bytes in memory, over all lanes of a queue, above which lanes that have a whole epoch are paused."""
 EPOCHS_AHEAD_MAX = 256
 """Maximum number of epochs whose places are in memory before they are merged."""
 
@@ -154,8 +156,8 @@ class FileLane:
         )
 
 
-def open_url(url: ConnectorUrl, sink: str | None = None) -> OpenLanes:
-    """The lanes of a directory, `lanes:DIR`."""
+def open_url(url: ConnectorUrl, sink: str | None = None, *, buffer_bytes: int = 0) -> OpenLanes:
+    """The lanes of a directory, `lanes:DIR`. Files are mapped, so `buffer_bytes` does not matter."""
     return open_directory(Path(url.place), sink)
 
 

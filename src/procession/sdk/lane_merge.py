@@ -166,10 +166,14 @@ class LaneMerge:
     def _gather(self) -> bool:
         """Open the lanes and wait until all of them are there. False: there are none, or the merger was stopped."""
         at = self._restored.get("at", {})
-        found_s: float | None = None
+        tried: Sequence[LaneReader] = ()
         while not self._stop.is_set():
-            self.close()
-            lanes = [lane for lane in self._open_lanes(at) if self._is_wanted(lane)]
+            opened = self._open_lanes(at)
+            for lane in tried:
+                if lane not in opened:
+                    lane.close()
+            tried = opened
+            lanes = [lane for lane in opened if self._is_wanted(lane)]
             if at and not at.keys() <= {lane.name for lane in lanes}:
                 raise ConfigError(
                     f"the position of this merger is one of other lanes: {', '.join(sorted(at)[:3])}",
@@ -179,11 +183,10 @@ class LaneMerge:
             problem = None
             if known:
                 problem = self._missing(lanes, known)
-                found_s = self._clock() if found_s is None else found_s
-            if at and len(lanes) == len(at):
+            if at:
                 problem, known = None, known or [LaneIdentity("", "", "", (), 0, "total")]
             if known and problem is None:
-                self._begin(lanes)
+                self._begin([lane for lane in lanes if self._is_counted(lane, at)])
                 return True
             if not self._options.is_following:
                 if problem is not None:
@@ -191,6 +194,10 @@ class LaneMerge:
                 return False
             self._pause()
         return False
+
+    def _is_counted(self, lane: LaneReader, at: Mapping[str, int]) -> bool:
+        """Whether a lane is one of those that are waited for. A topic may have more partitions than lanes."""
+        return lane.name in at if at else lane.identity is not None or self._options.timeout_s is not None
 
     def _is_wanted(self, lane: LaneReader) -> bool:
         lane.look()
@@ -332,7 +339,7 @@ def _check_group(known: Sequence[LaneIdentity]) -> None:
         raise ConfigError(
             f"lanes {first.covers} and {other.covers} do not belong together: the first is of sink {first.sink!r} of"
             f" pipeline {first.pipeline!r}, the second of {what}",
-            next_step="name the lanes of one output; lanes of two pipelines are merged with --by event-time",
+            next_step="name the lanes of one output",
         )
 
 

@@ -49,7 +49,7 @@ class Lines(NamedTuple):
 
     has_newlines: bool = True
 
-    def messages(self, batch: MergedBatch) -> Sequence[bytes]:
+    def messages(self, batch: MergedBatch) -> Payloads:
         payload = batch.rows.column("payload")
         if self.has_newlines:
             payload = pc.binary_replace_slice(payload, start=_END, stop=_END, replacement=b"\n")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from procession.errors import ConfigError
 from procession.planner.connector_registry import check_installed, load, sink_of
-from procession.sdk.lane_files import LaneReader, OpenLanes, open_directory
+from procession.sdk.lane_files import BUFFER_BYTES, LaneReader, OpenLanes, open_directory
 from procession.sdk.lane_merge import POLL_S, LaneMerge, MergedBatch, MergeOptions, MergeReport
 from procession.sdk.lane_shards import KeyShard
 
@@ -85,6 +85,7 @@ def merged(
     shard: str | None = None,
     position: Mapping[str, Any] | None = None,
     instance: str | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
     poll_s: float = POLL_S,
 ) -> Merged:
     """Merge the lanes of a sink into the order of the sequential run.
@@ -98,6 +99,8 @@ def merged(
         shard: "0/4" gives out a fourth of the keys, in order.
         position: The `position` of an earlier `merged` of these lanes.
         instance: PIPELINE-SINK, if several sinks write lanes to one directory.
+        buffer_bytes: Bytes in memory, over all partitions of a topic, above which those that are ahead are paused. One
+            epoch must fit in any case. Files need no buffer.
         poll_s: Time between two looks at lanes that have nothing new.
 
     Returns:
@@ -119,14 +122,14 @@ def merged(
         shard=None if shard is None else KeyShard.parse(shard),
         poll_s=poll_s,
     )
-    return Merged(LaneMerge(lanes_at(places, instance), options, position, stop=stop), stop)
+    return Merged(LaneMerge(lanes_at(places, instance, buffer_bytes), options, position, stop=stop), stop)
 
 
-def lanes_at(places: Sequence[str | Path], instance: str | None = None) -> OpenLanes:
+def lanes_at(places: Sequence[str | Path], instance: str | None = None, buffer_bytes: int = BUFFER_BYTES) -> OpenLanes:
     """Opens the lanes at all of these places."""
     if not places:
         raise ConfigError("no lanes are named", next_step="name the directory or topic of a sink with lanes")
-    openers = [_opener(place, instance) for place in places]
+    openers = [_opener(place, instance, buffer_bytes) for place in places]
 
     def opened(at: Mapping[str, int]) -> list[LaneReader]:
         return [lane for opener in openers for lane in opener(at)]
@@ -134,7 +137,7 @@ def lanes_at(places: Sequence[str | Path], instance: str | None = None) -> OpenL
     return opened
 
 
-def _opener(place: str | Path, instance: str | None) -> OpenLanes:
+def _opener(place: str | Path, instance: str | None, buffer_bytes: int) -> OpenLanes:
     if isinstance(place, Path) or Path(place).is_dir():
         return open_directory(Path(place), instance)
     connector, url = sink_of(place, "the merger")
@@ -142,4 +145,4 @@ def _opener(place: str | Path, instance: str | None) -> OpenLanes:
         raise ConfigError(f"{connector.form} has no lanes", next_step="name lanes:DIR or kafka://HOST:PORT/TOPIC")
     check_installed(connector, "the merger")
     open_lanes: Callable[..., OpenLanes] = load(connector.sink.lanes)
-    return open_lanes(url, instance)
+    return open_lanes(url, instance, buffer_bytes=buffer_bytes)

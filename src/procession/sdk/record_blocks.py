@@ -45,6 +45,8 @@ class RecordForm(StrEnum):
     """One record per message."""
     BLOCKS = "blocks"
     """One record block per message."""
+    LANES = "lanes"
+    """One lane block per message: records with their order keys, or a frontier (`wire/lane_blocks`)."""
 
 
 def record_batches(payloads: Sequence[bytes], form: RecordForm) -> Iterator[pa.RecordBatch]:

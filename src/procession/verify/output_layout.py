@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from procession.connectors.epochs_sink import epoch_files, epochs_directory
+from procession.sdk.lane_files import LANE_SUFFIX
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -72,8 +73,15 @@ class StoredEpochs:
 
 def stored(log: Path) -> StoredOutput:
     """Return the output that belongs to this transaction log."""
+    if is_lane(log):
+        return StoredFile(log.with_suffix(LANE_SUFFIX))
     epochs = epochs_directory(log.with_suffix(""))
     return StoredEpochs(epochs) if epochs.is_dir() else StoredFile(log.with_suffix(".data"))
+
+
+def is_lane(log: Path) -> bool:
+    """Whether the output is a lane: its bytes are blocks, and its records are read with a merger."""
+    return log.with_suffix(LANE_SUFFIX).exists()
 
 
 def is_stored(log: Path) -> bool:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from procession.commit.transaction_id import TransactionId
 from procession.errors import ConfigError
+from procession.sdk.merge_output import Lines
+from procession.sdk.merged_records import merged
 from procession.sdk.transaction_log import TransactionTail, committed_ranges
-from procession.verify.output_layout import Ranges, is_stored, stored
+from procession.verify.output_layout import Ranges, is_lane, is_stored, stored
 
 CONNECTION = re.compile(r"(.+)-([0-9]+)")
 
@@ -32,7 +34,12 @@ class SinkOutput:
         return self.logs[0].stem if len(self.logs) == 1 else self.family
 
     def read(self, ranges: Sequence[Ranges]) -> Iterator[bytes]:
-        """Yield the committed bytes, one instance after the other, each with its ranges."""
+        """Yield the committed bytes, one instance after the other, each with its ranges. Lanes are merged: yield the
+        lines of their records in order."""
+        if is_lane(self.logs[0]):
+            for batch in merged(self.logs[0].parent, instance=self.family).batches():
+                yield bytes(Lines().messages(batch).joined)
+            return
         for log, committed in zip(self.logs, ranges, strict=True):
             yield from stored(log).read(committed)
 
@@ -45,10 +52,12 @@ def written_in(directory: Path, instance: str | None = None, *, is_shared: bool 
     exact = [log for log in logs if log.stem == instance]
     if instance is not None:
         logs = exact or [log for log in logs if _place(log.stem)[0] == instance]
-    if exact or not is_shared:
-        return [SinkOutput(log.stem, (log,)) for log in logs]
-    families = dict.fromkeys(_place(log.stem)[0] for log in logs)
-    return [SinkOutput(family, tuple(log for log in logs if _place(log.stem)[0] == family)) for family in families]
+    families: dict[str, list[Path]] = {}
+    for log in logs:
+        # Lanes are one output in any case: only together they have an order.
+        is_single = (exact or not is_shared) and not is_lane(log)
+        families.setdefault(log.stem if is_single else _place(log.stem)[0], []).append(log)
+    return [SinkOutput(family, tuple(found)) for family, found in families.items()]
 
 
 def check_one_pipeline(directory: Path, outputs: Sequence[SinkOutput]) -> None:
