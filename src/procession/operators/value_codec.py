@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from procession.errors import PlanError
 from procession.operators.codecs import from_arrow, to_arrow
+from procession.operators.column_pack import packed_records
 from procession.operators.column_values import as_objects, is_records
 from procession.operators.named_types import NO_TYPES, NamedTypes, is_model, is_named_tuple, is_storable, model_parts
 
@@ -81,6 +82,8 @@ class ValueCodec:
     def pack(self, values: pa.Array | list[Any]) -> tuple[pa.Array, Forms]:
         """The values as a column of bytes, and the form of each. Raises what `packed_value` raises."""
         if is_records(values):
+            if (records := packed_records(values)) is not None:
+                return records, np.full(len(values), VALUE, np.uint8)
             values = as_objects(values)
         if not isinstance(values, list):
             form = TEXT if pa.types.is_string(values.type) else BYTES
