@@ -141,7 +141,7 @@ def server_security(tls: ServerTls | None) -> dict[str, Any]:
 
 
 def open_service(config: HostConfig) -> RunService:
-    """Start the service and announce it in its directory. A port of 0 takes that of last time, if it is free."""
+    """Start the service and announce it in its directory. Port 0 means the port of the last start, if it is free."""
     if not config.cookie:
         raise ConfigError(
             "A host service needs the pipeline's control secret.",

@@ -73,7 +73,7 @@ class NamespaceHost:
 
 
 def prefix(cluster: str) -> str:
-    """Return what the names of everything of this cluster begin with."""
+    """Return the prefix of all names that belong to this cluster."""
     return f"procession-{cluster}-"
 
 
