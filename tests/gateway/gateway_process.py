@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
 from procession.storage.log_ranges import LogOffset
 from procession.tls import ClientTls
+from tests.prepared_processes import PreparedProcess
 
 PATIENCE_S = 60.0
 
@@ -52,7 +51,7 @@ class GatewayProcess:
         self.control_tls: ClientTls | None = settings.pop("control_tls", None)
         """How to speak to its side door, if it speaks TLS."""
         self.log = directory.with_suffix(".log")
-        self.process: subprocess.Popen[bytes]
+        self.process: PreparedProcess
         self.listen = ""
         self._kept: set[Address] = set()
 
@@ -60,10 +59,8 @@ class GatewayProcess:
         """Also as a driver would that knows its log, unless not: else producers wait for one."""
         is_known = (self.directory / "identity").exists()
         environment = {**os.environ, "PROCESSION_FAULT": fault}
-        command = [sys.executable, "-c", PROGRAM, str(self.directory), repr(self.settings)]
         # Into a file: a pipe that nobody reads fills up, and then the gateway waits for it.
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, env=environment, stderr=log)
+        self.process = PreparedProcess(PROGRAM, str(self.directory), repr(self.settings), env=environment, log=self.log)
         deadline = time.monotonic() + PATIENCE_S
         while self._document().get("pid") != self.process.pid:
             assert self.process.poll() is None, self.log.read_text()
