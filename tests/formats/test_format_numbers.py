@@ -40,7 +40,7 @@ from procession.driver import table_versions
 from procession.driver.table_versions import FIRST, TableRefresh
 from procession.errors import ConfigError, StorageError
 from procession.format_number import is_known_format
-from procession.gateway import members, request_parsing, snapshot
+from procession.gateway import input_pins, members, request_parsing, snapshot
 from procession.gateway.control_client import ControlClient
 from procession.gateway.gateway_directory import find_identity, keep_identity
 from procession.operators.tables import SideTable
@@ -55,7 +55,7 @@ from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
-from procession.supervisor import letter_replay, savepoint
+from procession.supervisor import letter_replay, rollback, savepoint
 from procession.wire import lane_blocks
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
@@ -304,6 +304,8 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`letters.journal`": letter_replay.FORMAT,
         "`savepoints/*/savepoint.json`": savepoint.FORMAT,
+        "`checkpoint/ROLLBACK`, `rolled-back.json`, `gateway/replayed.json`": rollback.FORMAT,
+        "`gateway/pins/*.pin`": input_pins.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
         "`*.lane`": lane_blocks.FORMAT,
         "the position of a merger, in `*.txnlog`": lane_merge.POSITION_FORMAT,
