@@ -524,7 +524,7 @@ BUGS = (
     Bug(a_gateway_that_lacks_the_last_commit_admits_producers, seed=155, runs=156),
     Bug(a_commit_is_taken_for_all_that_a_gateway_lacks, seed=2589, runs=2590, is_slow=True),
     Bug(a_commit_is_taken_before_the_log_is_compared, seed=0, runs=4582, has_plan=True),
-    Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=0, runs=16761, is_slow=True),
+    Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=0, runs=16761, has_plan=True),
     Bug(an_unfinished_entry_of_a_sinks_log_is_damage, seed=2641, runs=2642, is_slow=True),
     Bug(only_a_full_disk_and_a_failed_sync_end_a_driver, seed=21, runs=22, is_slow=True),
 )
