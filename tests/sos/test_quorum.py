@@ -314,6 +314,44 @@ def test_a_lost_copy_is_replaced_also_where_every_copy_must_sync() -> None:
     assert established(world).history == old.payloads
 
 
+def test_a_copy_that_is_lost_before_the_writer_is_established_is_replaced() -> None:
+    world = ModelWorld(3, 3)
+    writer = world.start()
+    while writer.core.phase is not QuorumPhase.WRITING_BACK:
+        for replica in range(3):
+            writer.deliver(replica), writer.answer(replica)
+    world.lose(0)
+    writer.append()
+    world.settle()
+    assert writer.core.acknowledged == 0
+    writer.connect(0)
+    world.settle()
+    assert writer.core.acknowledged == 1
+    writer.is_alive = False
+    assert established(world).history == writer.payloads
+
+
+def test_a_writer_does_not_wait_for_bytes_that_nobody_needs_and_one_copy_had() -> None:
+    """Copy 0 alone has an append that was not acknowledged. It is chosen, and then copy 0 is gone for good."""
+    world = ModelWorld()
+    old = established(world)
+    old.append()
+    world.settle()
+    old.append()
+    old.deliver(0)
+    old.is_alive = False
+    new = world.start(connected=lambda replica: replica != 2)
+    while new.core.phase is not QuorumPhase.WRITING_BACK:
+        for replica in range(2):
+            new.deliver(replica), new.answer(replica)
+    assert new.core.chain[0].length == len(b"".join(old.payloads))
+    new.disconnect(0)
+    new.connect(2)
+    world.settle(new)
+    assert new.core.phase is QuorumPhase.LEADING
+    assert new.history == old.payloads[:1]
+
+
 def test_a_copy_that_came_back_empty_does_not_count_until_it_is_filled() -> None:
     """Copies 0 and 1 have what was acknowledged. 0 is lost, 1 is away: the empty 0 and the old 2 are not enough."""
     world = ModelWorld()

@@ -28,7 +28,7 @@ class Services:
         self._serving: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, number: int) -> None:
-        config = SosConfig(self._place / str(number), "", SECRET)
+        config = SosConfig(self._place / str(number), "", SECRET, connections_max=4)
         listener = listening_socket(self.addresses[number])
         self.addresses[number] = address_of(listener)
         self._serving[number] = asyncio.ensure_future(SosServer(config, open_store(config)).serve(listener))
@@ -186,6 +186,25 @@ def test_objects_are_deleted_below_a_mark(tmp_path: Path) -> None:
 
     run(work)
     assert not list(tmp_path.glob("*/volumes/v/00000000000000000001.object"))
+
+
+def test_a_replica_that_refuses_the_volume_costs_no_connections(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with services(tmp_path) as made, opened(made.options()) as volume:
+            await complete(volume)
+            await made.stop(0)
+            record = tmp_path / "0" / "volumes" / "v" / "volume.json"
+            await asyncio.to_thread(record.write_text, "{")
+            await made.start(0)
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+            assert "damaged" in volume.missing[0]
+            await made.stop(0)
+            await asyncio.to_thread(shutil.rmtree, record.parent)
+            await made.start(0)
+            await complete(volume)
+
+    run(work)
 
 
 def test_a_restore_does_not_begin_a_volume(tmp_path: Path) -> None:

@@ -179,6 +179,8 @@ class Disk:
         """After an error the kernel has mounted it read-only: what is not synced cannot be synced any more."""
         self.fsync_failures = 0
         """Number of the next syncs that fail."""
+        self.is_lying = False
+        """Whether syncs report success and write nothing."""
         self.locks: dict[File | Directory, SimulatedProcess] = {}
         """Who holds the lock of a file or directory. The lock of a dead process is free."""
         self.syncs = 0

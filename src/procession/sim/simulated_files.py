@@ -160,7 +160,8 @@ class SimulatedFileSystem:
         if self.disk.fails_to_sync():
             directory.fail_to_sync(is_lost=self.chance.random() < 0.5)
             raise _failed_sync()
-        directory.sync()
+        if not self.disk.is_lying:
+            directory.sync()
         self.disk.syncs += 1
 
     def free_bytes(self, path: Path) -> int:
@@ -270,7 +271,8 @@ class SimulatedFile:
         if files.disk.fails_to_sync():
             self._node.fail_to_sync(is_dropped=files.chance.random() < DROPPED)
             raise _failed_sync()
-        self._node.sync()
+        if not files.disk.is_lying:
+            self._node.sync()
         files.disk.syncs += 1
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class World:
     # The run
 
     def run(self) -> WorldOutcome:
-        with _without_log():
+        with without_log():
             return self._run()
 
     def _run(self) -> WorldOutcome:
@@ -140,7 +140,7 @@ class World:
         """The run is over. A world is full of circles; taken apart it is gone at once, with little left to collect."""
         self.site.clock.stop()
         self.site.network.dismantle()
-        with _without_log():
+        with without_log():
             for process in self.site.everyone:
                 process.is_alive = False
                 process.abandon()
@@ -344,7 +344,7 @@ def _route(number: int) -> Route:
 
 
 @contextmanager
-def _without_log() -> Iterator[None]:
+def without_log() -> Iterator[None]:
     """Simulated processes tell nobody's log what they do; a story tells it."""
     before = structlog.get_config()
     structlog.configure(

@@ -18,7 +18,11 @@ from dataclasses import replace
 from procession.errors import LocalProtocolError
 from procession.sos import quorum_events as ev
 from procession.sos.quorum_copies import (
+    COPY_BYTES,
+    LAG_BYTES_MAX,
     PHASES,
+    ROLL_APPENDS,
+    ROLL_BYTES,
     ChainLink,
     CopyView,
     QuorumPhase,
@@ -38,14 +42,6 @@ from procession.sos.volume_rules import (
     RefusalCode,
     VolumeState,
 )
-
-ROLL_BYTES = 64 * 1024 * 1024
-"""Size of an object from which on its writer continues in a new one."""
-ROLL_APPENDS = 100_000
-COPY_BYTES = 1024 * 1024
-"""What is sent to a copy that lags, before it must have written it."""
-LAG_BYTES_MAX = 8 * 1024 * 1024
-"""What a copy may have to write before it counts as lagging and gets no new appends for the time being."""
 
 
 class QuorumWriter:
@@ -112,17 +108,21 @@ class QuorumWriter:
                 self._wants_roll = True
             case ev.RetainAsked(mark):
                 actions += self._retain(mark)
-        actions += self._go_on()
-        return actions
+        return actions + self._go_on()
 
     @property
     def missing(self) -> list[int]:
         """The replicas that are away or not complete."""
-        return [replica for replica, copy in enumerate(self.copies) if not (copy.is_up and copy.is_live)]
+        return [replica for replica, copy in enumerate(self.copies) if not copy.is_live]
 
     @property
     def _own(self) -> ChainLink:
         return self.chain[-1]
+
+    @property
+    def _wanted(self) -> QuorumConfig:
+        """The members that the next object is to have."""
+        return wanted_config(self.copies, self.write_quorum, self._own.head.config)
 
     def _enter(self, phase: QuorumPhase) -> None:
         if phase not in PHASES[self.phase]:
@@ -138,16 +138,30 @@ class QuorumWriter:
         copy.described(state)
         if self.phase is QuorumPhase.GATHERING:
             return self._try_claim()
+        if self.phase is QuorumPhase.WRITING_BACK and self._wanted != self._own.head.config:
+            # A member was lost for good, and the quorum may need the copy that takes its place.
+            return self._claim_again()
         return [ev.SendClaim(replica, self.fence)]
 
     def _down(self, replica: int) -> list[ev.QuorumAction]:
         copy = self.copies[replica]
+        had_promised = copy.holds == self.fence
         copy.is_up, copy.holds = False, 0
         copy.stop()
         for other in self.copies:
             if other.reads_from == replica:
                 other.stop()
+        if had_promised and self.phase is QuorumPhase.WRITING_BACK and not self._established:
+            return self._claim_again()  # it may be the only one that has the end of what was chosen
         return []
+
+    def _claim_again(self) -> list[ev.QuorumAction]:
+        """Claim the next fence. Who was never established chooses anew what to continue."""
+        if self._established:
+            return self._claim(self.fence + 1)
+        self._enter(QuorumPhase.GATHERING)
+        self.chain = []
+        return self._try_claim()
 
     def _try_claim(self) -> list[ev.QuorumAction]:
         """Claim the volume, if enough copies answer that the claim can succeed."""
@@ -185,13 +199,10 @@ class QuorumWriter:
 
     def _choose(self, holding: Sequence[CopyView]) -> None:
         """Choose the history to continue, and the head of the own object."""
-        newest = max(copy.newest for copy in holding)
-        if self._established and newest != self._established:
-            self._enter(QuorumPhase.FENCED)  # cannot be: no fence lies between two of ours
-            return
-        if not self._established:
+        if not self.chain:
             self.mark = max(copy.mark for copy in holding)
             self.chain = longest_history(holding, self.mark)
+        # Otherwise it was chosen under the fence before, and nobody can have added to it since.
         if not self.chain:
             config = QuorumConfig(tuple(copy.identity for copy in self.copies), self.write_quorum)
             head = ObjectHead(0, 0, 0, config)
@@ -206,7 +217,7 @@ class QuorumWriter:
         """The members of the own object. Only who has established the last object may forget the members before."""
         head = last.head
         olds = () if self._established == last.number else head.old_configs
-        wanted = wanted_config(self.copies, self.write_quorum, head.config)
+        wanted = self._wanted
         if wanted == head.config or len(olds) == OLD_CONFIGS_MAX:
             return replace(head, old_configs=olds)
         return replace(head, config=wanted, old_configs=(*olds, head.config))
@@ -214,18 +225,15 @@ class QuorumWriter:
     def _refused(self, event: ev.ReplicaRefused) -> list[ev.QuorumAction]:
         copy = self.copies[event.replica]
         if event.code is not RefusalCode.FENCED:
-            self._down(event.replica)
-            return [ev.DropReplica(event.replica, event.reason)]
+            return [ev.DropReplica(event.replica, event.reason), *self._down(event.replica)]
         copy.promised = max(copy.promised, event.promised)
         copy.holds = 0
         copy.stop()
-        if event.promised < self.fence:
+        if event.promised < self.fence or self.phase is QuorumPhase.GATHERING:
             return []  # of an earlier claim
         if self._established:
             self._enter(QuorumPhase.FENCED)
             return [ev.WriterFenced(event.promised)]
-        if self.phase is QuorumPhase.GATHERING:
-            return []
         self._enter(QuorumPhase.GATHERING)
         self.chain = []
         return [ev.RetryClaim(event.promised)]
@@ -284,8 +292,8 @@ class QuorumWriter:
         if link is None or known is None or known.written != event.offset:
             return []
         if not event.chunks:
-            self._down(event.source)
-            return [ev.DropReplica(event.source, f"object {event.number} ends before {link.length} bytes")]
+            reason = f"object {event.number} ends before {link.length} bytes"
+            return [ev.DropReplica(event.source, reason), *self._down(event.source)]
         return self._send(event.target, copy, link, event.chunks, event.offset)
 
     def _send(
@@ -315,8 +323,7 @@ class QuorumWriter:
         head = link.head if known is None else known.head
         copy.objects[event.number] = ObjectState(head, event.written, event.synced, event.checksum)
         if copy.is_busy and copy.reads_from is None:
-            is_created = known is None
-            copy.is_busy = not is_created and copy.sent_number == event.number and event.written < copy.sent
+            copy.is_busy = known is not None and copy.sent_number == event.number and event.written < copy.sent
         return []
 
     # Appending
@@ -325,7 +332,7 @@ class QuorumWriter:
         own = self._own
         if own.length >= self._roll_bytes or self._appends >= self._roll_appends or own.head.is_joint:
             return True
-        wanted = wanted_config(self.copies, self.write_quorum, own.head.config)
+        wanted = self._wanted
         is_ready = all(
             copy.is_live for copy in self.copies if copy.is_up and copy.identity not in own.head.config.members
         )
@@ -382,11 +389,8 @@ class QuorumWriter:
             raise LocalProtocolError(f"the mark {mark} names no object of the established history")
         self.mark = mark
         self.chain = [link for link in self.chain if link.number >= mark]
-        actions: list[ev.QuorumAction] = []
-        for replica, copy in enumerate(self.copies):
-            if copy.is_live:
-                actions += self._delete_below_mark(replica, copy)
-        return actions
+        live = [(replica, copy) for replica, copy in enumerate(self.copies) if copy.is_live]
+        return [action for replica, copy in live for action in self._delete_below_mark(replica, copy)]
 
     def _delete_below_mark(self, replica: int, copy: CopyView) -> list[ev.QuorumAction]:
         if copy.mark >= self.mark:

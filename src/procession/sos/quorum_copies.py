@@ -12,6 +12,14 @@ from enum import Enum
 from procession.errors import ConfigError
 from procession.sos.volume_rules import MEMBERS_MAX, ObjectHead, ObjectState, QuorumConfig, VolumeState, chain
 
+ROLL_BYTES = 64 * 1024 * 1024
+"""Size of an object from which on its writer continues in a new one."""
+ROLL_APPENDS = 100_000
+COPY_BYTES = 1024 * 1024
+"""What is sent to a copy that lags, before it must have written it."""
+LAG_BYTES_MAX = 8 * 1024 * 1024
+"""What a copy may have to write before it counts as lagging and gets no new appends for the time being."""
+
 
 class QuorumPhase(Enum):
     GATHERING = "gathering"
@@ -26,7 +34,9 @@ class QuorumPhase(Enum):
 PHASES: dict[QuorumPhase, frozenset[QuorumPhase]] = {
     QuorumPhase.GATHERING: frozenset({QuorumPhase.CLAIMING, QuorumPhase.FENCED}),
     QuorumPhase.CLAIMING: frozenset({QuorumPhase.GATHERING, QuorumPhase.WRITING_BACK, QuorumPhase.FENCED}),
-    QuorumPhase.WRITING_BACK: frozenset({QuorumPhase.GATHERING, QuorumPhase.LEADING, QuorumPhase.FENCED}),
+    QuorumPhase.WRITING_BACK: frozenset(
+        {QuorumPhase.GATHERING, QuorumPhase.CLAIMING, QuorumPhase.LEADING, QuorumPhase.FENCED}
+    ),
     QuorumPhase.LEADING: frozenset({QuorumPhase.CLAIMING, QuorumPhase.FENCED}),
     QuorumPhase.FENCED: frozenset(),
 }

@@ -20,8 +20,8 @@ from procession.address import Address
 from procession.errors import ConfigError, FencedError, ProcessionError, RemoteProtocolError
 from procession.runtime.host import HOST, Host
 from procession.sos import quorum_events as ev
-from procession.sos.quorum import COPY_BYTES, ROLL_BYTES, QuorumWriter
-from procession.sos.quorum_copies import QuorumPhase, check_quorum
+from procession.sos.quorum import QuorumWriter
+from procession.sos.quorum_copies import COPY_BYTES, ROLL_BYTES, QuorumPhase, check_quorum
 from procession.sos.sos_client import SosClient
 from procession.sos.sos_frames import (
     AppendChunk,
@@ -279,10 +279,13 @@ class ReplicatedVolume:
         address, options = self._options.addresses[replica], self._options
         delay_s = options.reconnect_s
         while self._error is None:
+            client: SosClient | None = None
             try:
                 client = await SosClient.open(address, options.cookie, options.tls)
                 state = await client.format(self.name)
             except ProcessionError as error:
+                if client is not None:
+                    client.close()
                 if self.reasons.get(replica) != error.sentence:
                     log.warning("replicas.unreachable", replica=str(address), reason=error.sentence)
                 self.reasons[replica] = error.sentence

@@ -63,6 +63,8 @@ class SosStore:
         except BaseException:
             self._lock.close()
             raise
+        self.damaged = tuple(self._damaged)
+        """Names of volumes that are refused."""
         self._volumes = {name: Volume(self._folder / name, files, *parts) for name, parts in found.items()}
         for name, error in self._damaged.items():
             log.error("sos.volume_damaged", volume=name, reason=error.sentence)
