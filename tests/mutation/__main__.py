@@ -37,8 +37,14 @@ class Fate:
     name: str
     place: str
     killed_by: str
-    """Empty: it survived."""
+    """Empty: it survived, or the time was over."""
     seconds: float
+    is_undecided: bool = False
+    """Whether the time was over before all of its tests had run."""
+
+    @property
+    def text(self) -> str:
+        return self.killed_by or ("the time is over" if self.is_undecided else "SURVIVED")
 
 
 def all_mutants(root: Path = ROOT) -> Iterator[Mutant]:
@@ -93,10 +99,11 @@ class Tree:
         original, started = path.read_text(), time.monotonic()
         path.write_text(mutant.text)
         try:
-            killed_by = self._simulate() or self._test(mutant.module)
+            killed_by: str | None = self._simulate() or self._test(mutant.module)
         finally:
             path.write_text(original)
-        return Fate(mutant.name, f"{mutant.module}:{mutant.line}", killed_by, round(time.monotonic() - started, 1))
+        seconds = round(time.monotonic() - started, 1)
+        return Fate(mutant.name, f"{mutant.module}:{mutant.line}", killed_by or "", seconds, killed_by is None)
 
     def _simulate(self) -> str:
         if not self._runs:
@@ -106,14 +113,18 @@ class Tree:
             return "the simulator: it stalls"
         return f"the simulator: {_last_line(done)}" if done.returncode else ""
 
-    def _test(self, module: str) -> str:
+    def _test(self, module: str) -> str | None:
+        """None: the time is over, and nothing has failed. The module's own tests come first, by themselves."""
         files = quick_tests(module) if self._test_s else []
-        if not files:
-            return ""
-        done = self._python(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files], self._test_s)
-        if done is None:
-            return ""  # the time is over, and nothing has failed
-        return "" if done.returncode in (0, 5) else f"a test: {_last_line(done)}"
+        deadline = time.monotonic() + self._test_s
+        for some in filter(None, (files[:1], files[1:])):
+            left_s = max(0.0, deadline - time.monotonic())
+            done = self._python(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *some], left_s)
+            if done is None:
+                return None
+            if done.returncode not in (0, 5):
+                return f"a test: {_last_line(done)}"
+        return ""
 
     def _python(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str] | None:
         """None: it took longer."""
@@ -170,7 +181,7 @@ def run(todo: Sequence[Mutant], options: argparse.Namespace) -> tuple[list[Fate]
             finally:
                 trees.put(tree)
             if not options.json:
-                print(f"{fate.place} {fate.name}\n    {fate.killed_by or 'SURVIVED'} ({fate.seconds} s)", flush=True)
+                print(f"{fate.place} {fate.name}\n    {fate.text} ({fate.seconds} s)", flush=True)
             return fate
 
         done = [fate for fate in pool.map(one, todo) if fate is not None]
@@ -194,19 +205,22 @@ def main() -> int:
             print(f"{mutant.module}:{mutant.line} {mutant.name}")
         return 0
     fates, untried = run(todo, options)
-    survivors = [fate for fate in fates if not fate.killed_by]
+    undecided = [fate for fate in fates if fate.is_undecided]
+    survivors = [fate for fate in fates if not fate.killed_by and not fate.is_undecided]
     unexplained = [fate for fate in survivors if fate.name not in reasons]
     stale = [fate.name for fate in fates if fate.killed_by and fate.name in reasons]
     if options.json:
         document = {"mutants": len(fates), "untried": untried, "fates": [asdict(fate) for fate in fates]}
         print(json.dumps(document | {"unexplained": [fate.name for fate in unexplained], "stale": stale}, indent=1))
-        return 1 if unexplained else 0
-    print(f"{len(fates)} mutants, {len(survivors)} survive, {untried} not tried")
+        return 1 if unexplained or undecided else 0
+    print(f"{len(fates)} mutants, {len(survivors)} survive, {len(undecided)} undecided, {untried} not tried")
+    for fate in undecided:
+        print(f"undecided, give it more time with --test-seconds: {fate.place} {fate.name}")
     for fate in unexplained:
         print(f"survives without a reason in {SURVIVORS.relative_to(ROOT)}: {fate.place} {fate.name}")
     for name in stale:
         print(f"is killed, so its reason can go: {name}")
-    return 1 if unexplained else 0
+    return 1 if unexplained or undecided else 0
 
 
 if __name__ == "__main__":
