@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from procession.sdk.batching import GatherLimits
     from procession.sdk.connector_program import run_source
     from procession.sdk.event_time_field import EventTimeField
+    from procession.sdk.event_time_merge import MergedByEventTime, merged_by_event_time
     from procession.sdk.merged_records import Merged, MergedRecord, merged
     from procession.sdk.output import Output
     from procession.sdk.payloads import Payloads
@@ -31,6 +32,7 @@ __all__ = [
     "Forgetful",
     "GatherLimits",
     "Merged",
+    "MergedByEventTime",
     "MergedRecord",
     "Output",
     "Payloads",
@@ -44,6 +46,7 @@ __all__ = [
     "Stream",
     "Transaction",
     "merged",
+    "merged_by_event_time",
     "run_sink",
     "run_source",
     "send",
@@ -55,6 +58,7 @@ _MODULES = {
     "Forgetful": "source_records",
     "GatherLimits": "batching",
     "Merged": "merged_records",
+    "MergedByEventTime": "event_time_merge",
     "MergedRecord": "merged_records",
     "SinkDirectory": "sink_directory",
     "Output": "output",
@@ -68,6 +72,7 @@ _MODULES = {
     "Stream": "source_records",
     "Transaction": "transaction_log",
     "merged": "merged_records",
+    "merged_by_event_time": "event_time_merge",
     "run_sink": "sink_directory",
     "run_source": "connector_program",
     "send": "sender",

@@ -1,0 +1,148 @@
+"""`merged_by_event_time`: the lanes of several pipelines as one sequence, by event time.
+
+Invariant: each pipeline's lanes are merged by `sdk/lane_merge`, then the sequences are woven (`merge/time_weave`). The
+result depends on the lanes alone, whatever the timing, so two mergers give out the same. One batch of each pipeline is
+in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from procession.errors import ConfigError
+from procession.merge.time_weave import TIME_MIN, WovenSequence, final_counts, woven_rows
+from procession.sdk.lane_files import BUFFER_BYTES
+from procession.sdk.lane_merge import POLL_S, LaneMerge, MergedBatch, MergeOptions, MergeReport
+from procession.sdk.merged_records import MergedRecord, lanes_at
+
+Place = str | Path
+
+
+class _Sequence(WovenSequence):
+    """The merged lanes of one pipeline, read a batch at a time."""
+
+    def __init__(self, merge: LaneMerge, position: Mapping[str, Any]) -> None:
+        super().__init__(int(position.get("reached", TIME_MIN)))
+        self.merge = merge
+        self._turns = merge.turns()
+        self._turn: Iterator[MergedBatch] = iter(())
+        self._at: dict[str, Any] = merge.position
+        self._skipped = int(position.get("taken", 0))
+        """Rows of the first turn that were given out before."""
+        self._read = 0
+
+    def fill(self) -> None:
+        """Read the next batch, if none waits; the sequence ends where its merger does."""
+        while self.is_empty and not self.is_ended:
+            batch = next(self._turn, None)
+            if batch is None:
+                self._at, self._read = self.merge.position, 0
+                turn = next(self._turns, None)
+                self.is_ended = turn is None
+                self._turn = iter(()) if turn is None else turn
+                continue
+            self._read += batch.rows.num_rows
+            skipped = min(self._skipped, batch.rows.num_rows)
+            self._skipped -= skipped
+            # Skipped rows have moved the order time before; it is restored with the position.
+            self.add(batch.rows.slice(skipped))
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """After the rows that were taken."""
+        waiting = 0 if self.rows is None else self.rows.num_rows
+        reached = int(self.times[0]) if waiting else self.reached
+        return {"lanes": self._at, "taken": self._read - waiting, "reached": reached}
+
+
+class MergedByEventTime:
+    """The records of several pipelines' lanes by event time. Iterate it once; `merged_by_event_time` makes one."""
+
+    def __init__(
+        self, merges: Sequence[LaneMerge], positions: Sequence[Mapping[str, Any]], stop: threading.Event
+    ) -> None:
+        self._sequences = [_Sequence(merge, position) for merge, position in zip(merges, positions, strict=True)]
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[MergedRecord]:
+        for batch in self.batches():
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield MergedRecord(*values)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The same as Arrow batches with the columns `payload`, `key` and `event_time`. Between two of them, `position`
+        is the place behind the last."""
+        while not self._stop.is_set():
+            for sequence in self._sequences:
+                sequence.fill()
+            if self._stop.is_set():
+                return  # a merger that was stopped has ended, and its lanes have not
+            counts = final_counts(self._sequences)
+            if not any(counts):
+                return
+            pairs = zip(self._sequences, counts, strict=True)
+            yield woven_rows([sequence.take(count) for sequence, count in pairs if count])
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where to continue, as JSON."""
+        return {"sequences": [sequence.position for sequence in self._sequences]}
+
+    @property
+    def reports(self) -> list[MergeReport]:
+        """What was done so far with the lanes of each pipeline."""
+        return [sequence.merge.report for sequence in self._sequences]
+
+    def stop(self) -> None:
+        """End the iteration. Any thread may call it."""
+        self._stop.set()
+
+    def close(self) -> None:
+        for sequence in self._sequences:
+            sequence.merge.close()
+
+
+def merged_by_event_time(
+    *pipelines: Place | Sequence[Place],
+    follow: bool = False,
+    position: Mapping[str, Any] | None = None,
+    buffer_bytes: int = BUFFER_BYTES,
+    poll_s: float = POLL_S,
+) -> MergedByEventTime:
+    """Merge the lanes of several pipelines by event time, the same way in every run.
+
+    A record's place is given by the greatest event time of its pipeline's output up to it, then by the order of the
+    arguments, then by its order in its pipeline. A record without an event time stays behind the one before it.
+
+    Args:
+        pipelines: For each pipeline the place of its lanes, or a list of places.
+        follow: Wait for more, until `stop` is called. Without it, each pipeline ends where its lanes are complete now.
+        position: The `position` of an earlier merger of the same pipelines, in the same order.
+        buffer_bytes: Bytes in memory for each topic above which partitions that are ahead are paused.
+        poll_s: Time between two looks at lanes that have nothing new.
+
+    Returns:
+        The records, to be iterated once.
+
+    Raises:
+        ConfigError: The lanes of one pipeline do not belong together, or the position is of other pipelines.
+    """
+    positions = [{}] * len(pipelines) if position is None else list(position.get("sequences", ()))
+    if len(positions) != len(pipelines):
+        raise ConfigError(
+            f"the position is one of {len(positions)} pipelines, and {len(pipelines)} are named",
+            next_step="name the same pipelines in the same order, or merge from the beginning",
+        )
+    stop = threading.Event()
+    options = MergeOptions(is_following=follow, poll_s=poll_s)
+    merges = []
+    for places, before in zip(pipelines, positions, strict=True):
+        listed = [places] if isinstance(places, str | Path) else list(places)
+        opener = lanes_at(listed, None, buffer_bytes)
+        merges.append(LaneMerge(opener, options, before.get("lanes"), stop=stop))
+    return MergedByEventTime(merges, positions, stop)
