@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
+from procession.runtime.files import OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.sim.disk import SimulatedPath
 from procession.sos.object_file import CHUNK_HEAD_BYTES, CHUNK_MAGIC, object_path
@@ -192,3 +193,16 @@ def test_what_was_synced_survives_any_power_cut_of_a_simulated_disk(seed: int) -
     assert again.read(1, 0, 10_000)[2] == data[: known.written]
     files.disk.cut_power(chance, is_scattered=True)
     assert reopened(place, files).state.objects[1] == known, "what recovery has told is on disk"
+
+
+def test_a_promise_that_recovery_finds_is_on_disk_before_anybody_relies_on_it() -> None:
+    """The process before has written it, and died before or in its sync."""
+    files, place = simulated(), SimulatedPath("v")
+    made(place, files).claim(1, T1)
+    unsynced = json.loads(files.read(place / RECORD)) | {"promised": 7, "token": T2.hex()}
+    with files.open(place / RECORD, OpenMode.REPLACE) as file:
+        file.write(0, json.dumps(unsynced).encode())
+    assert reopened(place, files).state.promised == 7
+    for seed in range(5):
+        files.disk.cut_power(random.Random(seed), is_scattered=True)
+        assert reopened(place, files).state.promised == 7
