@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
 from procession import Pipeline, PlanError, col, struct
 from procession.operators.column_stages import computed, kept_rows
@@ -169,6 +170,14 @@ def test_an_expression_is_known_to_change_nothing_and_to_be_the_same_in_another_
     assert gives_its_own(made[0])
     first, same, other = map(fingerprint, made)
     assert first == same != other
+
+
+def test_an_expression_travels_to_tasks() -> None:
+    made = struct(a=(col("n") + 1) * 2, b=~col("b") | col("s").is_in(["a"]), c=col("x").is_null())
+    shipped = cloudpickle.loads(cloudpickle.dumps(made))
+    record = {"n": 1, "b": True, "s": "a", "x": None}
+    assert shipped(record) == made(record) == {"a": 4, "b": True, "c": True}
+    assert str(shipped) == str(made)
 
 
 def test_an_expression_is_a_function_wherever_a_stage_takes_one() -> None:

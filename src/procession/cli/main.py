@@ -137,7 +137,11 @@ def demo(
 def run(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
     inputs: Annotated[
-        list[Path] | None, typer.Option("--input", help="Send this file, and exit when it is committed (repeatable).")
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            help="Send this file, or the files of a pattern in quotes, and exit when they are committed (repeatable).",
+        ),
     ] = None,
     event_time: Annotated[
         str | None,
