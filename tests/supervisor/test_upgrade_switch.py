@@ -125,3 +125,13 @@ def test_a_sink_that_stays_is_not_given_another_url_while_its_process_runs(tmp_p
     check_sinks(local("file:one"), local("file:two"))  # another directory has a process of its own
     with pytest.raises(ConfigError, match="Sink 'out' writes to another URL"):
         check_sinks(old, local("kafka://localhost:9092/other"))
+
+
+def test_a_pipeline_of_another_version_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrade_switch, "ANSWER_S", 0.1)
+    monkeypatch.setattr(UpgradeRequest, "write", lambda *_: None)  # taken at once
+    monkeypatch.setattr(upgrade_switch, "holder", lambda _: 1)
+    with pytest.raises(ConfigError, match="started with another version of Procession"):
+        list(upgrade_switch.request_upgrade(tmp_path, tmp_path / "new.py", "before"))

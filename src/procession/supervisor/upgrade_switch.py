@@ -47,6 +47,8 @@ QUIET_S = 5.0
 """Seconds after which a ready driver without a commit counts as running: there may be no input."""
 RESTARTS_MAX = 2
 """Restarts of the new driver before its first commit after which the switch goes back."""
+ANSWER_S = 20.0
+"""Seconds that `run` has to answer a request that it has taken."""
 DELIVERY_S = 10.0
 """Seconds that a sink that is removed has to receive the last decision."""
 
@@ -347,6 +349,7 @@ def request_upgrade(
     request = UpgradeRequest(uuid.uuid4().hex, str(app.resolve()), savepoint, settings_here(), keep_input)
     request.write(directory)
     seen: dict[str, Any] = {}
+    taken_s: float | None = None
     while True:
         try:
             found = json.loads((directory / STATUS).read_text())
@@ -357,6 +360,14 @@ def request_upgrade(
             yield found
             if found["state"] != "running":
                 return
+        if not seen and not (directory / UPGRADE_REQUEST).exists():
+            taken_s = time.monotonic() if taken_s is None else taken_s
+            if time.monotonic() - taken_s > ANSWER_S:
+                raise ConfigError(
+                    "The pipeline took the request and did not answer: it was started with another version of"
+                    " Procession.",
+                    next_step="Stop it, upgrade it, and start the new program.",
+                )
         if holder(directory) is None:
             (directory / UPGRADE_REQUEST).unlink(missing_ok=True)
             raise ConfigError(
