@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from procession import faults
 from procession.commit.checkpoint import ROLLBACK, check_rolled_back
 from procession.connectors.sink_rollback import SinkPlace
 from procession.errors import ConfigError
@@ -22,6 +23,7 @@ from procession.supervisor.savepoint import Savepoint
 from procession.supervisor.savepoint_create import create
 from procession.verify.decisions import DecisionReader
 from tests.supervisor.test_upgrade_steps import STATES, Place
+from tests.walk.test_rollback import STEPS
 
 
 def describe(place: Place, url: str = "file:out") -> None:
@@ -71,6 +73,25 @@ def test_states_offsets_and_output_are_those_of_the_savepoint_and_no_number_goes
     snapshot = load_snapshot(place.directory / "gateway")
     assert snapshot == Snapshot(1, 1, 2, 4, {3: Position("words", 3)})  # producers were told 3, and may rely on it
     assert (place.files / "out" / "p-out-0.data").read_bytes() == b"x" * 10
+    assert place.accepted() == ["old"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rollback_that_is_killed_at_any_step_is_finished_by_the_same_command(
+    place: Place, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    savepoint = saved(place)
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "point", killed)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(place.directory, savepoint)
+    assert place.accepted() == []
+    assert roll_back(place.directory, savepoint).records == 2
+    assert place.states("counted") == STATES
     assert place.accepted() == ["old"]
 
 

@@ -6,6 +6,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from procession import faults
 from tests.walk.cluster import wait_for
 from tests.walk.commands import run, running
@@ -33,6 +35,8 @@ STEPS = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_rollback_behind_a_commit_is_killed_at_every_step_and_takes_the_wrong_output_back(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "new.py").write_text(WRONG)
