@@ -58,8 +58,8 @@ class OvertakenTable(IcebergLakeTable):
 
     overtake: list[tuple[SinkParticipant, str]]
 
-    def _refreshed(self) -> Table | None:
-        table = super()._refreshed()
+    def opened(self) -> Table | None:
+        table = super().opened()
         if table is not None and self.overtake and self.is_publishing:
             participant, txn = self.overtake.pop()
             participant.phase2(txn, True)
