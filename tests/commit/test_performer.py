@@ -69,6 +69,15 @@ async def test_a_driver_that_was_replaced_stops_when_it_greets_a_sink_again(tmp_
     assert [type(failure) for failure in failures] == [FencedError]
 
 
+@on_a_loop
+async def test_i10_a_driver_that_was_replaced_begins_no_epoch(tmp_path: Path) -> None:
+    """It stops at the fence: it does not sync the offsets of the epoch, which Spark has not written here."""
+    conductor = conductor_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), [])
+    Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
+    with pytest.raises(FencedError):
+        await conductor.run_epoch(0, [])
+
+
 class Foreign:
     """A sink of another make, as existing ones are: it answers no phase 2, its position counts for nothing, and it has
     a rule on the text of transaction ids: by vote, or by closing the connection."""
