@@ -1,7 +1,7 @@
 """Records in columns as JSON payloads, a whole batch at once.
 
 Invariant: the bytes are those that `operators/codecs` writes for each record. Rows with a value that Arrow might write
-in another way (a text that must be escaped, a very large or small float, a time before the year 1000) are doubtful, and
+in another way (a text that must be escaped, a float that is not finite, a time before the year 1000) are doubtful, and
 are written by that codec. Used by `operators/chain_output`. Pure.
 """
 
@@ -20,8 +20,6 @@ from procession.operators.column_values import ColumnValues, Flags, Settled, any
 from procession.planner.graph import PayloadCodec
 
 ESCAPED = r'["\\\x00-\x1f]'
-PLAIN_MIN, PLAIN_MAX = 1e-4, 1e15
-"""Floats in this range are written without an exponent."""
 SCALE_MAX = 6
 """Decimals with more digits after the point may have an exponent."""
 EARLIEST, LATEST = (datetime(year, 1, 1, tzinfo=UTC) for year in (1000, 9999))
@@ -59,9 +57,9 @@ def _texts(values: pa.Array) -> ColumnValues:
     if types.is_boolean(kind):
         return ColumnValues(pc.if_else(values, "true", "false"))
     if types.is_float64(kind):
-        size = np.abs(pc.fill_null(values, 1.0).to_numpy())
-        is_plain = (size == 0) | ((size >= PLAIN_MIN) & (size < PLAIN_MAX))
-        return ColumnValues(values.cast(pa.string()), None if is_plain.all() else ~is_plain)
+        listed = values.to_pylist()  # Python writes floats: Arrow writes 1.0 as 1
+        texts = pa.array([None if number is None else repr(number) for number in listed], pa.string())
+        return ColumnValues(texts, _flags(pc.invert(pc.is_finite(values))))
     if types.is_integer(kind):
         return ColumnValues(values.cast(pa.string()))
     if types.is_decimal(kind) and 0 <= kind.scale <= SCALE_MAX:
