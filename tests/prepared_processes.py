@@ -62,7 +62,9 @@ class PreparedProcess:
             with suppress(ProcessLookupError):
                 descriptor = os.pidfd_open(self.pid)
                 try:
-                    select.select([descriptor], [], [], left_s)
+                    poll = select.poll()
+                    poll.register(descriptor, select.POLLIN)
+                    poll.poll(None if left_s is None else left_s * 1000)
                 finally:
                     os.close(descriptor)
         assert self.returncode is not None

@@ -27,7 +27,7 @@ BLOCK_ROWS = 7
 
 
 class LaneWriter:
-    """A sink with lanes. A record is a number, which is its order key and its payload."""
+    """A sink with lanes. A record is a number, which is its order key and its payload. Its files close with it."""
 
     def __init__(
         self,
@@ -48,6 +48,11 @@ class LaneWriter:
         self._sink = SinkDirectory(directory, open_output or lane_opener(directory))
         self._participants = [self._opened(f"{pipeline}-trades-{lane}") for lane in range(lanes)]
         self.epochs = 0
+        self._is_open = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False):
+            self.close()
 
     def _opened(self, instance: str) -> SinkParticipant:
         participant = self._sink.open_participant(instance, refuse_to_wait)
@@ -81,6 +86,7 @@ class LaneWriter:
         participant.phase2(txn, commit=True)
 
     def close(self) -> None:
+        self._is_open = False
         for participant in self._participants:
             participant.close()
         self._sink.close()

@@ -86,7 +86,7 @@ def test_an_upgrade_keeps_states_and_adds_a_sink_while_producers_only_wait(tmp_p
         tried = run("upgrade", "new.py", "--dry-run", cwd=tmp_path)
         assert "stage 'totals': migrated, was 'counted', 2 tasks become 3" in tried.stdout, tried.stderr
         with running(*source(tmp_path, write(tmp_path, "1.txt", second), "--rate", "60"), cwd=tmp_path):
-            done = run("upgrade", "new.py", "--json", cwd=tmp_path)
+            done = run("upgrade", "new.py", "--keep-input", "--json", cwd=tmp_path)
             assert done.returncode == 0, f"{done.stderr}\n{done.stdout}\n{pipeline.said}"
             assert run(*source(tmp_path, write(tmp_path, "2.txt", third)), cwd=tmp_path).returncode == 0
             wait_for(lambda: len(output(tmp_path, "out", "out")) == 3 * RECORDS, "the output", lambda: pipeline.said)
@@ -105,8 +105,9 @@ def test_an_upgrade_keeps_states_and_adds_a_sink_while_producers_only_wait(tmp_p
             assert client.status()["buffered"] == 0
         assert run("stop", cwd=tmp_path).returncode == 0
     assert run("run", "app.py", "--listen", "127.0.0.1:0", cwd=tmp_path).returncode == 3
-    back = json.loads(run("rollback", result["savepoint"], "--json", cwd=tmp_path).stdout)
-    assert back["rows_again"] >= len(copies)
+    rolled = run("rollback", result["savepoint"], "--json", cwd=tmp_path)
+    assert rolled.returncode == 0, rolled.stderr
+    assert json.loads(rolled.stdout)["rows_again"] >= len(copies)
     assert output(tmp_path, "out", "out") == reference[: len(reference) - len(copies)]
     assert output(tmp_path, "copies", "copy") == []
 

@@ -93,7 +93,9 @@ def _wait_for_end(pids: list[int], deadline: float) -> None:
         except OSError:
             continue
         try:
-            select.select([ended], [], [], max(0.0, deadline - time.monotonic()))
+            poll = select.poll()  # not select, which takes no descriptor above 1023
+            poll.register(ended, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         finally:
             os.close(ended)
 

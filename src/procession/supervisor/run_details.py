@@ -40,7 +40,9 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
             for end in local.graph.participants
             if end.sink.name in local.sink_directories
         },
-        "sink_places": {
+        # A refused start of an older program must not forget where later sinks write: a rollback needs it.
+        "sink_places": read_details(local.directory).get("sink_places", {})
+        | {
             end.name: {
                 "url": end.sink.url.text,
                 "instance": end.instance,
