@@ -147,7 +147,6 @@ def test_the_page_shows_a_pipeline_that_is_killed_and_operated(tmp_path: Path) -
             _read_boxes(browser, tmp_path)
             _operate(browser, directory, tmp_path)
         assert run.process.wait(60) == 0
-        assert json.loads((directory / "drained.json").read_text())["committed"] > 0
         refused = [text for text in browser.complaints() if "Content Security Policy" in text or "Uncaught" in text]
         assert refused == []
         _look_back(browser, tmp_path, directory, link)
@@ -240,6 +239,7 @@ def _look_back(browser: Browser, tmp_path: Path, directory: Path, used: str) -> 
     with started(tmp_path, "dashboard", "--dir", str(directory)) as command:
         browser.open(command.said(r"dashboard: (\S+)"))
         browser.until("return document.querySelector('#state')?.textContent === 'drained'", "that it was drained")
+        assert json.loads((directory / "drained.json").read_text())["committed"] > 0
         browser.until(CLEAN, "a clean verdict")
         browser.until("return document.querySelectorAll('#chart rect').length > 30", "the epochs of before")
         browser.until(
