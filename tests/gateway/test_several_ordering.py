@@ -1,5 +1,5 @@
-"""Several gateways in the order of event time, as real processes: what an epoch has, and what becomes of streams that
-go from one to another. The driver is the real one's feed and words; the output is woven from the logs as tasks do it.
+"""Several gateways with event-time order, as real processes: the contents of an epoch, and streams that move from one
+gateway to another. The test uses the driver's offsets and gateway clients, and interleaves the logs as tasks do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procession.driver import offsets
 from procession.driver.offsets import GatewayFeed
 from procession.errors import ProcessionError, RoundError
 from procession.merge.event_time import NO_REFERENCE, DeclaredOrder
-from procession.merge.interleave import woven
+from procession.merge.interleave import interleaved
 from procession.sdk import Batch, SourceOptions, Stream
 from procession.sdk.source_client import SourceClient
 from procession.storage.log_ranges import LogRange
@@ -74,7 +74,7 @@ class OrderedTaker(Taker):
         paths = [
             list(LogReader(Path(piece.place.directory), ORDERED).read(piece.first, piece.last)) for piece in pieces
         ]
-        for row in woven(paths).to_pylist():
+        for row in interleaved(paths).to_pylist():
             if row["kind"] in (KIND_RECORD, KIND_LATE):
                 is_late = row["kind"] == KIND_LATE
                 self.placed.append((row["order_time"], row["stream_id"], row["message_id"], is_late))

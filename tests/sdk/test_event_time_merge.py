@@ -81,5 +81,5 @@ def test_a_merger_that_follows_gives_out_what_is_final_and_nothing_else_when_it_
 
 def test_a_position_of_other_pipelines_is_refused(tmp_path: Path) -> None:
     first = written(tmp_path / "a", "one", [1], [], 1)
-    with pytest.raises(ConfigError, match="one of 2 pipelines, and 1 are named"):
+    with pytest.raises(ConfigError, match="belongs to 2 pipelines, but 1 are given"):
         merged_by_event_time(first, position={"sequences": [{}, {}]})

@@ -33,7 +33,7 @@ class MemoryLane:
         self.position = 0
         self.epochs: list[tuple[list[pa.RecordBatch], int]] = []
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         return self.position if self.position < len(self.epochs) else None
 
     def batches(self) -> Iterator[pa.RecordBatch]:

@@ -123,8 +123,8 @@ def merge(
             stack.callback(output.close)
         merging = LaneMerge(open_lanes, options, output.position if output else None, stop=stop)
         stack.callback(merging.close)
-        teller = _Teller(merging, as_json=as_json)
-        stack.callback(teller.close)
+        progress = _ProgressPrinter(merging, as_json=as_json)
+        stack.callback(progress.close)
         if metrics is not None:
             stack.callback(_serve_metrics(merging, metrics).close)
         if output is None:
@@ -133,7 +133,7 @@ def merge(
             from procession.sdk.merge_output import merge_into
 
             merge_into(merging, output, transaction_bytes=transaction_bytes)
-        teller.finish()
+        progress.finish()
 
 
 def _lane_numbers(text: str) -> frozenset[int]:
@@ -148,7 +148,7 @@ def _framing(open_lanes: OpenLanes) -> str:
     """The framing that the pipeline wrote down with its lanes; lines while there are none."""
     lanes = open_lanes({})
     try:
-        known = [lane.identity for lane in lanes if lane.look() is not None]
+        known = [lane.identity for lane in lanes if lane.poll() is not None]
         return next((identity.framing for identity in known if identity is not None), "lines")
     finally:
         for lane in lanes:
@@ -165,7 +165,7 @@ def _print_records(merging: LaneMerge, framing: str | None) -> None:
         out.flush()
 
 
-class _Teller:
+class _ProgressPrinter:
     """Prints progress to standard error, from a thread of its own, because the merger may wait for a lane."""
 
     def __init__(self, merging: LaneMerge, *, as_json: bool) -> None:
@@ -179,9 +179,9 @@ class _Teller:
 
     def _run(self) -> None:
         while not self._end.wait(PROGRESS_S):
-            self._tell("progress")
+            self._print("progress")
 
-    def _tell(self, event: str) -> None:
+    def _print(self, event: str) -> None:
         report = self._merging.report
         if self._as_json:
             facts = {"event": event, "elapsed_s": round(time.monotonic() - self._begun_s, 3), **report.as_dict()}
@@ -200,7 +200,7 @@ class _Teller:
 
     def finish(self) -> None:
         self.close()
-        self._tell("merged")
+        self._print("merged")
 
     def close(self) -> None:
         self._end.set()

@@ -13,7 +13,7 @@ import typer
 from procession.cli.command_options import PipelineDirectory
 from procession.log_format import note
 
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 def traces(
@@ -26,11 +26,11 @@ def traces(
             help="The collector: an OTLP receiver for HTTP with JSON, without /v1/traces.",
         ),
     ] = "http://127.0.0.1:4318",
-    once: Annotated[bool, typer.Option("--once", help="Send the history that is kept, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Send the stored history, then exit.")] = False,
 ) -> None:
     """Send a trace of each committed epoch to an OpenTelemetry collector, as epochs are committed, until Ctrl-C.
 
-    It reads the epoch history, so it may be started and stopped at any time, and the pipeline does not notice."""
+    It reads the epoch history, so you can start and stop it at any time without affecting the pipeline."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.commit.checkpoint import read_pipeline
     from procession.errors import ConfigError
@@ -48,8 +48,8 @@ def traces(
         try:
             send(found.new(), pipeline, to)
             is_away = False
-        except ConfigError as error:  # those spans are lost; the pipeline goes on
+        except ConfigError as error:  # these spans are lost; the pipeline is not affected
             if not is_away:
                 note(error.sentence)
             is_away = True
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

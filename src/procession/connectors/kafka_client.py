@@ -195,7 +195,7 @@ class KafkaClients:
             "reconnect.backoff.max.ms": 1000,
             **{name: value for name, value in config.items() if not name.startswith("schema.registry.")},
             "bootstrap.servers": url.brokers,
-            "error_cb": self._hear,
+            "error_cb": self._on_error,
             "logger": _client_logger(),
         }
         self._admin: AdminClient | None = None
@@ -206,7 +206,7 @@ class KafkaClients:
             return self
         return KafkaClients(self.url.of_instance(instance), self._given, patience_s=self.patience_s)
 
-    def _hear(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         """Error callback. It gets the reason why a broker is unreachable; the failed call itself gets only a
         time-out."""
         is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # it follows the errors of the single brokers
@@ -306,7 +306,7 @@ class KafkaClients:
             except KafkaException as error:
                 self.refused(error, what)
             except TimeoutError:
-                self.admin.poll(0)  # calls `_hear`
+                self.admin.poll(0)  # calls `_on_error`
                 waited_s = time.monotonic() - began
                 if is_untrusted(self._reason) or waited_s > self.patience_s + ANSWER_TIMEOUT_S:
                     raise self.sentence(KafkaError(KafkaError._TIMED_OUT), what) from None
@@ -333,7 +333,7 @@ class KafkaClients:
 
     def sentence(self, error: KafkaError, what: str) -> ProcessionError:
         """The error as a sentence that says who must act."""
-        self.admin.poll(0)  # calls `_hear`
+        self.admin.poll(0)  # calls `_on_error`
         return sentence_of(error, self._reason, self.url.brokers, what)
 
 

@@ -67,7 +67,7 @@ class KafkaLane:
     def position(self) -> int:
         return self._position
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         if not self._parts:
             self._topic.read(self)
         return self._parts[0][0].epoch if self._parts else None
@@ -178,7 +178,7 @@ class TopicLanes:
             if error is None:
                 by_partition[message.partition()].take(message)  # type: ignore[index]
             else:
-                self._hear(error, by_partition.get(message.partition()))  # type: ignore[arg-type]
+                self._on_error(error, by_partition.get(message.partition()))  # type: ignore[arg-type]
         full = [
             lane
             for lane in self.lanes
@@ -188,7 +188,7 @@ class TopicLanes:
             self._paused.update(lane.partition for lane in full)
             self._consumer.pause([TopicPartition(self.name, lane.partition) for lane in full])
 
-    def _hear(self, error: KafkaError, lane: KafkaLane | None) -> None:
+    def _on_error(self, error: KafkaError, lane: KafkaLane | None) -> None:
         code = error.code()
         if code == KafkaError._PARTITION_EOF and lane is not None:
             lane.is_at_end = True

@@ -8,7 +8,7 @@ further options. `planner/upgrade` decides what happens to each stage; `commit/c
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,3 @@ class _Migration:
                 next_step="correct the function; nothing was changed",
                 stage=self._stage,
             ) from error
-
-
-def named_files(states: Mapping[str, StateVersion]) -> set[str]:
-    """The files of these versions."""
-    return {name for version in states.values() for name in version.names}

@@ -141,10 +141,10 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
         executor_files.check_host_services(app.graph, config.master or "local")
     spark = None
     if promotion is not None:
-        from procession.spark.class_archive import rehearse
+        from procession.spark.class_archive import warm_up
 
         spark = config.start_spark(app, say)
-        rehearse(spark.session)
+        warm_up(spark.session)
         _announce_spare(config.directory / SPARE_READY)
         if not promotion.readline():
             return

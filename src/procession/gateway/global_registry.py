@@ -97,7 +97,7 @@ class GlobalRegistry:
         for stream_id, at in committed.items():
             self._commit(stream_id, at)
         for stream_id, clock in (clocks or {}).items():
-            self._hear(stream_id, clock)
+            self._advance_clock(stream_id, clock)
         self._links[name] = link
         self._unreported.discard(name)
 
@@ -114,11 +114,11 @@ class GlobalRegistry:
 
     def is_superseded(self, link: int) -> bool:
         """Whether the link is obsolete: its gateway has a later one, or is not a member."""
-        return self._speaker(link) is None
+        return self._gateway_of(link) is None
 
     def notify(self, link: int, stream_id: int) -> Grant | Refusal:
         """A gateway asks for a stream on behalf of a session."""
-        name = self._speaker(link)
+        name = self._gateway_of(link)
         if name is None or self._unreported or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
         self.active[stream_id] = name
@@ -130,13 +130,13 @@ class GlobalRegistry:
 
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> bool:
         """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
-        name = self._speaker(link)
+        name = self._gateway_of(link)
         if name is None or self.active.get(stream_id) != name:
             return False
         del self.active[stream_id]
         if committed is not None:
             self._commit(stream_id, committed)
-        self._hear(stream_id, clock)
+        self._advance_clock(stream_id, clock)
         return True
 
     def leave(self, name: str) -> None:
@@ -149,11 +149,11 @@ class GlobalRegistry:
         self._links.pop(name, None)
         self._unreported.discard(name)
 
-    def _speaker(self, link: int) -> str | None:
+    def _gateway_of(self, link: int) -> str | None:
         """The gateway of a link, unless a later link has replaced it."""
         return next((name for name, its_link in self._links.items() if its_link == link), None)
 
-    def _hear(self, stream_id: int, clock: StreamClock | None) -> None:
+    def _advance_clock(self, stream_id: int, clock: StreamClock | None) -> None:
         if clock is not None:
             self.clocks[stream_id] = clock.later(self.clocks.get(stream_id))
 

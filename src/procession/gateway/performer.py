@@ -252,7 +252,7 @@ class GatewayPerformer:
         await self._durably(self.log.sync)
         if self.ordering is not None:
             async with self._order_lock:
-                await self._hear(self.ordering)
+                await self._take_arrivals(self.ordering)
                 await self._order(self.ordering)
         check_start(start, self.offered.next_sequence)
         return self._offer(self._whole_groups(start, self.offered.end_for(start, records_max, bytes_max)))
@@ -270,7 +270,7 @@ class GatewayPerformer:
         self.flush()
         await self._durably(self.log.sync)
         async with self._order_lock:
-            await self._hear(ordering)
+            await self._take_arrivals(ordering)
             return ordering.order.clocks.all_reached()
 
     async def offer_among(
@@ -297,7 +297,7 @@ class GatewayPerformer:
             )
         return self.ordering
 
-    async def _hear(self, ordering: Ordering) -> None:
+    async def _take_arrivals(self, ordering: Ordering) -> None:
         """Processes received rows, or some of them."""
         now = self.host.monotonic_s()
         if ticks := ordering.ticks(now):

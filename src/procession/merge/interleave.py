@@ -53,7 +53,7 @@ def order_of(paths: Sequence[RowPlaces]) -> Numbers:
     return np.lexsort((ids, streams, times))
 
 
-def dealt(paths: Sequence[RowPlaces], edges: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+def row_ranges(paths: Sequence[RowPlaces], edges: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     """Cut the interleaved sequence at these edges. Yield for each part the rows [first, last) of every path in it."""
     starts = np.cumsum([0, *(len(path.order_times) for path in paths)])
     owners = np.searchsorted(starts[1:], order_of(paths), "right")
@@ -64,7 +64,7 @@ def dealt(paths: Sequence[RowPlaces], edges: Sequence[int]) -> Iterator[list[tup
         at = reach
 
 
-def woven(paths: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
+def interleaved(paths: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
     """Return the rows of these non-empty paths as one batch in order."""
     order = order_of([RowPlaces.of(path) for path in paths])
     return pa.concat_batches([batch for path in paths for batch in path]).take(pa.array(order))

@@ -1,8 +1,8 @@
 """`merged_by_event_time`: the lanes of several pipelines as one sequence, by event time.
 
-Invariant: each pipeline's lanes are merged by `sdk/lane_merge`, then the sequences are woven (`merge/time_weave`). The
-result depends on the lanes alone, whatever the timing, so two mergers give out the same. One batch of each pipeline is
-in memory.
+Invariant: `sdk/lane_merge` merges the lanes of each pipeline, then `merge/sequence_merge` merges the resulting
+sequences. The result depends only on the lanes, not on timing, so two mergers produce the same sequence. Memory holds
+one batch per pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from procession.errors import ConfigError
-from procession.merge.time_weave import TIME_MIN, WovenSequence, final_counts, woven_rows
+from procession.merge.sequence_merge import TIME_MIN, TimedSequence, final_counts, rows_by_time
 from procession.sdk.lane_files import BUFFER_BYTES
 from procession.sdk.lane_merge import POLL_S, LaneMerge, MergedBatch, MergeOptions, MergeReport
 from procession.sdk.merged_records import MergedRecord, lanes_at
@@ -23,7 +23,7 @@ from procession.sdk.merged_records import MergedRecord, lanes_at
 Place = str | Path
 
 
-class _Sequence(WovenSequence):
+class _Sequence(TimedSequence):
     """The merged lanes of one pipeline, read a batch at a time."""
 
     def __init__(self, merge: LaneMerge, position: Mapping[str, Any]) -> None:
@@ -33,11 +33,11 @@ class _Sequence(WovenSequence):
         self._turn: Iterator[MergedBatch] = iter(())
         self._at: dict[str, Any] = merge.position
         self._skipped = int(position.get("taken", 0))
-        """Rows of the first turn that were given out before."""
+        """Rows of the first turn that an earlier merger has emitted."""
         self._read = 0
 
     def fill(self) -> None:
-        """Read the next batch, if none waits; the sequence ends where its merger does."""
+        """Read the next batch if no rows wait. The sequence ends when its merger ends."""
         while self.is_empty and not self.is_ended:
             batch = next(self._turn, None)
             if batch is None:
@@ -54,7 +54,7 @@ class _Sequence(WovenSequence):
 
     @property
     def position(self) -> dict[str, Any]:
-        """After the rows that were taken."""
+        """The position after the last row that was taken."""
         waiting = 0 if self.rows is None else self.rows.num_rows
         reached = int(self.times[0]) if waiting else self.reached
         return {"lanes": self._at, "taken": self._read - waiting, "reached": reached}
@@ -76,17 +76,17 @@ class MergedByEventTime:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The same as Arrow batches with the columns `payload`, `key` and `event_time`. Between two of them, `position`
-        is the place behind the last."""
+        is the one after the earlier batch."""
         while not self._stop.is_set():
             for sequence in self._sequences:
                 sequence.fill()
             if self._stop.is_set():
-                return  # a merger that was stopped has ended, and its lanes have not
+                return  # the mergers were stopped; their lanes have not ended
             counts = final_counts(self._sequences)
             if not any(counts):
                 return
             pairs = zip(self._sequences, counts, strict=True)
-            yield woven_rows([sequence.take(count) for sequence, count in pairs if count])
+            yield rows_by_time([sequence.take(count) for sequence, count in pairs if count])
 
     @property
     def position(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class MergedByEventTime:
 
     @property
     def reports(self) -> list[MergeReport]:
-        """What was done so far with the lanes of each pipeline."""
+        """The progress of each pipeline's merger."""
         return [sequence.merge.report for sequence in self._sequences]
 
     def stop(self) -> None:
@@ -116,27 +116,27 @@ def merged_by_event_time(
 ) -> MergedByEventTime:
     """Merge the lanes of several pipelines by event time, the same way in every run.
 
-    A record's place is given by the greatest event time of its pipeline's output up to it, then by the order of the
-    arguments, then by its order in its pipeline. A record without an event time stays behind the one before it.
+    Records are ordered by the greatest event time of their pipeline's output so far, then by the order of the
+    arguments, then by their order in the pipeline. A record without an event time follows the record before it.
 
     Args:
         pipelines: For each pipeline the place of its lanes, or a list of places.
-        follow: Wait for more, until `stop` is called. Without it, each pipeline ends where its lanes are complete now.
+        follow: Wait for more records until `stop` is called. Otherwise stop at the last epoch that all lanes have now.
         position: The `position` of an earlier merger of the same pipelines, in the same order.
-        buffer_bytes: Bytes in memory for each topic above which partitions that are ahead are paused.
-        poll_s: Time between two looks at lanes that have nothing new.
+        buffer_bytes: Maximum bytes in memory per topic. Above it, partitions that are ahead are paused.
+        poll_s: Seconds between polls of lanes that have nothing new.
 
     Returns:
         The records, to be iterated once.
 
     Raises:
-        ConfigError: The lanes of one pipeline do not belong together, or the position is of other pipelines.
+        ConfigError: The lanes of one pipeline do not belong together, or the position belongs to other pipelines.
     """
     positions = [{}] * len(pipelines) if position is None else list(position.get("sequences", ()))
     if len(positions) != len(pipelines):
         raise ConfigError(
-            f"the position is one of {len(positions)} pipelines, and {len(pipelines)} are named",
-            next_step="name the same pipelines in the same order, or merge from the beginning",
+            f"the position belongs to {len(positions)} pipelines, but {len(pipelines)} are given",
+            next_step="give the same pipelines in the same order, or merge from the beginning",
         )
     stop = threading.Event()
     options = MergeOptions(is_following=follow, poll_s=poll_s)

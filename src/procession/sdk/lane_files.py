@@ -55,7 +55,7 @@ class LaneReader(Protocol):
     def position(self) -> int:
         """Behind the last epoch that was read to its end. A reader that starts there continues."""
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         """The next epoch that can be read; None: there is none so far."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ class FileLane:
     def position(self) -> int:
         return self._position
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         if not self._parts:
             for transaction in self._log.look():
                 self._committed_end = transaction.end

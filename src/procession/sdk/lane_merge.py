@@ -179,7 +179,7 @@ class LaneMerge:
                     f"the position of this merger is one of other lanes: {', '.join(sorted(at)[:3])}",
                     next_step="name the same lanes as before; or give another output, to merge from the beginning",
                 )
-            known = [lane.identity for lane in lanes if lane.look() is not None and lane.identity is not None]
+            known = [lane.identity for lane in lanes if lane.poll() is not None and lane.identity is not None]
             problem = None
             if known:
                 problem = self._missing(lanes, known)
@@ -200,7 +200,7 @@ class LaneMerge:
         return lane.name in at if at else lane.identity is not None or self._options.timeout_s is not None
 
     def _is_wanted(self, lane: LaneReader) -> bool:
-        lane.look()
+        lane.poll()
         identity, options = lane.identity, self._options
         if identity is None:
             return True
@@ -245,7 +245,7 @@ class LaneMerge:
         timeout_s = self._options.timeout_s
         try:
             while not self._stop.is_set():
-                heads = [lane.look() for lane in self._lanes]
+                heads = [lane.poll() for lane in self._lanes]
                 now_s = self._clock()
                 is_overdue = timeout_s is not None and since_s is not None and now_s - since_s >= timeout_s
                 turn = self._order.next(heads, is_overdue=is_overdue)
@@ -320,7 +320,7 @@ class LaneMerge:
     @property
     def is_ready(self) -> bool:
         """Whether another turn can be read at once."""
-        return bool(self._lanes) and all(lane.look() is not None for lane in self._lanes)
+        return bool(self._lanes) and all(lane.poll() is not None for lane in self._lanes)
 
     def _pause(self) -> None:
         self._stop.wait(self._options.poll_s)

@@ -68,7 +68,7 @@ class SourceClient:
         self._options = options
         self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
         self._acks = AckLog(options.acks) if options.acks else None
-        self._roster = KnownStreams()
+        self._known = KnownStreams()
         self._readings: dict[int, StreamReader] = {}
         self._feed: StreamFeed | None = None
         self._sessions = 0
@@ -79,11 +79,11 @@ class SourceClient:
     @property
     def committed(self) -> dict[int, int | None]:
         """The last acknowledged message id of each stream."""
-        return {stream_id: progress.committed for stream_id, progress in self._roster.streams.items()}
+        return {stream_id: progress.committed for stream_id, progress in self._known.streams.items()}
 
     def report(self) -> Report:
         """The progress so far."""
-        streams = self._roster.streams.values()
+        streams = self._known.streams.values()
         sent = sum(progress.sent for progress in streams)
         (before_s, before), now_s = self._reported, time.monotonic()
         self._reported = (now_s, sent)
@@ -101,11 +101,11 @@ class SourceClient:
         )
 
     def _state(self) -> str:
-        if self._roster.is_done:
+        if self._known.is_done:
             return "done"
         if self._feed is None or not self._feed.is_welcome:
             return "connecting"
-        if self._roster.is_complete and all(progress.is_ended for progress in self._roster.streams.values()):
+        if self._known.is_complete and all(progress.is_ended for progress in self._known.streams.values()):
             return "waiting for commits"
         return "waiting for credits" if self._feed.is_starved else "sending"
 
@@ -142,9 +142,9 @@ class SourceClient:
         else:
             for stream in streams:
                 self._name(stream)
-        self._roster.is_complete = True
+        self._known.is_complete = True
         if self._feed:
-            self._feed.farewell_if_done()
+            self._feed.close_if_done()
 
     def _name(self, stream: Stream) -> None:
         """The source has named a stream: it is opened; or opened again, if it was named before."""
@@ -160,9 +160,9 @@ class SourceClient:
                 " which ones are free.",
                 next_step='Give it a spool, give its records ids, or leave out dialect="draft".',
             )
-        progress = self._roster.streams.get(stream.id)
+        progress = self._known.streams.get(stream.id)
         if progress is None:
-            progress = self._roster.streams[stream.id] = StreamProgress(stream)
+            progress = self._known.streams[stream.id] = StreamProgress(stream)
             if self._feed:
                 self._feed.open(progress)
         elif progress.stream.name != stream.name:
@@ -249,7 +249,7 @@ class SourceClient:
         try:
             self._feed = StreamFeed(
                 self._source,
-                self._roster,
+                self._known,
                 options,
                 Connection(ConnectionSide.INITIATOR, Role.SOURCE, dialect=DIALECTS[options.dialect]),
                 reader,

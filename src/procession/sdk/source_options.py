@@ -48,7 +48,7 @@ class SourceOptions:
 
     connect_timeout_s: float = 10.0
     handshake_timeout_s: float = 10.0
-    farewell_timeout_s: float = 5.0
+    close_timeout_s: float = 5.0
     """Time limits for connecting, for the answer to HELLO, and for closing at the end."""
     backoff_first_s: float = FIRST_S
     backoff_limit_s: float = LIMIT_S

@@ -66,7 +66,7 @@ class StreamFeed:
     def __init__(
         self,
         source: Source,
-        roster: KnownStreams,
+        known: KnownStreams,
         options: SourceOptions,
         connection: Connection,
         reader: asyncio.StreamReader,
@@ -78,7 +78,7 @@ class StreamFeed:
     ) -> None:
         """`readings` outlive the session, so a stream has at most one reader at a time."""
         self._source = source
-        self._roster = roster
+        self._known = known
         self._options = options
         self._connection = connection
         self._reader = reader
@@ -91,7 +91,7 @@ class StreamFeed:
         self._slots = asyncio.Semaphore(options.streams_at_once_max)
         self._turn = asyncio.Lock()
         """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
-        self._to_notify = deque(roster.streams.values())
+        self._to_notify = deque(known.streams.values())
         self._refused: list[StreamProgress] = []
         self._unconfirmed: deque[StreamProgress] = deque()
         """The ended streams that a NOTIFY has yet to confirm, in the order of their ids."""
@@ -103,7 +103,7 @@ class StreamFeed:
         self._deadline = asyncio.timeout(options.handshake_timeout_s)
         self._is_leaving = False
         self.is_welcome = False
-        for progress in roster.streams.values():
+        for progress in known.streams.values():
             progress.begin()
 
     async def run(self, hello: Hello) -> Restart | None:
@@ -130,21 +130,21 @@ class StreamFeed:
         self._to_notify.append(progress)
         self._notify()
 
-    def farewell_if_done(self) -> None:
+    def close_if_done(self) -> None:
         """Say that no more comes; the gateway closes when it has read all."""
-        if not self.is_welcome or not self._roster.is_acknowledged or self._is_leaving:
+        if not self.is_welcome or not self._known.is_acknowledged or self._is_leaving:
             return
         if not self._is_confirming:
             self._is_confirming = True
             self._spawn(self._confirm_ends())
-        if self._roster.is_done:
+        if self._known.is_done:
             self._is_leaving = True
             if not self._writer.can_write_eof():
                 # TLS has no half-close. Closing sends everything, and waits until the peer closes, too.
                 self._writer.close()
             elif not self._writer.is_closing():
                 self._writer.write_eof()
-            asyncio.get_running_loop().call_later(self._options.farewell_timeout_s, self._writer.close)
+            asyncio.get_running_loop().call_later(self._options.close_timeout_s, self._writer.close)
 
     # Receiving
 
@@ -156,7 +156,7 @@ class StreamFeed:
                         log.info("session.restart_asked", address=event.address)
                         return event
                     self._take(event)
-        if self._roster.is_done:
+        if self._known.is_done:
             return None
         raise ConnectionResetError("the gateway closed the connection")
 
@@ -167,10 +167,10 @@ class StreamFeed:
                 self.is_welcome = True
                 self._deadline.reschedule(None)
                 self._notify()
-                self.farewell_if_done()
+                self.close_if_done()
             case NotifyAck(success, stream_id, point_of_reference):
                 log.debug("session.stream_answered", stream=stream_id, success=success, committed=point_of_reference)
-                progress = self._roster.streams[stream_id]
+                progress = self._known.streams[stream_id]
                 if progress.is_ended:
                     self._is_asking = False
                     if success:
@@ -188,13 +188,13 @@ class StreamFeed:
                     self._refused.append(progress)
             case Ack(_, positions):
                 for stream_id, point_of_reference in positions:
-                    self._commit(self._roster.streams[stream_id], point_of_reference)
+                    self._commit(self._known.streams[stream_id], point_of_reference)
                 self._to_notify.extend(self._refused)
                 self._refused.clear()
                 self._notify()
                 self._credited.set()
                 self._acked.set()
-                self.farewell_if_done()
+                self.close_if_done()
             case Error(reason):
                 if reason.startswith(draft.IN_USE):
                     raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
@@ -236,8 +236,8 @@ class StreamFeed:
         """Sends NOTIFYs until the end of every stream is committed. Starts when there is nothing left to send, because
         an accepted NOTIFY opens the stream again until the session ends. Confirms one stream at a time, in the order of
         their ids. Otherwise two sources of the same streams could each hold some of them, and deadlock."""
-        self._unconfirmed.extend(sorted(self._roster.streams.values(), key=lambda progress: progress.stream.id))
-        while not self._roster.is_done:
+        self._unconfirmed.extend(sorted(self._known.streams.values(), key=lambda progress: progress.stream.id))
+        while not self._known.is_done:
             self._acked.clear()
             self._ask_for_an_end()
             with suppress(TimeoutError):
@@ -249,7 +249,7 @@ class StreamFeed:
         while self._unconfirmed and self._unconfirmed[0].is_end_committed:
             self._unconfirmed.popleft()
         if not self._unconfirmed:
-            self.farewell_if_done()
+            self.close_if_done()
         elif not self._is_asking:
             self._is_asking = True
             self._to_notify.append(self._unconfirmed[0])
@@ -270,7 +270,7 @@ class StreamFeed:
         if progress.is_named_again:
             progress.reopen()
             self.open(progress)
-        self.farewell_if_done()
+        self.close_if_done()
 
     async def _read(self, progress: StreamProgress) -> None:
         stream, after = progress.stream, progress.committed

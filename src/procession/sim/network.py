@@ -144,7 +144,7 @@ class Endpoint:
     def _deliver(self, data: bytes) -> None:
         other = self.other
         if data and not other._is_closed:
-            other.owner.post(_hear, other, data)
+            other.owner.post(_deliver, other, data)
 
     def _finish(self, is_clean: bool) -> None:
         """End the sending side: data in flight arrives first, then the peer learns of the end."""
@@ -156,7 +156,7 @@ class Endpoint:
             other.owner.post(_lose, other, is_clean)
 
 
-def _hear(end: Endpoint, data: bytes) -> Any:
+def _deliver(end: Endpoint, data: bytes) -> Any:
     return end.owner.received(end, data) if not end._is_closed else None
 
 

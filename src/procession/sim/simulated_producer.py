@@ -112,7 +112,7 @@ class Producer(SimulatedProcess):
                 self._notify(end)
             case NotifyAck() if event.success and self._progress.is_ended:
                 self._progress.is_end_committed = True
-                self._farewell_if_done(end)
+                self._close_if_done(end)
             case NotifyAck() if event.success:
                 oracle.acknowledged_to(stream, event.point_of_reference)
                 self._progress.commit(event.point_of_reference)
@@ -127,7 +127,7 @@ class Producer(SimulatedProcess):
                 if self._was_refused:
                     self._was_refused = False
                     self.later(RETRY_S * self.site.chance.random(), self._notify, end)
-                self._farewell_if_done(end)
+                self._close_if_done(end)
                 if self._is_waiting and self._connection.credit.available:
                     self._is_waiting = False
                     self.soon(self._pump, end)
@@ -182,9 +182,9 @@ class Producer(SimulatedProcess):
         end.write(b"".join(frames))
         if self._next is not None:
             self.later(0.02 * chance.random(), self._pump, end)
-        self._farewell_if_done(end)
+        self._close_if_done(end)
 
-    def _farewell_if_done(self, end: Endpoint) -> None:
+    def _close_if_done(self, end: Endpoint) -> None:
         if self._progress.is_acknowledged and not self._is_confirming:
             self._is_confirming = True
             self._notify(end)

@@ -25,7 +25,7 @@ from procession.errors import StorageError
 from procession.spark.session import archive_path, open_session
 
 EPOCHS = 3
-REHEARSAL_TIMEOUT_S = 120
+WARM_UP_TIMEOUT_S = 120
 DUMP = "PROCESSION_DUMP_CLASSES"
 
 
@@ -43,10 +43,8 @@ def warm() -> Path | None:
         ) from error
     draft = archive.with_name(f"{archive.name}.{os.getpid()}")
     # In a separate process, because the JVM writes the archive when it exits.
-    rehearsal = [sys.executable, "-m", "procession.spark.class_archive"]
-    result = subprocess.run(
-        rehearsal, env={**os.environ, DUMP: str(draft)}, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "procession.spark.class_archive"]
+    result = subprocess.run(command, env={**os.environ, DUMP: str(draft)}, capture_output=True, text=True, check=False)
     if result.returncode or not draft.exists():
         draft.unlink(missing_ok=True)
         return None
@@ -70,10 +68,10 @@ class CountingSource(DataSourceStreamReader):
         yield partition.value, str(partition.value)
 
 
-class RehearsalSource(DataSource):
+class WarmUpSource(DataSource):
     @classmethod
     def name(cls) -> str:
-        return "rehearsal"
+        return "warmup"
 
     def schema(self) -> str:
         return "partition int, manifest string"
@@ -82,9 +80,9 @@ class RehearsalSource(DataSource):
         return CountingSource()
 
 
-def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
+def warm_up(spark: SparkSession, *, fails: bool = False) -> None:
     """Run a few epochs as the driver does, to load classes and start workers before the first real epoch."""
-    spark.dataSource.register(RehearsalSource)
+    spark.dataSource.register(WarmUpSource)
     is_over = threading.Event()
 
     def on_epoch(rows: DataFrame, epoch: int) -> None:
@@ -95,17 +93,17 @@ def rehearse(spark: SparkSession, *, fails: bool = False) -> None:
                 raise StopIteration
 
     with tempfile.TemporaryDirectory() as checkpoint:
-        writer = spark.readStream.format("rehearsal").load().writeStream.foreachBatch(on_epoch)
+        writer = spark.readStream.format("warmup").load().writeStream.foreachBatch(on_epoch)
         query = writer.option("checkpointLocation", checkpoint).start()
-        is_over.wait(REHEARSAL_TIMEOUT_S)
+        is_over.wait(WARM_UP_TIMEOUT_S)
         with suppress(Exception):  # the last batch fails on purpose
-            query.awaitTermination(REHEARSAL_TIMEOUT_S) if fails else query.stop()
+            query.awaitTermination(WARM_UP_TIMEOUT_S) if fails else query.stop()
 
 
 def dump_classes(archive: str) -> None:
     """Run the warm-up epochs in a JVM that writes the archive when it exits."""
-    spark = open_session("rehearsal", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
-    rehearse(spark, fails=True)  # so that the archive has the classes for failures too
+    spark = open_session("warmup", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
+    warm_up(spark, fails=True)  # so that the archive has the classes for failures too
     spark.stop()
 
 

@@ -61,9 +61,9 @@ def ranges_of(
     pieces = list(laid(starts, ends, places, offered))
     first = numbered_from(starts)
     ranges = deal(first, numbered_from(ends), parallelism)
-    if task.is_woven(pieces):
+    if task.is_interleaved(pieces):
         edges = [0, *(task_range.last - first for task_range in ranges)]
-        for task_range, task_pieces in zip(ranges, task.dealt(pieces, edges), strict=True):
+        for task_range, task_pieces in zip(ranges, task.row_ranges(pieces, edges), strict=True):
             task_range.pieces = task_pieces
         return ranges
     for task_range in ranges:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from procession.errors import ProcessionError, RoundError
 from procession.merge.event_time import NO_REFERENCE
-from procession.merge.interleave import RowPlaces, dealt, woven
+from procession.merge.interleave import RowPlaces, interleaved, row_ranges
 from procession.merge.kway import merged
 from procession.operators.chain import CHAIN_RECORDS_MAX, Chain
 from procession.operators.chain_rows import ChainRows
@@ -281,20 +281,20 @@ class Task:
 
     def _rows_of(self, pieces: Sequence[LogRange]) -> Iterator[pa.RecordBatch]:
         """Read the rows of these ranges: one range after another, or all of them merged by event time."""
-        if self.is_woven(pieces):
-            yield woven([list(self._read(piece, piece.first, piece.last)) for piece in pieces])
+        if self.is_interleaved(pieces):
+            yield interleaved([list(self._read(piece, piece.first, piece.last)) for piece in pieces])
             return
         for piece in pieces:
             yield from self._read(piece, piece.first, piece.last)
 
-    def is_woven(self, pieces: Sequence[LogRange]) -> bool:
+    def is_interleaved(self, pieces: Sequence[LogRange]) -> bool:
         """Whether these ranges must be merged by event time, because only each single range is sorted."""
         return self._use is ORDERED and len(pieces) > 1
 
-    def dealt(self, pieces: Sequence[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
+    def row_ranges(self, pieces: Sequence[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
         """Return the part of each range that each task reads, if the merged rows are cut at these edges."""
         places = [RowPlaces.of(self._read(piece, piece.first, piece.last)) for piece in pieces]
-        for shares in dealt(places, edges):
+        for shares in row_ranges(places, edges):
             cuts = zip(pieces, shares, strict=True)
             yield tuple(
                 replace(piece, first=piece.first + first, last=piece.first + last)
@@ -316,12 +316,12 @@ class Task:
         piece, sequence = self._piece(number, number + 1), number
         if self.layout is not None:
             first, pieces = self.layout.ranges(epoch)
-            if self.is_woven(pieces):
+            if self.is_interleaved(pieces):
                 return dict(next(self._rows_of(pieces)).slice(number - first, 1).to_pylist()[0])
             piece, sequence = sequence_of(number, first, pieces) or (piece, sequence)
         elif self.graph.exchange is not Exchange.SPARK:  # with it there is one gateway: see `driver/offsets`
             for made in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
-                if self.is_woven(made.pieces) and made.first <= number < made.last:
+                if self.is_interleaved(made.pieces) and made.first <= number < made.last:
                     found = next(self._rows_of(made.pieces)).slice(number - made.first, 1)
                     return dict(found.to_pylist()[0])
                 piece, sequence = sequence_of(number, made.first, made.pieces) or (piece, sequence)

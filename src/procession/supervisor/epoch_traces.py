@@ -1,9 +1,9 @@
 """Traces of epochs for OpenTelemetry: one trace per epoch, with a span for each phase, sent by OTLP over HTTP as JSON.
 
-Invariant: the epoch history is read, never the driver, so a collector that is slow or away costs the pipeline nothing.
-The ids of traces and spans are made of the checkpoint's id and the epoch: what is sent twice is the same. At most
-`SPANS_MAX` spans are in a request. An epoch without times, which a driver added for its predecessor, has no trace.
-Phase 2 is known with the next epoch, and is sent with that.
+Invariant: it reads the epoch history and never asks the driver, so a slow or unreachable collector does not affect the
+pipeline. The ids of traces and spans are derived from the checkpoint's id and the epoch, so sending an epoch twice
+creates no second trace. A request has at most `SPANS_MAX` spans. An epoch without times, which a driver added for its
+predecessor, has no trace. The history shows phase 2 with the next epoch, and it is sent then.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from procession.driver.driver_reports import EPOCHS
 from procession.driver.epoch_log import EpochTail, older
 from procession.errors import ConfigError
 
-ENDPOINT = "http://127.0.0.1:4318"
-"""Where a collector listens, by OpenTelemetry's conventions."""
 SPANS_MAX = 512
 """Maximum number of spans in a request."""
 TIMEOUT_S = 10.0

@@ -22,10 +22,6 @@ ENDS_KEPT = 1_000
 """Number of latest rounds whose ends are kept, to find the one that a sink or a gateway has reached."""
 
 
-RoundEnds = tuple[int, Mapping[str, int], Mapping[str, int]]
-"""An epoch, the end of each sink's output after it, and its end in the log of each gateway."""
-
-
 @dataclass(frozen=True)
 class HeldOutput:
     """What a sink's own log says that it holds, committed."""

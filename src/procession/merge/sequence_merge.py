@@ -1,8 +1,9 @@
-"""Weaves ordered sequences by event time: the merged outputs of several pipelines, as one sequence. Pure.
+"""Merges ordered sequences by event time: the outputs of several pipelines become one sequence. Pure.
 
 Invariant: a row is ordered by its *order time*, the greatest event time of its sequence up to it; then by the number of
-its sequence; then as in its sequence. This depends on the sequences alone, so every merger gives out the same. A row is
-final when every sequence that goes on has reached its place. Used by `sdk/event_time_merge`.
+its sequence; then by its position in the sequence. This depends only on the sequences, so all mergers produce the same
+result. A row is final when every sequence that has not ended has reached its order time. Used by
+`sdk/event_time_merge`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ TIME_MIN = -(2**63)
 Times = npt.NDArray[np.int64]
 
 
-class WovenSequence:
-    """A sequence: rows that wait for their place, and the order time that it has reached."""
+class TimedSequence:
+    """One input sequence: its rows that are not final yet, and the order time that it has reached."""
 
     def __init__(self, reached: int = TIME_MIN) -> None:
         self.reached = reached
-        """No later row comes before this time."""
+        """No later row has an order time below this."""
         self.is_ended = False
         self.rows: pa.RecordBatch | None = None
         self.times: Times = np.empty(0, np.int64)
@@ -33,7 +34,7 @@ class WovenSequence:
         return self.rows is None or not self.rows.num_rows
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add the next rows. There must be none that wait."""
+        """Add the next rows. All earlier rows must be taken."""
         assert self.is_empty
         times = rows.column("event_time").fill_null(TIME_MIN).to_numpy()
         self.times = np.maximum(np.maximum.accumulate(times), self.reached) if len(times) else times
@@ -48,7 +49,7 @@ class WovenSequence:
         return taken, times
 
 
-def final_counts(sequences: Sequence[WovenSequence]) -> list[int]:
+def final_counts(sequences: Sequence[TimedSequence]) -> list[int]:
     """How many of the waiting rows of each sequence are final."""
     bounds = [(sequence.reached, number) for number, sequence in enumerate(sequences) if not sequence.is_ended]
     if not bounds:
@@ -61,8 +62,8 @@ def final_counts(sequences: Sequence[WovenSequence]) -> list[int]:
     ]
 
 
-def woven_rows(parts: Sequence[tuple[pa.RecordBatch, Times]]) -> pa.RecordBatch:
-    """The rows of parts, one of each sequence and in their order, by their order times."""
+def rows_by_time(parts: Sequence[tuple[pa.RecordBatch, Times]]) -> pa.RecordBatch:
+    """Merge parts, one per sequence, by order time. Ties keep the order of the sequences."""
     columns = ("payload", "key", "event_time")
     chosen = [rows.select(columns) for rows, _ in parts]
     if len(chosen) == 1:
