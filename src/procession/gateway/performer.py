@@ -152,9 +152,10 @@ class GatewayPerformer:
                 if session in self._peers:
                     self._peers[session].close(reason)
             case ev.TrimLog(before_sequence):
-                input_pins.trim(self.offered, before_sequence, self.config.directory, self.host.files)
-                if self.state.snapshot.point is not None:
-                    self.log.trim(self.state.snapshot.point.floor)
+                with self._ending():
+                    input_pins.trim(self.offered, before_sequence, self.config.directory, self.host.files)
+                    if self.state.snapshot.point is not None:
+                        self.log.trim(self.state.snapshot.point.floor)
             case ev.AskForStream(stream_id):
                 assert self.leader is not None
                 self.leader.ask(stream_id)
