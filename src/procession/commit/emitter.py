@@ -7,18 +7,18 @@ sends the messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from procession.commit.lane_emitter import lane_messages
+from procession.commit.lane_emitter import block_sized, lane_messages
 from procession.commit.round_events import EmitEpoch
 from procession.commit.sink_link import SinkOptions
 from procession.errors import StorageError
 from procession.merge.kway import merged
-from procession.storage.run_store import Manifest, Run, Runs, payload_bytes
-from procession.wire.block_codec import BLOCK_RECORDS_MAX, block_batch, encode_blocks
+from procession.storage.run_store import Manifest, Run, Runs
+from procession.wire.block_codec import block_batch, encode_blocks
 
 IN_BLOCKS = ("payload", "key", "event_time")
 """The columns of runs for sinks that take blocks."""
@@ -82,25 +82,11 @@ def blocks(store: Runs, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iter
     """The same records as blocks, each of them a message. Raises StorageError if the runs hold more or fewer records
     than their manifests say."""
     expected, count = sum(run.count for run in runs), 0
-    for batch in _joined(_batches(store, epoch, runs, IN_BLOCKS), bytes_max):
+    batches = (batch.select(IN_BLOCKS) for batch in _batches(store, epoch, runs, IN_BLOCKS))
+    for batch in block_sized(batches, bytes_max):
         count += batch.num_rows
         whole = block_batch(*(batch.column(name) for name in IN_BLOCKS))
         for block in encode_blocks(whole, bytes_max):
             yield pa.array([block], pa.binary())
     if count != expected:
         raise StorageError(f"the runs of epoch {epoch} hold {count} records, their manifests say {expected}")
-
-
-def _joined(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows in batches large enough for a block: a merge may give them out in short stretches."""
-    waiting: list[pa.RecordBatch] = []
-    size_bytes = rows = 0
-    for batch in batches:
-        waiting.append(batch.select(IN_BLOCKS))
-        size_bytes += payload_bytes(batch.column("payload"))
-        rows += batch.num_rows
-        if size_bytes >= bytes_max or rows >= BLOCK_RECORDS_MAX:
-            yield pa.concat_batches(waiting)
-            waiting, size_bytes, rows = [], 0, 0
-    if waiting:
-        yield pa.concat_batches(waiting)

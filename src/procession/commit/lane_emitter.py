@@ -1,14 +1,14 @@
 """The lane emitter: the runs of an epoch for one lane as lane blocks, with a frontier behind them.
 
-Invariant: a lane gets its records sorted by the order key, in whole blocks, and one frontier per epoch, also if it has
-no records. The frontier names the group of lanes and how many records the epoch has in all of them. So far the driver
-reads the runs and sends the blocks, as for every sink; an executor could call `lane_messages` for its own lane, because
-it needs nothing but the lane's runs and the transaction. `wire/lane_blocks` has the format.
+Invariant: a lane gets its records sorted by the order key, in whole blocks, and one frontier per epoch, even without
+records. The frontier names the group of lanes and the number of records that the epoch has in all of them. The driver
+reads the runs and sends the blocks, as for every sink. An executor could call `lane_messages` for its own lane, because
+it needs only the lane's runs and the transaction. `wire/lane_blocks` has the format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -33,10 +33,12 @@ def lane_messages(
         runs: The runs of this lane.
         total: Number of records of the epoch in all lanes of the sink.
         lane: What the lane is part of, without its group.
-        bytes_max: Maximum bytes of the payloads in a block behind the first one.
+        bytes_max: Maximum payload bytes of a block. A block has at least one record.
     """
     expected, count = sum(run.count for run in runs), 0
-    for batch in _cut(merged([store.read(epoch, run) for run in runs]), bytes_max):
+    batches = merged([store.read(epoch, run) for run in runs])
+    pieces = (piece for batch in batches for piece in _pieces(lane_batch(batch), bytes_max))
+    for batch in block_sized(pieces, bytes_max):
         count += batch.num_rows
         yield pa.array([encode_records(epoch, batch)], pa.binary())
     if count != expected:
@@ -50,24 +52,23 @@ def _group(txn: str, lane: LaneIdentity) -> str:
     return group_of("" if found is None else found.checkpoint, lane.pipeline, lane.sink, lane.lanes)
 
 
-def _cut(batches: Iterator[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows in batches of about `bytes_max` bytes of payloads: a merge may give them out in short stretches."""
+def block_sized(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Concatenate batches until they are large enough for a block. A merge may yield many small batches."""
     waiting: list[pa.RecordBatch] = []
     size_bytes = rows = 0
     for batch in batches:
-        for piece in _pieces(lane_batch(batch), bytes_max):
-            waiting.append(piece)
-            size_bytes += payload_bytes(piece.column("payload"))
-            rows += piece.num_rows
-            if size_bytes >= bytes_max or rows >= BLOCK_RECORDS_MAX:
-                yield pa.concat_batches(waiting)
-                waiting, size_bytes, rows = [], 0, 0
+        waiting.append(batch)
+        size_bytes += payload_bytes(batch.column("payload"))
+        rows += batch.num_rows
+        if size_bytes >= bytes_max or rows >= BLOCK_RECORDS_MAX:
+            yield pa.concat_batches(waiting)
+            waiting, size_bytes, rows = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Slices of a batch with about so many bytes, at least one row each."""
+    """Slices of a batch of about `bytes_max` bytes each, with at least one row."""
     size_bytes = payload_bytes(batch.column("payload"))
     count = max(1, -(-size_bytes // max(1, bytes_max)), -(-batch.num_rows // BLOCK_RECORDS_MAX))
     step = max(1, -(-batch.num_rows // count))

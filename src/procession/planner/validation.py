@@ -55,35 +55,36 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
 def checked_of_one(function: Any, word: str, what: str = "") -> None:
     """A function that can be called with one record, as far as can be seen without calling it."""
     checked_function(function, word, what)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some of Python's own have none
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
+    if (signature := _mismatch(function, (None,))) is not None:
         raise PlanError(
             f".{word}() was given {function!r}, which cannot be called with one argument: it is {signature}",
             next_step="give it a function of one argument; those of map, filter and flat_map may have a second one, for"
             " key, event time and stream: (value, context: procession.Context)",
-        ) from None
+        )
 
 
 def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...]) -> None:
     """A function that can be called with these arguments, as far as can be seen without calling it."""
     checked_function(function, word, what)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some of Python's own have none
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
+    if (signature := _mismatch(function, arguments)) is not None:
         given = f"{what}={function!r}" if what else repr(function)
         raise PlanError(
             f".{word}() was given {given}, which cannot be called with ({', '.join(arguments)}): it is {signature}",
             next_step=f"give it a function of {len(arguments)} arguments: ({', '.join(arguments)})",
-        ) from None
+        )
+
+
+def _mismatch(function: Any, arguments: tuple[Any, ...]) -> inspect.Signature | None:
+    """The function's signature, if it does not accept these arguments. None if it does or has no signature."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return signature
+    return None
 
 
 def checked_seconds(value: float, what: str, owner: str) -> float:

@@ -133,6 +133,17 @@ class Environment:
         self._faults = faults
         self._paces: dict[str, StepCounter] = {}
 
+    def dismantle(self) -> None:
+        """End the run. Breaks the reference cycles, so that the memory is freed without a garbage collection."""
+        self.clock.stop()
+        self.network.dismantle()
+        for process in self.everyone:
+            process.is_alive = False
+            process.abandon()
+            process.dismantle()
+            vars(process).clear()
+        self.threads.end()
+
     def pace(self, part: str) -> StepCounter:
         pace = self._paces.get(part)
         if pace is None:

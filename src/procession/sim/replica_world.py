@@ -23,7 +23,7 @@ from procession.sim.oracle import InvariantViolation
 from procession.sim.randomness import Randomness
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected
 from procession.sim.simulated_loop import AsyncioProcess
-from procession.sim.simulated_process import SimulatedProcess, Steps
+from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_transport import SimulatedListener
 from procession.sim.world import without_log
 from procession.sos.quorum_copies import claims_needed
@@ -129,11 +129,7 @@ class SimulatedService(AsyncioProcess):
         self._host = Host(files=files, random_bits=lambda bits: random_bits(site.chance, bits))
 
     def start(self) -> None:
-        self.post(self._begin)
-
-    def _begin(self) -> Steps | None:
-        self.spawn(self._serve())
-        return self.loop.turn()
+        self.begin(self._serve)
 
     async def _serve(self) -> None:
         config = SosConfig(SimulatedPath("sos"), "", b"c", handshake_timeout_s=1.0)
@@ -178,11 +174,7 @@ class SimulatedWriter(AsyncioProcess):
         self.is_done = False
 
     def start(self) -> None:
-        self.post(self._begin)
-
-    def _begin(self) -> Steps | None:
-        self.spawn(self._write())
-        return self.loop.turn()
+        self.begin(self._write)
 
     @property
     def is_whole(self) -> bool:
@@ -263,15 +255,8 @@ class ReplicaWorld:
                 )
 
     def dismantle(self) -> None:
-        self.site.clock.stop()
-        self.site.network.dismantle()
         with without_log():
-            for process in self.site.everyone:
-                process.is_alive = False
-                process.abandon()
-                process.dismantle()
-                vars(process).clear()
-        self.site.threads.end()
+            self.site.dismantle()
 
     # Processes
 

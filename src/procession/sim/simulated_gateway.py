@@ -9,7 +9,7 @@ and tells the oracle what the performer does, at the moment when it does it. `si
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +124,11 @@ class SimulatedGateway(AsyncioProcess):
         return SimulatedListener(address)
 
     def start(self) -> None:
-        self.post(self._begin)
+        self.begin(self._main)
 
-    def _begin(self) -> Steps | None:
+    def _main(self) -> Coroutine[Any, Any, None]:
         self.site.gateways[self.part] = self
-        self.spawn(self._serve())
-        return self.loop.turn()
+        return self._serve()
 
     async def _serve(self) -> None:
         try:

@@ -251,6 +251,14 @@ class AsyncioProcess(SimulatedProcess):
         self.stopped = asyncio.Event()
         """Set by SIGTERM, if the process waits for it."""
 
+    def begin(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Start the process with this coroutine function."""
+        self.post(self._run_main, main)
+
+    def _run_main(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> Steps | None:
+        self.spawn(main())
+        return self.loop.turn()
+
     def accepted(self, end: Endpoint) -> Steps | None:
         if (make_protocol := self.ports.get(end.address)) is None:
             end.close()

@@ -45,11 +45,7 @@ class SimulatedSink(AsyncioProcess):
         self._files = SimulatedFileSystem(self, machine.disk)
 
     def start(self) -> None:
-        self.post(self._begin)
-
-    def _begin(self) -> Steps | None:
-        self.spawn(self._serve())
-        return self.loop.turn()
+        self.begin(self._serve)
 
     async def _serve(self) -> None:
         try:

@@ -137,16 +137,9 @@ class World:
         )
 
     def dismantle(self) -> None:
-        """The run is over. A world is full of circles; taken apart it is gone at once, with little left to collect."""
-        self.site.clock.stop()
-        self.site.network.dismantle()
+        """Free the memory of a finished run."""
         with without_log():
-            for process in self.site.everyone:
-                process.is_alive = False
-                process.abandon()
-                process.dismantle()
-                vars(process).clear()
-        self.site.threads.end()
+            self.site.dismantle()
 
     @property
     def is_complete(self) -> bool:
