@@ -23,6 +23,8 @@ NAMES = (
     "credits",
     "memory",
     "listing1",
+    "conflux",
+    "merge",
     "loop",
     "epoch-sizes",
     "state",

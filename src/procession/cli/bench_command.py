@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from procession.cli.command_options import with_groups
+from procession.errors import UsageError
 
 if TYPE_CHECKING:
     from procession.bench.measured_sink import SinkRounds
@@ -28,6 +30,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each variant, in turn.")]
 Directory = Annotated[Path | None, typer.Option("--dir", show_default="memory", help="Directory of the log.")]
 MIB = 1024 * 1024
+
+
+class WorkloadName(StrEnum):
+    """Workloads of `bench/workload`."""
+
+    LISTING1 = "listing1"
+    W1 = "w1"
+    W2 = "w2"
+
+
+class ContestantName(StrEnum):
+    """Contestants of `bench/conflux_contestants`."""
+
+    LANES = "lanes"
+    ORDERED = "ordered"
+    UNORDERED = "unordered"
+    SEQUENTIAL = "sequential"
+    BASELINE = "baseline"
 
 
 @bench_app.callback()
@@ -197,6 +217,64 @@ def listing1(
 
 
 @bench_app.command()
+def conflux(
+    context: typer.Context,
+    workload: Annotated[
+        list[WorkloadName] | None,
+        typer.Option(show_default="all", help="Conflux's Listing 1 or one of its smaller workloads. Can be repeated."),
+    ] = None,
+    records: Annotated[int, typer.Option(min=1_000, help="Records per run.")] = 500_000,
+    burn_ns: Annotated[int, typer.Option(min=0, help="CPU time that each stage uses per record.")] = 1_000,
+    rounds: Rounds = 3,
+    epoch_records: Annotated[
+        int, typer.Option(min=1, help="Maximum number of records per epoch, and per window of the baseline.")
+    ] = 100_000,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Records per second of the source. 0: as fast as it gets credits.")
+    ] = 0.0,
+    lanes: Annotated[int, typer.Option(min=0, help="Number of lanes. 0: one for each task of the last stage.")] = 0,
+    contestant: Annotated[
+        list[ContestantName] | None,
+        typer.Option(show_default="all", help="What takes part. Can be repeated."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this HTML file.")
+    ] = None,
+    figures_file: Annotated[
+        Path | None, typer.Option("--figures", metavar="FILE", help="Write all figures and curves to this JSON file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Conflux's evaluation: lanes and a merger, an ordered sink, no order, one task, and a window sort, over Kafka."""
+    from procession.bench import conflux as bench
+    from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
+
+    for path in filter(None, (report, figures_file)):
+        check_writable(path)
+    taking_part = tuple(name for name in CONTESTANTS if name in (contestant or CONTESTANTS))
+    given = ConfluxSetup(records, burn_ns, rounds, epoch_records, rate, lanes, taking_part)
+    figures = bench.measure(given, [str(name) for name in workload or WorkloadName])
+    figures["command"] = _command(context)
+    if report is not None:
+        from procession.bench.conflux_report import write_report
+
+        write_report(report, figures)
+    if figures_file is not None:
+        figures_file.write_text(json.dumps(figures, indent=1))
+    _print(context, figures, bench.report_lines(figures))
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError before a long measurement if its result cannot be written."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(
+            f"The file {path} cannot be written: {error.strerror}.", next_step="Name a file in a directory of yours."
+        ) from error
+
+
+@bench_app.command()
 def loop(
     context: typer.Context,
     records: Annotated[int, typer.Option(min=1, help="Records in the file.")] = 6_000_000,
@@ -294,7 +372,7 @@ def delta(context: typer.Context, *, sizes: SinkSizes) -> None:
 
 
 def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]) -> None:
-    command = " ".join([f"procession bench {context.command.name}", *_options(context)])
+    command = _command(context)
     if context.params["as_json"]:
         print(json.dumps({**figures, "command": command}))
         return
@@ -303,10 +381,14 @@ def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]
     print(f"({command})")
 
 
+def _command(context: typer.Context) -> str:
+    return " ".join([f"procession bench {context.command.name}", *_options(context)])
+
+
 def _options(context: typer.Context) -> Iterable[str]:
-    """Yield the options of a command as they are typed, without --json and options that are not set."""
+    """Yield the options of a command as they are typed, without those for its output and those that are not set."""
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if option.name != "as_json" and value is not None and value is not False:
+        if option.name not in ("as_json", "report", "figures_file") and value is not None and value is not False:
             for each in value if isinstance(value, tuple | list) else [value]:
                 yield option.opts[0] if each is True else f"{option.opts[0]} {each}"

@@ -1,0 +1,217 @@
+"""The reader of `procession bench conflux`: a downstream service that needs the output in order.
+
+Invariant: it is a process of its own, as a service would be. Of lanes it is the merger (`sdk/lane_merge`); of a topic
+with one partition a plain consumer. Both read what is committed. It notes when the client returned a message
+(`consumed_ns`) and when the service had the record in order (`emitted_ns`). After the run it reads the topic again for
+the time at which the broker appended each message (`sunk_ns`), so that the measurement does not pay for it. Upstream:
+the topic; downstream: the file of arrays that `bench/conflux_figures` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
+
+from procession.bench.stamped_records import RECORD, records_of
+from procession.connectors.kafka_client import KafkaClients, KafkaUrl, next_messages
+from procession.connectors.kafka_lanes import POLL_MESSAGES, POLL_S, open_topic
+from procession.errors import StorageError
+from procession.sdk.lane_merge import LaneMerge, MergeOptions
+
+Times = npt.NDArray[np.int64]
+
+READ_TIMEOUT_S = 60.0
+"""Maximum time between two messages of the second pass."""
+STAMPS = ("created_ns", "processed_ns", "sunk_ns", "consumed_ns", "emitted_ns")
+
+
+class Poll(NamedTuple):
+    """Messages that the client returned together: the time, and their number in each partition."""
+
+    at_ns: int
+    counts: Mapping[int, int]
+
+
+class StampingConsumer:
+    """A consumer that notes when it returns messages."""
+
+    def __init__(self, consumer: Any, polls: list[Poll]) -> None:
+        self._consumer = consumer
+        self._polls = polls
+
+    def poll(self, timeout: float) -> Any:
+        message = self._consumer.poll(timeout)
+        if message is not None:
+            self._note([message])
+        return message
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        messages: list[Any] = self._consumer.consume(count, timeout=timeout)
+        self._note(messages)
+        return messages
+
+    def _note(self, messages: list[Any]) -> None:
+        now_ns = time.time_ns()
+        if counts := Counter(message.partition() for message in messages if message.error() is None):
+            self._polls.append(Poll(now_ns, counts))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+class StampingClients(KafkaClients):
+    """Clients whose consumers note when they return messages."""
+
+    def __init__(self, url: KafkaUrl, polls: list[Poll]) -> None:
+        super().__init__(url, {})
+        self._polls = polls
+
+    def consumer(self, settings: Mapping[str, Any]) -> Any:
+        return StampingConsumer(super().consumer(settings), self._polls)
+
+
+class Emission(NamedTuple):
+    """Records that the service had together."""
+
+    at_ns: int
+    records: npt.NDArray[Any]
+
+
+def read_merged(clients: KafkaClients, position: Mapping[str, Any], expected: int) -> tuple[list[Emission], Any]:
+    """Merge lanes until all records are there. Returns them, and the position behind them."""
+    stop, found, count = threading.Event(), [], 0
+    merge = LaneMerge(open_topic(clients), MergeOptions(is_following=True), position.get("merge"), stop=stop)
+    for turn in merge.turns():
+        for batch in turn:
+            found.append(Emission(time.time_ns(), records_of(batch.rows.column("payload")).copy()))
+            count += batch.rows.num_rows
+        if count >= expected:
+            stop.set()
+    reached = merge.position
+    merge.close()
+    return found, {"merge": reached, "offsets": {name.rpartition("-")[2]: at for name, at in reached["at"].items()}}
+
+
+def read_plain(clients: KafkaClients, position: Mapping[str, Any], expected: int) -> tuple[list[Emission], Any]:
+    """Read partition 0 until all records are there."""
+    consumer = clients.consumer({"fetch.wait.max.ms": 50})
+    offset, found, count = position.get("offsets", {}).get("0", OFFSET_BEGINNING), [], 0
+    consumer.assign([TopicPartition(clients.url.topic, 0, offset)])
+    while count < expected:
+        values = []
+        for message in next_messages(consumer, POLL_MESSAGES, POLL_S):
+            if (error := message.error()) is not None:
+                raise StorageError(f"the output cannot be read: {error.str()}")
+            values.append(message.value() or b"")
+            offset = (message.offset() or 0) + 1
+        if values:
+            found.append(Emission(time.time_ns(), np.frombuffer(b"".join(values), RECORD)))
+            count += len(values)
+    consumer.close()
+    return found, {"offsets": {"0": offset}}
+
+
+class AppendedMessages(NamedTuple):
+    """The messages of a partition in their order: the number of each, -1 for a frontier, and when it was appended."""
+
+    numbers: Times
+    appended_ns: Times
+
+
+def read_appended(url: KafkaUrl, start: Mapping[str, int], end: Mapping[str, int]) -> dict[int, AppendedMessages]:
+    """The second pass over the messages of the run."""
+    consumer = KafkaClients(url, {}).consumer({"enable.partition.eof": True})
+    found = {}
+    for name, stop in end.items():
+        partition, numbers, times = int(name), [], []
+        consumer.assign([TopicPartition(url.topic, partition, start.get(name, OFFSET_BEGINNING))])
+        for message in _messages(consumer):
+            if (message.offset() or 0) >= stop:
+                break
+            value = message.value() or b""
+            numbers.append(int.from_bytes(value[:8], "little") if len(value) == RECORD.itemsize else -1)
+            times.append(message.timestamp()[1])
+        found[partition] = AppendedMessages(np.array(numbers, np.int64), np.array(times, np.int64) * 1_000_000)
+    consumer.close()
+    return found
+
+
+def _messages(consumer: Any) -> Iterator[Any]:
+    deadline_s = time.monotonic() + READ_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        for message in next_messages(consumer, POLL_MESSAGES, POLL_S):
+            if (error := message.error()) is None:
+                deadline_s = time.monotonic() + READ_TIMEOUT_S
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return
+            else:
+                raise StorageError(f"the output cannot be read: {error.str()}")
+    raise StorageError("the output cannot be read to its end")
+
+
+def stamps_of(
+    emissions: list[Emission], polls: list[Poll], appended: Mapping[int, AppendedMessages]
+) -> dict[str, Times]:
+    """The number and the five times of each record, in the order of emission. StorageError if a time is missing."""
+    records = np.concatenate([emission.records for emission in emissions])
+    numbers = np.ascontiguousarray(records["number"])
+    size = int(numbers.max()) + 1
+    sunk, consumed = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for partition, messages in appended.items():
+        counts = [poll.counts.get(partition, 0) for poll in polls]
+        at = np.repeat([poll.at_ns for poll in polls], counts)[: len(messages.numbers)]
+        is_record = messages.numbers[: len(at)] >= 0
+        consumed[messages.numbers[: len(at)][is_record]] = at[is_record]
+        is_any_record = messages.numbers >= 0
+        sunk[messages.numbers[is_any_record]] = messages.appended_ns[is_any_record]
+    stamps = {
+        "number": numbers,
+        "created_ns": np.ascontiguousarray(records["created_ns"]),
+        "processed_ns": np.ascontiguousarray(records["processed_ns"]),
+        "sunk_ns": sunk[numbers],
+        "consumed_ns": consumed[numbers],
+        "emitted_ns": np.repeat([one.at_ns for one in emissions], [len(one.records) for one in emissions]),
+    }
+    if missing := [name for name in STAMPS if (stamps[name] <= 0).any()]:
+        raise StorageError(f"records have no {missing[0]}")
+    return stamps
+
+
+def read_output(url: str, position: Mapping[str, Any], expected: int, output: Path, *, has_lanes: bool) -> Any:
+    """Read so many records, write their stamps to a file, and return the position behind them."""
+    polls: list[Poll] = []
+    parsed = KafkaUrl.parse(url)
+    clients = StampingClients(parsed, polls)
+    print("ready", flush=True)
+    emissions, reached = (read_merged if has_lanes else read_plain)(clients, position, expected)
+    print("read", flush=True)
+    appended = read_appended(parsed, position.get("offsets", {}), reached["offsets"])
+    np.savez(output, **stamps_of(emissions, polls, appended))  # type: ignore[arg-type]
+    return reached
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    print(
+        json.dumps(
+            read_output(
+                given["url"],
+                given["position"],
+                given["expected"],
+                Path(given["output"]),
+                has_lanes=given["has_lanes"],
+            )
+        ),
+        flush=True,
+    )

@@ -1,0 +1,249 @@
+"""`procession bench conflux`: its stages, its stamps and its figures are right; the report shows them.
+
+The first tests need neither Spark nor Kafka. The last one runs all contestants at toy size.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from procession.bench import conflux, conflux_figures, conflux_report
+from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
+from procession.bench.stamped_reader import AppendedMessages, Emission, Poll, StampingConsumer, stamps_of
+from procession.bench.stamped_records import (
+    RECORD,
+    StampedSource,
+    StampedStage,
+    conflux_pipeline,
+    expected_numbers,
+    payload_of,
+    records_of,
+)
+from procession.bench.window_sort_driver import SegmentOnRows
+from procession.bench.workload import StageFunction, expected_count
+from procession.cli.main import app
+from procession.errors import StorageError
+from procession.testing import run
+from tests.systems.kafka_broker import needs_kafka
+
+MS = 1_000_000
+
+
+def records(numbers: list[int], created_ns: int = 1) -> Any:
+    made = np.zeros(len(numbers), RECORD)
+    made["number"], made["created_ns"], made["payload"] = numbers, created_ns, b"x" * 10
+    return made
+
+
+def test_a_source_makes_each_number_once_with_the_time_of_its_creation() -> None:
+    before_ns = time.time_ns()
+    source = StampedSource("numbers", 2500, 0.0)
+    (stream,) = source.streams()
+    made = np.concatenate([records_of(batch.payloads) for batch in source.read(stream, 99)])
+    assert made["number"].tolist() == list(range(100, 2500)), "a source continues behind the last commit"
+    assert before_ns <= made["created_ns"].min() <= made["created_ns"].max() <= time.time_ns()
+
+
+@pytest.mark.parametrize("workload", ["listing1", "w1", "w2"])
+@pytest.mark.parametrize("contestant", ["lanes", "ordered", "sequential"])
+def test_every_ordered_contestant_gives_the_sequential_run(workload: str, contestant: str) -> None:
+    pipeline = conflux_pipeline(workload, contestant, 0, "kafka://127.0.0.1:9/t", 2)
+    inputs = [bytes(record) for record in records(list(range(300)))]
+    found = records_of(pa.array(run(pipeline, {"numbers": inputs}, epochs=70)["output"], pa.binary()))
+    assert found["number"].tolist() == [number for number in range(300) if number % 7]
+    assert found["processed_ns"].min() > MS, "the last stage stamps every record"
+
+
+def test_the_baseline_does_the_same_to_rows() -> None:
+    stages = [StampedStage(StageFunction.FILTER, 0), StampedStage(StageFunction.MAP, 0, is_last=True)]
+    payload = payload_of(records(list(range(20))))
+    batch = pa.record_batch({"number": list(range(20)), "payload": payload})
+    empty = batch.slice(0, 1)
+    kept, nothing = SegmentOnRows(stages)(iter([batch, empty]))
+    assert records_of(kept.column("payload"))["number"].tolist() == kept.column("number").to_pylist()
+    assert kept.num_rows == expected_count(20)
+    assert records_of(kept.column("payload"))["processed_ns"].min() > 0
+    assert nothing.num_rows == 0
+
+
+def test_a_stage_burns_the_stated_time() -> None:
+    before_ns = time.thread_time_ns()
+    StampedStage(StageFunction.MAP, 10_000).kept(payload_of(records(list(range(100)))))
+    assert time.thread_time_ns() - before_ns >= 1_000_000
+
+
+class Message:
+    def __init__(self, partition: int, error: object = None) -> None:
+        self._partition, self._error = partition, error
+
+    def partition(self) -> int:
+        return self._partition
+
+    def error(self) -> object:
+        return self._error
+
+
+class Consumer:
+    def poll(self, timeout: float) -> Message | None:
+        return Message(1) if timeout else None
+
+    def consume(self, count: int, timeout: float) -> list[Message]:
+        return [Message(0), Message(1), Message(0), Message(1, error="end of partition")]
+
+    def assign(self, places: object) -> str:
+        return "assigned"
+
+
+def test_a_consumer_notes_when_it_returns_messages_and_how_many_of_each_partition() -> None:
+    polls: list[Poll] = []
+    consumer = StampingConsumer(Consumer(), polls)
+    assert consumer.poll(0.0) is None
+    consumer.poll(1.0)
+    consumer.consume(9, 0)
+    assert [dict(poll.counts) for poll in polls] == [{1: 1}, {0: 2, 1: 1}]
+    assert consumer.assign([]) == "assigned"
+
+
+def test_stamps_of_partitions_and_polls_meet_at_the_record() -> None:
+    # Partition 0 has the records 1, 3 and a frontier, then 6; partition 1 has 2 and 5 and a frontier.
+    appended = {
+        0: AppendedMessages(np.array([1, 3, -1, 6]), np.array([10, 11, 12, 30])),
+        1: AppendedMessages(np.array([2, 5, -1]), np.array([20, 21, 22])),
+    }
+    polls = [Poll(100, {0: 2, 1: 1}), Poll(200, {0: 1, 1: 2}), Poll(300, {0: 1})]
+    emissions = [Emission(250, records([1, 2, 3, 5])), Emission(350, records([6]))]
+    for emission in emissions:
+        emission.records["processed_ns"] = 5
+    stamps = stamps_of(emissions, polls, appended)
+    assert stamps["number"].tolist() == [1, 2, 3, 5, 6]
+    assert stamps["sunk_ns"].tolist() == [10, 20, 11, 21, 30]
+    assert stamps["consumed_ns"].tolist() == [100, 100, 100, 200, 300]
+    assert stamps["emitted_ns"].tolist() == [250, 250, 250, 250, 350]
+
+
+def test_a_record_without_a_time_is_an_error() -> None:
+    with pytest.raises(StorageError, match="processed_ns"):
+        stamps_of([Emission(9, records([1]))], [Poll(5, {0: 1})], {0: AppendedMessages(np.array([1]), np.array([3]))})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_ordered", "sentence"),
+    [([1, 2, 3], True, "3 records"), ([1, 2, 4, 3, 5, 6, 8, 9], True, "record 4"), ([1] * 8, False, "record 1")],
+)
+def test_an_output_that_is_not_right_is_found(numbers: list[int], is_ordered: bool, sentence: str) -> None:
+    with pytest.raises(StorageError, match=sentence):
+        conflux.check_numbers(np.array(numbers), 10, is_ordered=is_ordered)
+    conflux.check_numbers(expected_numbers(10)[::-1], 10, is_ordered=False)
+
+
+def stamps(count: int, wait_ms: int) -> dict[str, Any]:
+    """Records that are created every ten milliseconds and emitted after a time."""
+    created_ns = np.arange(count, dtype=np.int64) * 10 * MS
+    steps = {"processed_ns": 0.25, "sunk_ns": 0.5, "consumed_ns": 0.75, "emitted_ns": 1.0}
+    waits = {name: created_ns + int(share * wait_ms * MS) for name, share in steps.items()}
+    return {"number": np.arange(count), "created_ns": created_ns, **waits}
+
+
+def test_latencies_are_between_the_stamps() -> None:
+    found = conflux_figures.run_figures(stamps(1000, 40), 1000)
+    means = {name: round(latency["mean_ms"]) for name, latency in found["latency"].items()}
+    assert means == {
+        "end_to_end": 40,
+        "source_to_process": 10,
+        "source_to_sink": 20,
+        "source_to_merger": 30,
+        "sink_to_merger": 10,
+        "merger": 10,
+    }
+    assert found["completion_s"] == pytest.approx(9.99 + 0.04)
+    assert found["latency"]["end_to_end"]["cdf_ms"] == [40.0] * conflux_figures.CURVE_POINTS
+
+
+def test_throughput_is_counted_over_a_window_of_three_seconds() -> None:
+    emitted_ns = np.concatenate([np.arange(100) * 10 * MS, np.array([9_000 * MS])])  # 100 in a second, then a pause
+    curve = dict(conflux_figures.sliding_throughput(emitted_ns, 0, 9_000 * MS))
+    assert curve[1.0] == pytest.approx(100, abs=1), "a window before which the run begins is shorter"
+    assert curve[3.0] == pytest.approx(100 / 3, abs=1)
+    assert curve[5.0] == 0
+    assert curve[9.0] == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_the_published_ratios_are_those_of_the_issue() -> None:
+    found = conflux_figures.paper_ratios()
+    assert 1.67 <= found["throughput"] <= 1.79
+    assert found["mean_latency"] == pytest.approx(0.63, abs=0.005)
+    assert found["p99_latency"] == pytest.approx(0.71, abs=0.005)
+
+
+def measured() -> dict[str, Any]:
+    waits = dict(zip(CONTESTANTS, (40, 30, 20, 80, 100), strict=True))
+    found = {}
+    for name, wait_ms in waits.items():
+        rounds = [conflux_figures.run_figures(stamps(500, wait_ms + step), 500) for step in (1, 0, 2)]
+        found[name] = conflux_figures.contestant_figures([{**run, "cpu_us_per_record": 2.0} for run in rounds])
+    setup = {"records": 500, "burn_ns": 0, "rounds": 3, "epoch_records": 100, "rate": 0.0, "record_bytes": 34}
+    ratios = conflux_figures.ratios_to(found, "baseline")
+    paper = {**conflux_figures.PAPER, "ratios": conflux_figures.paper_ratios()}
+    workload = {"contestants": found, "ratios_to_baseline": ratios, "lanes": 2, "tasks": [15, 2], "records_out": 428}
+    return {**setup, "workloads": {"listing1": workload}, "paper": paper}
+
+
+def test_medians_are_over_rounds_and_ratios_within_a_round() -> None:
+    found = measured()["workloads"]["listing1"]
+    assert found["contestants"]["lanes"]["latency"]["end_to_end"]["mean_ms"] == pytest.approx(41)
+    assert found["ratios_to_baseline"]["lanes"]["mean_latency"] == pytest.approx(41 / 101)
+    assert "baseline" not in found["ratios_to_baseline"]
+
+
+def test_the_report_has_the_six_plots_and_needs_nothing_else(tmp_path: Path) -> None:
+    figures = measured()
+    conflux_report.write_report(tmp_path / "report.html", figures)
+    page = (tmp_path / "report.html").read_text()
+    assert all(f"Figure {number}:" in page for number in range(7, 13))
+    assert page.count("<svg") == 6
+    assert not [word for word in ("<script", "<link", "<img", "src=", "@import") if word in page]
+    for _, drawing in conflux_report.plots(figures["workloads"]["listing1"]).values():
+        ElementTree.fromstring(drawing)
+    assert "1,330" in page, "the paper's figures are beside ours"
+
+
+def test_lines_tell_each_contestant_and_the_published_ratios() -> None:
+    text = "\n".join(conflux.report_lines(measured()))
+    assert all(name in text for name in CONTESTANTS)
+    assert "published, Conflux to its baseline: throughput 1.72, mean 0.63, p99 0.71" in text
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "conflux", "--report", str(tmp_path / "no" / "report.html")])
+    assert result.exit_code != 0
+    assert "cannot be written" in str(result.exception) + result.output
+
+
+def test_two_epochs_may_be_in_flight() -> None:
+    given = ConfluxSetup(1_000_000, 0, 1, 100_000)
+    assert (given.in_flight, given.warm_records, given.lanes_of("listing1")) == (200_000, 500_000, 2)
+
+
+@needs_kafka
+@pytest.mark.slow  # five pipelines on Spark
+def test_all_contestants_run_and_every_output_is_checked(tmp_path: Path) -> None:
+    sizes = ("--records", "3000", "--epoch-records", "1000", "--rounds", "1", "--burn-ns", "0", "--workload", "w1")
+    report, figures = tmp_path / "report.html", tmp_path / "figures.json"
+    arguments = ["bench", "conflux", *sizes, "--report", str(report), "--figures", str(figures), "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found == json.loads(figures.read_text())
+    workload = found["workloads"]["w1"]
+    assert workload["contestants"].keys() == set(CONTESTANTS)
+    assert workload["records_out"] == 2571
+    assert "Figure 12" in report.read_text()
