@@ -250,7 +250,7 @@ async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_rese
     site.gateway.handle(AckIntervalPassed())
     assert talk(waited_for, 1, ids, times) == 0, "it waits, and keeps what it has"
     site.gateway.config = site.config
-    site.gateway.look_at_disk()
+    site.gateway.check_disk()
     site.gateway.handle(AckIntervalPassed())
     assert not site.status["is_disk_short"]
     assert talk(waited_for, 1, ids, times) > 0

@@ -12,7 +12,7 @@ import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,15 @@ class SchemaCodec(Protocol):
     def encode(self, value: Any) -> bytes: ...
 
 
+class _OpenedEnvelope(NamedTuple):
+    """A message as its envelope describes it."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int | None
+    headers: list[dict[str, Any]] | None
+
+
 @dataclass(frozen=True, slots=True)
 class MessageEncoder:
     """Converts records into messages.
@@ -73,12 +82,12 @@ class MessageEncoder:
         timestamps = self._timestamps(times)
         if self.is_envelope:
             opened = [self._open(payload) for payload in payloads.to_pylist()]
-            own = pa.array([message[0] for message in opened], pa.binary())
+            own = pa.array([message.key for message in opened], pa.binary())
             keys = pc.coalesce(own, keys)
-            payloads = pa.array([message[1] for message in opened], pa.large_binary())
-            times_ms = pa.array([message[2] for message in opened], pa.int64())
+            payloads = pa.array([message.value for message in opened], pa.large_binary())
+            times_ms = pa.array([message.timestamp_ms for message in opened], pa.int64())
             timestamps = pc.coalesce(times_ms, timestamps)
-            headers = pa.array([message[3] for message in opened], MESSAGE_SCHEMA.field("headers").type)
+            headers = pa.array([message.headers for message in opened], MESSAGE_SCHEMA.field("headers").type)
         else:
             payloads = payloads.cast(pa.large_binary())
             is_empty = pc.equal(pc.binary_length(payloads), 0)
@@ -103,7 +112,7 @@ class MessageEncoder:
             raise _bad_record(f"is not JSON ({error}), and the topic's values have a schema", payload) from None
         return self.codec.encode(value)
 
-    def _open(self, payload: bytes) -> tuple[bytes | None, bytes | None, int | None, list[dict[str, Any]] | None]:
+    def _open(self, payload: bytes) -> _OpenedEnvelope:
         try:
             envelope = json.loads(payload)
         except ValueError as error:
@@ -113,7 +122,7 @@ class MessageEncoder:
         timestamp = envelope.get("timestamp_ms")
         if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < 2**63):
             raise _bad_record("is an envelope whose timestamp_ms is not a number of milliseconds since 1970", payload)
-        return (
+        return _OpenedEnvelope(
             _bytes_of(envelope, "key", payload),
             self._value(envelope, payload),
             timestamp,

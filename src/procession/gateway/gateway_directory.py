@@ -1,5 +1,5 @@
-"""The small files of a gateway's directory: its identity, its snapshot, whether it is paused, and the members that a
-leader knows.
+"""The directory of a gateway: its small files (identity, snapshot, whether it is paused, the members that a leader
+knows) and its free space.
 
 Invariant: each file is replaced as a whole, and is on disk when the call returns. `recovery` reads the files,
 `performer` writes snapshots, and `members` stores the gateways of the pipeline. The log is in a subdirectory.
@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
+
+from procession.gateway.credit_flow import CreditFlow
 from procession.gateway.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.durable import fsync_dir, read_if_there, remove, storage_error, write_durably
+from procession.storage.durable import disk_free_bytes, fsync_dir, read_if_there, remove, storage_error, write_durably
 from procession.storage.flight_reader import IDENTITY, read_identity, written_identity
+
+log = structlog.get_logger("gateway")
 
 SNAPSHOT = "positions.json"
 MEMBERS = "gateways.json"
@@ -45,6 +50,20 @@ def keep_paused(directory: Path, paused: bool, files: FileSystem = HOST_FILES) -
         except OSError as error:
             raise storage_error(directory / PAUSED, "remove", error) from error
         fsync_dir(directory, files)
+
+
+def check_free_space(flow: CreditFlow, directory: Path, bytes_min: int, files: FileSystem = HOST_FILES) -> None:
+    """Tell flow control whether the disk of this directory is low on space, and log changes."""
+    free_bytes = disk_free_bytes(directory, files)
+    is_short = free_bytes < bytes_min
+    if is_short is not flow.is_disk_short:
+        space = {"path": str(directory), "free_bytes": free_bytes, "disk_free_bytes_min": bytes_min}
+        if is_short:
+            log.warning("gateway.disk_low", producers="wait", **space)
+        else:
+            log.info("gateway.disk_has_room", producers="go on", **space)
+    flow.is_disk_short = is_short
+    flow.is_disk_full = free_bytes < bytes_min // 2
 
 
 def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None:

@@ -204,3 +204,20 @@ class RelinquishStream:
 
 
 Action = SendFrame | CloseSession | AppendRows | WriteSnapshot | TrimLog | AskForStream | RelinquishStream
+
+
+class GatewayObserver:
+    """Is called for what a gateway decides and does, just before it does it. This one does nothing; the simulator's
+    checks the gateway's invariants."""
+
+    def on_event(self, event: Event | OfOrder) -> None:
+        """The state is about to handle this event."""
+
+    def on_send(self, frame: AnyFrame) -> None:
+        """This frame is about to be sent to a connected producer."""
+
+    def on_trim(self, before_sequence: int) -> None:
+        """The log is about to be trimmed."""
+
+    def on_confirmed(self, next_sequence: int) -> None:
+        """A driver has confirmed the log, which ends at this sequence."""

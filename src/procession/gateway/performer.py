@@ -22,7 +22,7 @@ from procession.gateway import gateway_events as ev
 from procession.gateway import input_pins, retired_file
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
-from procession.gateway.gateway_directory import is_paused, keep_paused, save_snapshot
+from procession.gateway.gateway_directory import check_free_space, is_paused, keep_paused, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
@@ -38,7 +38,6 @@ from procession.merge.waiting_rows import Key
 from procession.runtime.host import HOST, Host
 from procession.runtime.uncancelled import finished
 from procession.storage.driver_claim import check_claimed
-from procession.storage.durable import disk_free_bytes
 
 log = structlog.get_logger("gateway")
 
@@ -46,9 +45,10 @@ log = structlog.get_logger("gateway")
 class GatewayPerformer:
     """A gateway, recovered from its directory. It runs in one event loop; only fsyncs run in threads."""
 
-    def __init__(self, config: GatewayConfig, host: Host = HOST) -> None:
+    def __init__(self, config: GatewayConfig, host: Host = HOST, observer: ev.GatewayObserver | None = None) -> None:
         self.config = config
         self.host = host
+        self._observer = observer or ev.GatewayObserver()
         self.on_confirmed: Callable[[], None] = lambda: None
         opened = open_directory(config, host)
         found, self.log, self.identity = opened.found, opened.log, opened.identity
@@ -136,6 +136,7 @@ class GatewayPerformer:
                 self._peers[session].hold(self.state.holds(session))
 
     def _decided(self, event: ev.Event | ev.OfOrder) -> list[ev.Action]:
+        self._observer.on_event(event)
         now = self.host.monotonic_s()
         actions = self.state.handle(event, now)
         self.tally.watch(event, actions, now, self.state.registry)
@@ -147,11 +148,13 @@ class GatewayPerformer:
                 self._append(batch, size_bytes)
             case ev.SendFrame(session, frame):
                 if session in self._peers:
+                    self._observer.on_send(frame)
                     self._peers[session].send(frame)
             case ev.CloseSession(session, reason):
                 if session in self._peers:
                     self._peers[session].close(reason)
             case ev.TrimLog(before_sequence):
+                self._observer.on_trim(before_sequence)
                 with self._ending():
                     input_pins.trim(self.offered, before_sequence, self.config.directory, self.host.files)
                     if self.state.snapshot.point is not None:
@@ -192,21 +195,12 @@ class GatewayPerformer:
             self.failure.set_exception(error)
             return
         faults.point("gateway:after-append")
-        self.look_at_disk()
+        self.check_disk()
         self.handle(ev.RowsAppended(self.log.next_sequence))
 
-    def look_at_disk(self) -> None:
+    def check_disk(self) -> None:
         """Withholds credits while the disk is low on space."""
-        free_bytes = disk_free_bytes(self.log.directory, self.host.files)
-        is_short = free_bytes < self.config.disk_free_bytes_min
-        if is_short is not self.state.flow.is_disk_short:
-            room = {"free_bytes": free_bytes, "disk_free_bytes_min": self.config.disk_free_bytes_min}
-            if is_short:
-                log.warning("gateway.disk_low", path=str(self.log.directory), producers="wait", **room)
-            else:
-                log.info("gateway.disk_has_room", path=str(self.log.directory), producers="go on", **room)
-        self.state.flow.is_disk_short = is_short
-        self.state.flow.is_disk_full = free_bytes < self.config.disk_free_bytes_min // 2
+        check_free_space(self.state.flow, self.log.directory, self.config.disk_free_bytes_min, self.host.files)
 
     async def pause(self, paused: bool, *, is_kept: bool) -> None:
         """Stop reading from producers, or go on. `is_kept`: a restart of the gateway does not change that."""
@@ -244,6 +238,7 @@ class GatewayPerformer:
                 self.is_confirmed = False
                 raise
             log.info("gateway.log_confirmed", next_sequence=self.offered.next_sequence)
+            self._observer.on_confirmed(self.log.next_sequence)
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
         """The end of what the driver may read from `start` on: durable, and within its limits."""

@@ -11,7 +11,6 @@ import json
 import resource
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from procession.address import SOCKET_FILE, Address, SocketFile, address_of, par
 from procession.errors import StorageError
 from procession.gateway.control import ControlServer
 from procession.gateway.gateway_directory import MemberFile
-from procession.gateway.gateway_events import AckIntervalPassed
+from procession.gateway.gateway_events import AckIntervalPassed, GatewayObserver
 from procession.gateway.gateway_metrics import figures
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.global_registry import LEADER
@@ -57,9 +56,9 @@ class GatewayServer:
         self,
         config: GatewayConfig,
         host: Host = HOST,
-        make_performer: Callable[[GatewayConfig, Host], GatewayPerformer] = GatewayPerformer,
+        observer: GatewayObserver | None = None,
     ) -> None:
-        self.gateway = make_performer(config, host)
+        self.gateway = GatewayPerformer(config, host, observer)
         self._host = host
         self.listen = self.control = self.metrics = ""
         self._config = config
@@ -102,7 +101,7 @@ class GatewayServer:
             reading = self._host.listen(parse_address(self._config.metrics), None)
             self.metrics = str(address_of(reading))
             self._metrics = MetricsServer(reading, partial(self._figures, loop))
-        self.gateway.look_at_disk()
+        self.gateway.check_disk()
         self._ticker = loop.create_task(self._tick())
         document = {
             "listen": self.listen,
@@ -186,7 +185,7 @@ class GatewayServer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._config.ack_interval_s)
-            self.gateway.look_at_disk()
+            self.gateway.check_disk()
             self.gateway.handle(AckIntervalPassed())
             if self._retiring is None or self._retiring.done():
                 self._retiring = asyncio.get_running_loop().create_task(self._retire())

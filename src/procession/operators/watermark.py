@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,6 +62,15 @@ class InputFrontier:
         self._counts[step] += 1
 
 
+class _WatermarkEvent(NamedTuple):
+    """What moves the watermark at a row: an input that reaches a step, or inputs that begin or end before the row."""
+
+    row: int
+    input: int = 0
+    step: int = 0
+    change: InputChange | None = None
+
+
 class Watermark:
     """The watermark of a stage in one task, during one epoch. `ends` are the positions where it may advance because an
     input has ended."""
@@ -84,8 +94,8 @@ class Watermark:
             # Only one input, as in most pipelines.
             frontier.move(int(ids[0]), max(frontier.least, int(steps.max())))
             return np.maximum.accumulate(np.concatenate(([before], steps)))
-        events: list[tuple[int, int, int, InputChange | None]] = [
-            (int(np.searchsorted(sequence, change.sequence)), 0, 0, change) for change in input_changes
+        events = [
+            _WatermarkEvent(int(np.searchsorted(sequence, change.sequence)), change=change) for change in input_changes
         ]
         begun = {number for change in input_changes for number in change.begins}
         for number, rows in by_input(ids):
@@ -94,17 +104,17 @@ class Watermark:
             reached_steps = np.maximum.accumulate(np.concatenate(([frontier.steps.get(number, LOWEST)], steps[rows])))
             moved = np.flatnonzero(np.diff(reached_steps))
             events += [
-                (row, number, step, None)
+                _WatermarkEvent(row, number, step)
                 for row, step in zip(rows[moved].tolist(), reached_steps[moved + 1].tolist(), strict=True)
             ]
         found = np.full(len(steps) + 1, before, np.int64)
-        events.sort(key=lambda event: (event[0], event[3] is None))
-        for row, number, step, change in events:
-            if change is not None:
-                self._take(change)
+        events.sort(key=lambda event: (event.row, event.change is None))
+        for event in events:
+            if event.change is not None:
+                self._take(event.change)
                 continue
-            frontier.move(number, step)
-            found[row + 1] = max(before, frontier.least)
+            frontier.move(event.input, event.step)
+            found[event.row + 1] = max(before, frontier.least)
         reached: Numbers = np.maximum.accumulate(found)
         return reached
 

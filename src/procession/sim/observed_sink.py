@@ -24,6 +24,8 @@ from procession.storage.journal import Entry, read_journal
 # So few that even a short run compacts several times.
 ENTRIES_MAX = 4
 TRANSACTIONS_KEPT = 1
+NOT_ARRIVED: Where = [(-1, 0, 0)]
+"""A range that no worker can have sent: there is no such stream."""
 
 
 def output_path(sink: str) -> Path:
@@ -108,7 +110,8 @@ class ObservedParticipant(SinkParticipant):
     def phase1(self, txn_id: str, where: Where) -> bool:
         sink = self._sink
         sink.site.oracle.attempted(sink.part, txn_id)
-        vote = super().phase1(txn_id, where)
+        # It votes no on a range that did not arrive.
+        vote = super().phase1(txn_id, NOT_ARRIVED if sink.refusals else where)
         sink.refusals = 0
         if not vote:
             self.last_refused = txn_id
@@ -121,9 +124,6 @@ class ObservedParticipant(SinkParticipant):
         super().phase2(txn_id, commit)
         sink = self._sink
         sink.site.tell(sink.part, "= phase 2 %s of %s, committed %s", commit, txn_id, self.committed_end)
-
-    def _is_here(self, where: Where) -> bool:
-        return not self._sink.refusals and super()._is_here(where)
 
 
 @lru_cache(MEMORY)

@@ -19,7 +19,6 @@ from procession.gateway import gateway_events as ev
 from procession.gateway.control_client import checked
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.gateway_options import GatewayConfig
-from procession.gateway.performer import GatewayPerformer
 from procession.gateway.server import GatewayServer, run_until
 from procession.runtime.host import Host
 from procession.sim.disk import Disk, SimulatedPath
@@ -33,6 +32,7 @@ from procession.sim.simulated_files import SimulatedFileSystem, is_injected_dama
 from procession.sim.simulated_loop import AsyncioProcess
 from procession.sim.simulated_process import Steps
 from procession.sim.simulated_transport import CallTransport, SimulatedListener
+from procession.wire.draft_messages import AnyFrame
 from procession.wire.messages import Messages
 from procession.wire.stream_lifecycle import StreamState
 
@@ -55,34 +55,27 @@ class GatewayFiles(SimulatedFileSystem):
         return self._shared.read(path) if path.parts[0] == CHECKPOINT else super().read(path)
 
 
-class ObservedGateway(GatewayPerformer):
-    """The shipped performer. The oracle judges what it does when it does it."""
+class OracleObserver(ev.GatewayObserver):
+    """Tells the oracle what the shipped performer decides and does, when it does it."""
 
-    def __init__(self, config: GatewayConfig, host: Host, process: SimulatedGateway) -> None:
+    def __init__(self, process: SimulatedGateway) -> None:
         self._process = process
         self._site = process.site
         self._durable_snapshot = DurableSnapshot(process.machine.disk, process.part)
-        super().__init__(config, host)
 
-    def confirm(self) -> None:
-        was_confirmed = self.is_confirmed
-        super().confirm()
-        if not was_confirmed:
-            self._site.confirmed(self._process.part, self.log.next_sequence)
-
-    def _decided(self, event: ev.Event | ev.OfOrder) -> list[ev.Action]:
+    def on_event(self, event: ev.Event | ev.OfOrder) -> None:
         self._process.is_dirty = True
         is_data = isinstance(event, ev.FrameReceived) and isinstance(event.what, Messages)
         self._site.tell(self._process.part, "< %s", "records" if is_data else event)
-        return super()._decided(event)
 
-    def _perform(self, action: ev.Action) -> None:
-        if isinstance(action, ev.SendFrame):
-            if action.session in self._peers:
-                check_acknowledgement(self._site, self._durable_snapshot, action.frame)
-        elif isinstance(action, ev.TrimLog):
-            self._site.oracle.trimmed(action.before_sequence, self._durable_snapshot().end_sequence)
-        super()._perform(action)
+    def on_send(self, frame: AnyFrame) -> None:
+        check_acknowledgement(self._site, self._durable_snapshot, frame)
+
+    def on_trim(self, before_sequence: int) -> None:
+        self._site.oracle.trimmed(before_sequence, self._durable_snapshot().end_sequence)
+
+    def on_confirmed(self, next_sequence: int) -> None:
+        self._site.confirmed(self._process.part, next_sequence)
 
 
 class SimulatedGateway(AsyncioProcess):
@@ -132,7 +125,7 @@ class SimulatedGateway(AsyncioProcess):
 
     async def _serve(self) -> None:
         try:
-            self.server = server = GatewayServer(self._config, self._host, self._observed)
+            self.server = server = GatewayServer(self._config, self._host, OracleObserver(self))
             self.site.tell(self.part, "= recovered to %s", server.gateway.state.next_sequence)
             await run_until(server, self.stopped)
         except ProcessionError as error:
@@ -141,9 +134,6 @@ class SimulatedGateway(AsyncioProcess):
         self.has_left = server.link is not None and server.link.has_left.done()
         self.site.tell(self.part, "= has left" if self.has_left else "= has stopped")
         self.later(0.0, self.kill)
-
-    def _observed(self, config: GatewayConfig, host: Host) -> GatewayPerformer:
-        return ObservedGateway(config, host, self)
 
     def failed(self, error: ProcessionError) -> None:
         if isinstance(error, ConfigError) and self.site.set_back:
