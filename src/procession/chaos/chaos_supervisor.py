@@ -21,11 +21,10 @@ UNDONE = frozenset({Status.UNCLEAN, -signal.SIGTERM})
 """Statuses of a finite part that is stopped early. One that is still starting does not handle SIGTERM."""
 
 
-class ChaosSupervisor(Supervisor):
-    """A supervisor without a restart limit that records every death, and can hold a part back for a while."""
+class RecordedDeaths:
+    """Restarts parts without a limit, and records every death."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self) -> None:
         self.deaths: list[Death] = []
         self.held: set[str] = set()
         self.ending: set[str] = set()
@@ -33,7 +32,7 @@ class ChaosSupervisor(Supervisor):
         self.finite: set[str] = set()
         """Parts that end by themselves with status 0: producers, and gateways that leave."""
 
-    def _ended(self, child: Child, status: int, now: float) -> None:
+    def ended(self, child: Child, status: int, now: float) -> None:
         name = child.part.name
         last_lines = child.log.last_lines()
         child.clear()
@@ -55,17 +54,24 @@ class ChaosSupervisor(Supervisor):
         is_undone = child.part.name in self.finite and status in UNDONE and TRACE not in last_lines
         return status == Status.DONE or is_undone
 
-    def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
+    def late(self, child: Child, how: str, now: float) -> None:
         """Restart a part that was not ready in time. The monitor's deadlines decide whether that was too long."""
         child.state, child.due = PartState.WAITING, now + RESTART_DELAY_S
         self.deaths.append(Death(child.part.name, -signal.SIGKILL, now, True, how, is_late=True))
 
-    def _look_after(self, child: Child) -> None:
-        if (status := child.spare_status()) is not None:
-            last_lines = child.log.last_lines()
-            child.dismiss_spare()
-            self.deaths.append(Death(child.part.name, status, time.monotonic(), False, last_lines, is_spare=True))
-        super()._look_after(child)
+    def spare_ended(self, child: Child, status: int) -> None:
+        last_lines = child.log.last_lines()
+        child.dismiss_spare()
+        self.deaths.append(Death(child.part.name, status, time.monotonic(), False, last_lines, is_spare=True))
+
+
+class ChaosSupervisor(Supervisor):
+    """A supervisor without a restart limit that records every death, and can hold a part back for a while."""
+
+    def __init__(self, directory: Path) -> None:
+        exits = RecordedDeaths()
+        super().__init__(directory, exits=exits)
+        self.deaths, self.held, self.ending, self.finite = exits.deaths, exits.held, exits.ending, exits.finite
 
     def stop(self) -> None:
         """Stop in order, or at once if the user interrupted the run: then nothing is verified any more."""

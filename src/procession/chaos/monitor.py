@@ -128,7 +128,8 @@ class Monitor:
     # Deaths
 
     def _take_deaths(self) -> None:
-        deaths, self.cluster.stage.deaths = self.cluster.stage.deaths, []
+        deaths = list(self.cluster.stage.deaths)
+        self.cluster.stage.deaths.clear()
         for death in deaths:
             if not self.injector.is_excused(death):
                 why = "and no injected fault explains this"

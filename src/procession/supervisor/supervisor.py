@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from procession.errors import ProcessionError
 from procession.exit_status import HOPELESS
@@ -58,6 +58,70 @@ def _in_silence(_sentence: str) -> None:
     pass
 
 
+class ExitHandler(Protocol):
+    """Decides what happens to parts that end or do not become ready. It sets the state of the child."""
+
+    def ended(self, child: Child, status: int, now: float) -> None:
+        """The process of a part has ended by itself."""
+
+    def late(self, child: Child, how: str, now: float) -> None:
+        """A part was not ready in time, and was killed."""
+
+    def spare_ended(self, child: Child, status: int) -> None:
+        """The spare of a part has ended."""
+
+
+class LimitedRestarts:
+    """Restarts parts that fail, up to the limit of the policy. A part that needs an operator stops the supervisor."""
+
+    def __init__(
+        self, policy: RestartPolicy, say: Callable[[str], None], on_restart: Callable[[str, str], None]
+    ) -> None:
+        self._policy = policy
+        self._say = say
+        self._on_restart = on_restart
+
+    def ended(self, child: Child, status: int, now: float) -> None:
+        child.clear()
+        child.state = PartState.ENDED
+        if status in HOPELESS and not child.part.is_needed:
+            self._say(f"{child.part.name} ended: {child.log.last_lines()} The pipeline goes on without it.")
+        elif status in HOPELESS:
+            raise part_failed(child, child.log.last_lines() or "It ended with a fatal error and without a message.")
+        elif status != 0:
+            self._restart(child, _how(status), now, was_killed=status == -signal.SIGKILL)
+
+    def late(self, child: Child, how: str, now: float) -> None:
+        self._restart(child, how, now)
+
+    def spare_ended(self, child: Child, status: int) -> None:
+        """Nothing: another spare is started after a pause."""
+
+    def _restart(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
+        delay_s: float | None = self._policy.delay_first_s
+        if not child.is_killed_by_us:
+            delay_s = child.restarts.died(now, was_killed=was_killed)
+        if delay_s is None:
+            child.state = PartState.ENDED
+            if not child.part.is_needed:
+                self._say(f"{child.part.name} keeps failing; see {child.log.path}. The pipeline goes on without it.")
+                return
+            often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
+            lines = child.log.last_lines() or "(none)"
+            raise part_failed(child, f"The {child.part.name} {often}; it {how}. Its last lines:\n{lines}")
+        self._say(f"{child.part.name} {how}; restarting it")
+        self._on_restart(child.part.name, how)
+        child.state = PartState.WAITING
+        child.due = now + delay_s
+
+
+def part_failed(child: Child, sentence: str) -> PartFailed:
+    """The error for a part that needs an operator."""
+    if child.part.is_of_url:
+        sentence = with_url_options(sentence)
+    return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
+
+
 class Supervisor:
     """A context manager: parts are started inside, and none of their processes is left after it.
 
@@ -74,11 +138,12 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         say: Callable[[str], None] = _in_silence,
         on_restart: Callable[[str, str], None] = lambda part, how: None,
+        exits: ExitHandler | None = None,
     ) -> None:
         self._directory = directory
         self._policy = policy or RestartPolicy()
         self._say = say
-        self._on_restart = on_restart
+        self._exits = exits or LimitedRestarts(self._policy, say, on_restart)
         self._mark = f"{uuid.uuid4().hex}/"
         self._children: dict[str, Child] = {}
         self._signals: list[int] = []
@@ -230,29 +295,31 @@ class Supervisor:
     def log_path(self, name: str) -> Path:
         return self._children[name].log.path
 
-    # --- looking after
+    # --- supervising
 
     def _watch_until(self, is_enough: Callable[[], bool], deadline: float = float("inf")) -> bool:
         while True:
             for child in self._children.values():
-                self._look_after(child)
+                self._check_part(child)
             if self.is_asked_to_stop or all(child.state is PartState.ENDED for child in self._children.values()):
                 return False
             if is_enough():
                 return True
             self._rest(min(deadline, self._next_due()), self._children.values())
 
-    def _look_after(self, child: Child) -> None:
+    def _check_part(self, child: Child) -> None:
         now = time.monotonic()
         for note in child.log.notes():
             self._say(f"{child.part.name}: {note}")
+        if (spare_status := child.spare_status()) is not None:
+            self._exits.spare_ended(child, spare_status)
         if child.is_running and (status := child.status()) is not None:
-            self._ended(child, status, now)
+            self._exits.ended(child, status, now)
         elif child.state is PartState.STARTING and child.is_ready():
             child.state = PartState.READY
         elif child.state is PartState.STARTING and now >= child.due:
             child.clear()
-            self._start_again(child, f"was not ready within {child.part.ready_timeout_s:g} s", now)
+            self._exits.late(child, f"was not ready within {child.part.ready_timeout_s:g} s", now)
         elif child.state is PartState.WAITING and now >= child.due:
             self._launch(child)
         else:
@@ -265,40 +332,7 @@ class Supervisor:
             child.start(time.monotonic())
         except OSError as error:
             child.state = PartState.ENDED
-            raise self._failure(child, f"The {child.part.name} could not be started: {error}.") from error
-
-    def _ended(self, child: Child, status: int, now: float) -> None:
-        """Handle a child that has ended by itself: clean up after it, then decide whether to restart its part."""
-        child.clear()
-        child.state = PartState.ENDED
-        if status in HOPELESS and not child.part.is_needed:
-            self._say(f"{child.part.name} ended: {child.log.last_lines()} The pipeline goes on without it.")
-        elif status in HOPELESS:
-            raise self._failure(child, child.log.last_lines() or "It ended with a fatal error and without a message.")
-        elif status != 0:
-            self._start_again(child, _how(status), now, was_killed=status == -signal.SIGKILL)
-
-    def _start_again(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
-        delay_s: float | None = self._policy.delay_first_s
-        if not child.is_killed_by_us:
-            delay_s = child.restarts.died(now, was_killed=was_killed)
-        if delay_s is None:
-            child.state = PartState.ENDED
-            if not child.part.is_needed:
-                self._say(f"{child.part.name} keeps failing; see {child.log.path}. The pipeline goes on without it.")
-                return
-            often = f"failed {child.restarts.count} times within {self._policy.window_s:g} s"
-            lines = child.log.last_lines() or "(none)"
-            raise self._failure(child, f"The {child.part.name} {often}; it {how}. Its last lines:\n{lines}")
-        self._say(f"{child.part.name} {how}; restarting it")
-        self._on_restart(child.part.name, how)
-        child.state = PartState.WAITING
-        child.due = now + delay_s
-
-    def _failure(self, child: Child, sentence: str) -> PartFailed:
-        if child.part.is_of_url:
-            sentence = with_url_options(sentence)
-        return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
+            raise part_failed(child, f"The {child.part.name} could not be started: {error}.") from error
 
     def _next_due(self) -> float:
         """The time of the next action, if nothing happens before."""
