@@ -15,7 +15,7 @@ from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
 from procession.errors import ConfigError, DiskError
 from procession.sdk.transaction_log import Transaction
-from tests.certificates import Authority, Pair
+from tests.certificates import EXPIRED, Authority, Pair
 from tests.systems import kafka_broker
 from tests.systems.kafka_broker import Kafka, needs_kafka
 
@@ -23,8 +23,8 @@ pytestmark = [needs_kafka, pytest.mark.slow]
 
 
 class TlsBroker:
-    """A broker with two more listeners: `address` has a certificate of its host, and `other` that of another host.
-    Both ask for a certificate of the client."""
+    """A broker with three more listeners: `address` has a certificate of its host, `other` that of another host, and
+    `old` one that has expired. All ask for a certificate of the client."""
 
     def __init__(self, directory: Path) -> None:
         kafka_broker.installed()
@@ -33,18 +33,22 @@ class TlsBroker:
         with (
             listening_socket(Address("127.0.0.1", 0)) as first,
             listening_socket(Address("127.0.0.1", 0)) as second,
+            listening_socket(Address("127.0.0.1", 0)) as third,
         ):
-            self.address, self.other = str(address_of(first)), str(address_of(second))
+            self.address, self.other, self.old = (str(address_of(socket)) for socket in (first, second, third))
         here = _store(self.authority.issue(name="here"))
         elsewhere = _store(self.authority.issue("broker.example", name="elsewhere"))
+        expired = _store(self.authority.issue(name="expired", not_after=EXPIRED))
         trust = str(self.authority.ca)
+        protocols = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,HERE:SSL,ELSEWHERE:SSL,EXPIRED:SSL"
         self.server = KafkaServer(
             {
-                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,HERE:SSL,ELSEWHERE:SSL",
+                "listener.security.protocol.map": protocols,
                 **_tls("here", here, trust),
                 **_tls("elsewhere", elsewhere, trust),
+                **_tls("expired", expired, trust),
             },
-            listeners=[f"HERE://{self.address}", f"ELSEWHERE://{self.other}"],
+            listeners=[f"HERE://{self.address}", f"ELSEWHERE://{self.other}", f"EXPIRED://{self.old}"],
         )
         self._config = directory / "client.properties"
 
@@ -118,6 +122,14 @@ def test_a_broker_with_the_certificate_of_another_host_is_refused(broker: TlsBro
     clients = broker.clients(broker.other, shown=broker.client)
     with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed"):
         clients.topic("sealed")
+
+
+def test_a_broker_whose_certificate_has_expired_is_refused_and_the_clock_is_named(broker: TlsBroker) -> None:
+    clients = broker.clients(broker.old, shown=broker.client)
+    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
+        clients.topic("sealed")
+    assert "expired" in raised.value.explain()
+    assert "compare the clocks" in raised.value.next_step
 
 
 def test_a_broker_that_wants_our_certificate_and_gets_none_is_told(broker: TlsBroker) -> None:

@@ -55,4 +55,4 @@ def test_a_sink_does_not_start_where_it_cannot_write(open_table: Callable[[str],
         run_lake_sink(tmp_path / "sink", lambda: open_table(f"{tmp_path}/file/table"), LakeOptions(), "127.0.0.1:0")
     store = LocalStore(tmp_path / "table")
     store.check()
-    assert list((tmp_path / "table/_procession").iterdir()) == []
+    assert list((tmp_path / "table").iterdir()) == [], "a check leaves nothing behind"

@@ -51,6 +51,9 @@ def answering(
 
         def do_PUT(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
             body = f"<Error><Code>{code}</Code><Message>refused</Message></Error>".encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -91,7 +94,7 @@ def test_a_sink_does_not_start_where_it_may_not_read(
 ) -> None:
     with answering(monkeypatch, 403, "") as store, pytest.raises(StorageError) as caught:
         run_lake_sink(tmp_path, lambda: open_table(store.url), LakeOptions(), "127.0.0.1:0")
-    assert "Cannot read _procession/probe of s3://bucket/t: it denies the access." in caught.value.sentence
+    assert "Cannot use s3://bucket/t: it denies the access." in caught.value.sentence
     assert "AWS_ACCESS_KEY_ID" in caught.value.explain()
 
 

@@ -15,7 +15,7 @@ from procession.connectors.delta_table import DeltaLakeTable
 from procession.connectors.iceberg_table import IcebergLakeTable
 from procession.connectors.object_store_remote import RemoteStore
 from procession.connectors.parquet_output import LakeTable
-from procession.connectors.parquet_sink import LakeOptions, lake_opener, open_parquet
+from procession.connectors.parquet_sink import LakeOptions, lake_opener, open_parquet, run_lake_sink
 from procession.errors import DiskError, ProcessionError, StorageError, UsageError
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase, dies_at
 from procession.sdk.participant import SinkParticipant
@@ -185,12 +185,18 @@ def test_a_store_that_is_away_for_a_while_is_one_sentence_and_nothing_is_lost(
     assert sorted(rows.column("id").to_pylist()) == [1, 2]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_a_bucket_that_is_not_there_is_one_sentence(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bucket_that_is_not_there_is_one_sentence_at_the_start(kind: str, tmp_path: Path) -> None:
     table = StoredTable(kind, "nobody-has-this", tmp_path)
-    with pytest.raises(StorageError, match="there is no such bucket") as caught:
-        prepare(opened(table.open(), tmp_path / "sink"), 1, 1)
+    with pytest.raises(StorageError, match=r"Cannot use s3://.*: there is no such bucket\.$") as caught:
+        run_lake_sink(tmp_path / "sink", table.open, LakeOptions(), "127.0.0.1:0")
     assert "Make the bucket" in caught.value.next_step
+
+
+def test_a_bucket_that_is_removed_later_is_one_sentence(tmp_path: Path) -> None:
+    table = StoredTable("parquet", "nobody-has-this", tmp_path)
+    with pytest.raises(StorageError, match="there is no such bucket"):
+        prepare(opened(table.open(), tmp_path / "sink"), 1, 1)
 
 
 def test_refused_credentials_are_one_sentence(table: StoredTable, server: Server, tmp_path: Path) -> None:

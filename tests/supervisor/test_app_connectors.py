@@ -11,6 +11,7 @@ import pytest
 from procession.api.pipeline import Pipeline
 from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
+from procession.planner import connector_registry
 from procession.record import id_in_share, share_of
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from procession.supervisor.local_pipeline import connector_arguments
@@ -71,6 +72,18 @@ def test_a_package_that_is_missing_is_told_before_the_start(
     with tape.installed(), pytest.raises(ConfigError, match=f"{owner} needs the Python package") as caught:
         check_connectors(graph)
     assert "pip install 'procession[tape]'" in caught.value.next_step
+
+
+@pytest.mark.parametrize(("scheme", "extra"), [("parquet", "s3"), ("delta", "delta")])
+def test_the_client_of_an_object_store_is_needed_by_a_table_in_one_alone(
+    scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there = connector_registry._is_there
+    monkeypatch.setattr(connector_registry, "_is_there", lambda name: name != "obstore" and is_there(name))
+    check_connectors(app(None, to=f"{scheme}:table").graph())
+    with pytest.raises(ConfigError, match="sink 'o0' needs the Python package 'obstore'") as caught:
+        check_connectors(app(None, to=f"{scheme}:s3://bucket/table").graph())
+    assert caught.value.next_step == f"run pip install 'procession[{extra}]'"
 
 
 def test_the_run_says_what_its_connectors_read_and_write() -> None:

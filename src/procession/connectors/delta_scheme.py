@@ -5,7 +5,7 @@ Invariant: as in `connectors/parquet_scheme`.
 
 from __future__ import annotations
 
-from procession.connectors.parquet_scheme import PASSWORD_HINT, lake_arguments, lake_check
+from procession.connectors.parquet_scheme import PASSWORD_HINT, lake_arguments, lake_check, store_modules
 from procession.planner.connector import Connector, EpochLimits, SinkTraits
 from procession.planner.connector_url import ConnectorUrl
 
@@ -31,6 +31,7 @@ CONNECTOR = Connector(
     ),
     commands="procession.cli.lake_commands",
     modules=("deltalake",),
+    modules_for=store_modules,
     install="procession[delta]",
     password_hint=PASSWORD_HINT,
 )

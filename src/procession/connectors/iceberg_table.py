@@ -53,6 +53,7 @@ S3_SETTINGS = (
     ("s3.region", "AWS_REGION"),
 )
 """What pyiceberg does not take from the environment by itself. Without a region it asks AWS for it."""
+PLACES = ("s3://", "file://")
 NO_RETRY = {"commit.retry.num-retries": "0"}
 
 log = structlog.get_logger()
@@ -87,6 +88,12 @@ class IcebergLakeTable(LakeTable):
                 next_step="Restore the table, or begin with a new table and a new directory of the sink.",
             )
         return self._store
+
+    def check_place(self) -> None:
+        self.schema()
+        place = self._catalog.properties.get("warehouse", "") if self._table is None else self._table.location()
+        if place.startswith(PLACES):  # the warehouse of some catalogs is a name
+            open_store(place).check()
 
     def schema(self) -> pa.Schema | None:
         with self.translated_errors("read"):

@@ -108,7 +108,9 @@ class LocalStore(ObjectStore):
         return folder / f"{owner}-{spare.name}"
 
     def check(self) -> None:
-        probe = self.spool_path(Path(f"probe-{os.getpid()}"))
+        make_directory(self.root)
+        hidden = self.root / HIDDEN
+        probe = (hidden if hidden.is_dir() else self.root) / f".probe-{os.getpid()}"
         try:
             probe.touch()
             probe.unlink()

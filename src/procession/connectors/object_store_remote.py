@@ -94,8 +94,10 @@ class RemoteStore(ObjectStore):
         return spare
 
     def check(self) -> None:
-        """Writes nothing: whether that is allowed shows before the first vote."""
-        self.has(f"{HIDDEN}/probe")
+        """Lists a folder that is not there, because S3 tells a missing bucket from a missing object only to those who
+        list. Writes nothing: whether that is allowed shows before the first vote."""
+        with self._translated_errors("use"):
+            self._obstore.list(self._store, f"{HIDDEN}/probe").collect()
 
     def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
         with self._translated_errors(f"write {name} in"), spool.open("rb") as file:

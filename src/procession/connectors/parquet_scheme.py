@@ -44,6 +44,11 @@ def lake_arguments(url: ConnectorUrl, directory: Path) -> Sequence[str]:
     return [url.place, str(directory), *options]
 
 
+def store_modules(url: ConnectorUrl) -> Sequence[str]:
+    """The client of the object store, if the table is in one."""
+    return ("obstore",) if url.place.startswith("s3://") else ()
+
+
 CONNECTOR = Connector(
     name="parquet",
     form="parquet:DIR-or-s3://BUCKET/PREFIX",
@@ -53,5 +58,7 @@ CONNECTOR = Connector(
         arguments=lake_arguments,
     ),
     commands="procession.cli.lake_commands",
+    modules_for=store_modules,
+    install="procession[s3]",
     password_hint=PASSWORD_HINT,
 )

@@ -53,6 +53,10 @@ def no_limits(_: ConnectorUrl) -> EpochLimits:
     return EpochLimits()
 
 
+def no_modules(_: ConnectorUrl) -> Sequence[str]:
+    return ()
+
+
 def no_note(_: ConnectorUrl, __: str) -> str:
     return ""
 
@@ -132,6 +136,8 @@ class Connector:
     """The module with its commands: functions `sink_NAME` and `source_NAME` for Typer (a `-` in the name is a `_`)."""
     modules: tuple[str, ...] = ()
     """Modules of other packages that its programs import."""
+    modules_for: Callable[[ConnectorUrl], Sequence[str]] = no_modules
+    """More modules that its programs import for a URL, such as the client of an object store."""
     install: str = ""
     """What to install if one of them is missing, for pip: `procession[kafka]`."""
     password_hint: str = ""

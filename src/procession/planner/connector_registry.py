@@ -170,9 +170,11 @@ def source_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
     return connector, url
 
 
-def check_installed(connector: Connector, owner: str) -> None:
-    """Raises ConfigError, with the command that helps, if a package that the connector's programs need is missing."""
-    missing = [name for name in connector.modules if not _is_there(name)]
+def check_installed(connector: Connector, owner: str, url: ConnectorUrl | None = None) -> None:
+    """Raises ConfigError, with the command that helps, if a package that the connector's programs need, for this URL if
+    there is one, is missing."""
+    needed = (*connector.modules, *(connector.modules_for(url) if url is not None else ()))
+    missing = [name for name in needed if not _is_there(name)]
     if missing:
         raise ConfigError(
             f"{owner} needs the Python package {missing[0]!r}, which is not installed",

@@ -18,7 +18,7 @@ def check_connectors(graph: Graph) -> None:
     """Raise ConfigError, with the command that helps, if a package is missing that a connector of this app needs."""
     started = [sink for sink in graph.sinks if sink.sink_traits.is_started]
     for node in (*graph.connected, *started):
-        check_installed(node.connector, f"{node.kind.value} {node.name!r}")
+        check_installed(node.connector, f"{node.kind.value} {node.name!r}", node.url)
 
 
 def connected_streams(graph: Graph) -> frozenset[int]:
