@@ -69,6 +69,46 @@ def test_a_record_that_takes_longer_than_the_target_makes_epochs_of_one_record()
     assert under_backlog(size, 5, 0.1, 30.0)[-1] == 1
 
 
+@pytest.mark.parametrize("fixed_s", [1.3, 2.0, 2.4, 3.0, 6.0, 40.0])
+@pytest.mark.parametrize("record_s", [1e-6, 1e-4, 0.01])
+def test_a_fixed_time_that_takes_up_the_target_does_not_make_epochs_small(fixed_s: float, record_s: float) -> None:
+    size = EpochSize(TARGET_S)
+    for records in under_backlog(size, 40, fixed_s, record_s)[9:]:
+        share = fixed_s / (fixed_s + records * record_s)
+        assert 0.4 < share < 0.6, "about as much work as the fixed time"
+
+
+def test_a_slow_start_does_not_make_small_epochs_smaller() -> None:
+    """The times of a pipeline with forty sinks on a loaded machine, which came to epochs of one record each."""
+    size = EpochSize(TARGET_S)
+    size.observe(81, 28.0)
+    for seconds in (6.8, 6.6, 4.9, 4.4, 4.9, 4.5, 4.7, 4.4):
+        size.observe(min(24, size.records_max), seconds)
+        assert size.records_max >= 7
+    assert size.records_max > 24
+
+
+@pytest.mark.parametrize("records", [1, 2, 5])
+def test_the_first_epoch_may_have_few_records_and_take_long(records: int) -> None:
+    size = EpochSize(TARGET_S)
+    size.observe(records, 30.0)
+    assert under_backlog(size, 20, 5.0, 1e-3)[-1] > 1000
+
+
+def test_a_fixed_time_that_grows_later_does_not_make_epochs_small() -> None:
+    size = EpochSize(TARGET_S)
+    under_backlog(size, 20, 0.1, 1e-3)
+    assert min(under_backlog(size, 40, 5.0, 1e-3)) > 100
+    assert under_backlog(size, 20, 5.0, 1e-3)[-1] == pytest.approx(5000, rel=0.2)
+    assert under_backlog(size, 20, 0.1, 1e-3)[-1] == pytest.approx(2400, rel=0.2)
+
+
+def test_records_that_become_slow_make_epochs_small_although_the_fixed_time_is_long() -> None:
+    size = EpochSize(TARGET_S)
+    under_backlog(size, 10, 2.0, 1e-3)
+    assert under_backlog(size, 8, 2.0, 1.0)[-1] <= 3
+
+
 def test_another_limit_that_holds_epochs_back_does_not_let_this_one_run_away() -> None:
     size = EpochSize(TARGET_S)
     under_backlog(size, 50, 0.08, 0.7e-6, records_max=50_000)

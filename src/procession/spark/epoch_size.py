@@ -3,13 +3,16 @@
 Invariant: the limit follows the time that a full epoch takes, and nothing else. An epoch costs a fixed time (Spark's
 job, the round, two syncs) and a time per record. Throughput grows with the size until the fixed time is a small share
 of the whole; beyond that, size only costs latency and memory. So under backlog an epoch grows until it takes
-`fixed time / FIXED_SHARE`, or `target_s` if that is less. Without a backlog an epoch takes the records that are there,
-and the limit does not matter. With a target of 0 there is no limit here. Used by `spark/log_source`.
+`fixed time / FIXED_SHARE`, or `target_s` if that is less. If the fixed time alone takes up the target, smaller epochs
+do not help: then an epoch may take longer, until the fixed time is FIXED_SHARE_MAX of it. Without a backlog an epoch
+takes the records that are there, and the limit does not matter. With a target of 0 there is no limit here. Used by
+`spark/log_source`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from typing import NamedTuple
 
 FIRST_RECORDS = 16_384
@@ -20,6 +23,10 @@ FULL_SHARE = 0.5
 """An epoch with a smaller share of its limit took all records that there were. It says nothing about larger epochs."""
 FIXED_SHARE = 0.04
 """Share of the fixed time in an epoch at which throughput has stopped growing."""
+FIXED_SHARE_MAX = 0.5
+"""Share of the fixed time up to which epochs become smaller to take no longer than the target."""
+RECENT = 6
+"""Number of epochs from which the fixed time is estimated."""
 
 
 class EpochPace(NamedTuple):
@@ -39,6 +46,10 @@ class EpochSize:
         self._records_max = float(FIRST_RECORDS)
         self._fixed_s: float | None = None
         """The time of the quickest epoch so far: an upper bound of the fixed time."""
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        """The records and the times of the last epochs."""
+        self._estimate_s: float | None = None
+        """The fixed time, as the last epochs of different sizes show it."""
 
     @property
     def records_max(self) -> int:
@@ -54,7 +65,33 @@ class EpochSize:
         if records <= 0 or seconds <= 0:
             return
         self._fixed_s = seconds if self._fixed_s is None else min(seconds, self._fixed_s)
+        self._recent.append((records, seconds))
+        self._measure()
         is_full = records >= FULL_SHARE * self._records_max
         if is_full or seconds > self._target_s:
-            fitting = records * self.target_s / seconds
-            self._records_max = min(fitting, self._records_max * GROWTH_MAX)
+            limit = self._records_max * (GROWTH_MAX if is_full else 1)
+            self._records_max = min(self._fitting(records, seconds), limit)
+
+    def _fitting(self, records: int, seconds: float) -> float:
+        """The number of records of an epoch that takes the time that it should."""
+        proportional = records * self.target_s / seconds
+        quickest_s = min(epoch_s for _, epoch_s in self._recent)
+        if quickest_s <= FIXED_SHARE_MAX * self._target_s:
+            return proportional
+        if self._estimate_s is None:  # another size shows which part of the time is fixed
+            return min(proportional, records / 2) if records > 1 else 2
+        fixed_s = min(self._estimate_s, quickest_s)
+        if fixed_s <= FIXED_SHARE_MAX * self._target_s:
+            return proportional
+        allowed_s = max(self._target_s, fixed_s / FIXED_SHARE_MAX) - fixed_s
+        return records * allowed_s / (seconds - fixed_s) if seconds > fixed_s else float("inf")
+
+    def _measure(self) -> None:
+        """Estimate the fixed time from the smallest and the largest of the last epochs, if their sizes differ."""
+        (records, seconds), (most_records, most_s) = min(self._recent), max(self._recent)
+        if most_records < 2 * records:
+            return
+        record_s = max(0.0, (most_s - seconds) / (most_records - records))
+        fixed_s = seconds - record_s * records
+        # Less than nothing: one of the two was held up by something else, such as a start.
+        self._estimate_s = fixed_s if fixed_s >= 0 else None

@@ -44,8 +44,8 @@ class Settings(BaseSettings):
         2.5,
         ge=0,
         description="Time that an epoch should take at most. While records wait, epochs grow until throughput stops"
-        " growing or an epoch takes this long. Lower it for less latency under load. 0 means epochs as large as the"
-        " other limits allow.",
+        " growing or an epoch takes this long; if an epoch of few records takes that long already, up to twice as long"
+        " as that. Lower it for less latency under load. 0 means epochs as large as the other limits allow.",
     )
     epoch_records_max: int = Field(4_000_000, ge=1, description="Maximum number of records per epoch.")
     epoch_bytes_max: int = Field(
