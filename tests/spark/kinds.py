@@ -18,8 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import BaseModel, Field
 
-from procession import Aggregate, Context, Pipeline, ProcessContext, aggregates, json_of, patterns, tables, windows
+from procession import (
+    Aggregate,
+    Context,
+    Pipeline,
+    ProcessContext,
+    Stage,
+    aggregates,
+    json_of,
+    patterns,
+    tables,
+    windows,
+)
 
 
 @dataclass(frozen=True)
@@ -259,6 +271,13 @@ def is_dear(sale: Sale, context: Context) -> bool:
     return sale.amount > 5
 
 
+class Place(BaseModel):
+    """A model in a field of a record."""
+
+    city: str
+    floor: int = Field(ge=0)
+
+
 @dataclass(frozen=True)
 class Order:
     """A record of a typed source."""
@@ -267,6 +286,7 @@ class Order:
     shop: int
     at: datetime
     amount: Decimal
+    place: Place
 
 
 ORDER_FIELDS = pa.schema(
@@ -281,12 +301,12 @@ ORDER_FIELDS = pa.schema(
 
 
 def order_payload(number: int) -> bytes:
-    """An order; some have a time, an amount or a shop that does not fit."""
+    """An order; some have a time, an amount, a shop or a place that does not fit."""
     at = datetime(2026, 3, 28, tzinfo=UTC) + timedelta(minutes=number * 7919 % 1_000, milliseconds=number % 3)
     amount = "much" if number % 19 == 4 else str(Decimal(number * 7919 % 10_000_000).scaleb(-4))
     shop = number % 7 + (300 if number % 23 == 5 else 0)
     order = {"number": f"{number:05d}", "shop": shop, "at": at.isoformat() if number % 17 else 0, "amount": amount}
-    return json.dumps(order).encode()
+    return json.dumps({**order, "place": {"city": f"c{number % 3}", "floor": number % 13 - 1}}).encode()
 
 
 def perilous_order(value: Any, perilous: Perilous) -> Any:
@@ -346,6 +366,12 @@ def in_spring(value: bytes) -> int:
 
 def shown(value: Any) -> bytes:
     return repr(value).encode()
+
+
+def numbered_multiples(stage: Stage, every: int) -> Stage:
+    """A piece with a state of its own."""
+    some = stage.filter(lambda value: int(value) % every == 0, name="multiples")
+    return some.map_stateful(numbered, key=key, initial=0, name="numbers")
 
 
 def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
@@ -461,6 +487,10 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     few_first, others = source.split(is_seventh)
     endings = others.split(ending, "low", "high", value=bytes.upper, name="endings")
     endings[0].rebalance(parallelism=3).merge(few_first, endings[1]).sink("split", to="file:out")
+    # A piece that is used twice, with a setting
+    every = pipeline.setting("every", int, default=4)
+    fourths = source.apply(numbered_multiples, every, name="every")
+    fourths.merge(source.apply(numbered_multiples, every + 1, name="and-one")).sink("pieces", to="file:out")
     # A keyed stage behind a keyed stage, by another key, and back together with what went round it.
     twice = counted.map_stateful(numbered, key=lambda value: value[-1:], initial=0, parallelism=3)
     source.merge(twice).sink("merged", to="file:out")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.api.app_settings import variable_of
 from procession.commit.epoch_totals import COUNTER
 from procession.connectors.file_source import stream_id_of
 from procession.record import stream_id
@@ -39,8 +40,14 @@ class World:
     """A cluster, and all that was sent to it."""
 
     def __init__(self, directory: Path, master: str, epoch_records_max: int, tasks: int) -> None:
-        # So few keys in memory that most states come from files.
-        settings = Settings(epoch_interval_s=0.02, epoch_records_max=epoch_records_max, master=master, state_keys_max=9)
+        # So few keys in memory that most states come from files; without a target, epochs have the size of the case.
+        settings = Settings(
+            epoch_interval_s=0.02,
+            epoch_target_s=0,
+            epoch_records_max=epoch_records_max,
+            master=master,
+            state_keys_max=9,
+        )
         self.cluster = Cluster(directory, APP.replace("{tasks}", str(tasks)), settings)
         self.sent: list[tuple[int, int, bytes]] = []
         self.turn = 0
@@ -91,10 +98,12 @@ def without_ids(letters: bytes) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0].split('[')[0]}-{way[1]}-{way[2]}")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("kinds"), *request.param)
-    with world.cluster as cluster:
-        assert cluster.local.start()
-        yield world
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(variable_of("every"), "3")
+        world = World(tmp_path_factory.mktemp("kinds"), *request.param)
+        with world.cluster as cluster:
+            assert cluster.local.start()
+            yield world
 
 
 @pytest.mark.slow
