@@ -36,7 +36,8 @@ WITH_SEVERAL_INPUTS = dict.fromkeys(
     ("market_surveillance", "telecom_rating", "clickstream"), "tests/test_whole_pipelines.py"
 )
 """Examples with several inputs or outputs, and their tests."""
-ELSEWHERE = WITH_SERVERS | WITH_SEVERAL_INPUTS
+WITH_A_CLOCK = {"silent_devices": "tests/walk/test_clock_timers.py"}
+ELSEWHERE = WITH_SERVERS | WITH_SEVERAL_INPUTS | WITH_A_CLOCK
 RUN_TIMEOUT_S = 240
 
 NUMBERS = [str(number) for number in range(-50, 450)]
@@ -563,6 +564,78 @@ def long_calls(lines: Iterable[str]) -> list[str]:
     return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
+def _trade(number: int) -> dict[str, object]:
+    """A trade every seven seconds; each eighth record cancels one that is up to three minutes old."""
+    chance = random.Random(number)
+    if number % 8 == 7:
+        older = chance.choice([before for before in range(max(0, number - 24), number) if before % 8 != 7])
+        cancelled = _trade(older)
+        return {"id": older, "symbol": cancelled["symbol"], "at": cancelled["at"], "is_cancelled": True}
+    return {"id": number, "symbol": chance.choice("XY"), "at": number * 7, "count": chance.randrange(9)}
+
+
+TRADES = [json.dumps(_trade(number)) for number in range(500)]
+
+
+def largest_trades(lines: Iterable[str]) -> list[str]:
+    """By hand: all trades that count, in one dictionary; a minute is told by the first record behind it."""
+    counting: dict[tuple[int, str], dict[int, int]] = {}
+    emitted: dict[tuple[int, str], list[int]] = {}
+    results: list[dict[str, object]] = []
+
+    def emit(minute: int, symbol: str) -> None:
+        counts = counting[minute, symbol]
+        best = sorted(counts, key=lambda trade: -counts[trade])[:3]
+        row = {"symbol": symbol, "minute": minute * 60, "largest": best, "replaces": emitted.get((minute, symbol))}
+        results.append(row)
+        emitted[minute, symbol] = best
+
+    now = 0
+    for trade in [*map(json.loads, lines), {"at": 2**40}]:
+        now = max(now, trade["at"] // 60)
+        for minute, symbol in sorted(place for place in counting if place[0] < now and place not in emitted):
+            emit(minute, symbol)
+        if "symbol" not in trade:
+            break
+        place = trade["at"] // 60, trade["symbol"]
+        counts = counting.setdefault(place, {})
+        if trade.get("is_cancelled"):
+            counts.pop(trade["id"], None)
+        else:
+            counts[trade["id"]] = trade["count"]
+        if place[0] < now:
+            emit(*place)
+    return [json.dumps(result, separators=(",", ":")) for result in results]
+
+
+SHIPPING = [
+    json.dumps({"kind": kind, "order": order, "at": at})
+    for at, order, kind in sorted(
+        (600 * order + later, order, kind)
+        for order in range(170)
+        for kind, later in (
+            ("order", 0),
+            ("payment", order * 7919 % 90_000),
+            ("parcel", order * 104_729 % 90_000),
+        )
+        if order % 9 or kind != "payment"
+    )
+]
+
+
+def shipped_orders(lines: Iterable[str]) -> list[str]:
+    """By hand: an order is told by the last of its three records, if all are within a day."""
+    seen: dict[int, dict[str, int]] = {}
+    results: list[dict[str, object]] = []
+    for event in map(json.loads, lines):
+        times = seen.setdefault(event["order"], {})
+        times[event["kind"]] = event["at"]
+        if len(times) == 3 and max(times.values()) - times["order"] <= 86_400:
+            seconds, is_prepaid = times["parcel"] - times["order"], times["payment"] <= times["parcel"]
+            results.append({"order": event["order"], "seconds": seconds, "is_prepaid": is_prepaid})
+    return [json.dumps(result, separators=(",", ":")) for result in results]
+
+
 # The example, the sink's output file, its input, and what a sequential program makes of it.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
@@ -588,6 +661,8 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
     "long_calls": ("long-calls-prices-0", TELEPHONED, long_calls),
     "readings_by_schema": ("readings-by-schema-largest-0", MEASURED, largest),
     "busy_hosts": ("busy-hosts-all-0", REQUESTS, with_owners),
+    "cancelled_trades": ("cancelled-trades-largest-0", TRADES, largest_trades),
+    "shipped_orders": ("shipped-orders-shipped-0", SHIPPING, shipped_orders),
 }
 
 

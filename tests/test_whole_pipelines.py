@@ -85,7 +85,7 @@ def test_market_surveillance_runs_for_real(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     done = run_command("run", EXAMPLES / "market_surveillance.py", "--listen", "127.0.0.1:0", cwd=tmp_path)
     assert done.returncode == Status.DONE, done.stderr
-    lines = run_command("cat", "out", "--instance", "market-surveillance-alerts-0", cwd=tmp_path).stdout.splitlines()
+    lines = run_command("cat", "out", "--instance", "surveillance-alerts-0", cwd=tmp_path).stdout.splitlines()
     assert [json.loads(line) for line in lines] == alerts
 
 
@@ -191,7 +191,8 @@ def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
             visits.append({"user": user, "from": visit[0]["at"], "seconds": seconds, "pages": pages})
         for click in own:
             hours.setdefault(click["at"] // 3600 * 3600, {}).setdefault(user, []).append(click)
-    found = outputs("clickstream", {"clicks": clicks})
+    found = outputs("clickstream", {"clicks": [*clicks, b'{"user": "u1", "page": "/a"}']})
+    assert [letter["error"] for letter in found["dead-letter"]] == ["ValueError: not a Click: at is missing"]
     assert sorted(map(str, found["visits"])) == sorted(map(str, visits))
     assert found.counters["counter robots"] == len(clicks) - len(human)
     counts = {hour: sorted((len(own) for own in users.values()), reverse=True)[:3] for hour, users in hours.items()}
