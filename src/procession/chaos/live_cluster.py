@@ -29,7 +29,7 @@ from procession.commit.spark_log import SparkLog
 from procession.driver.epoch_log import EpochTail
 from procession.errors import StorageError
 from procession.sdk.ack_log import AckTail
-from procession.storage.driver_claim import CURRENT
+from procession.storage.driver_claim import CURRENT, checkpoint_of
 from procession.storage.secret import Secret, make_secret, path_of
 from procession.supervisor import cleanup
 from procession.supervisor.local_pipeline import COMMAND
@@ -255,19 +255,19 @@ class LiveCluster(ABC):
 
     def fence(self) -> int:
         with suppress(OSError, ValueError):
-            return int((self.directory / "checkpoint" / CURRENT).read_text())
+            return int((checkpoint_of(self.directory) / CURRENT).read_text())
         return 0
 
     def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
         if self._reader is None:
-            self._reader = DecisionReader(self.directory / "checkpoint")
+            self._reader = DecisionReader(checkpoint_of(self.directory))
         return self._reader.look(visible)
 
     def decided_positions(self) -> Mapping[int, int] | None:
         """Return the last committed message id of each stream; None while a driver takes over.
 
         A round record names only positions that gateways may not know yet, so earlier ones are kept here."""
-        copy = self.directory / "checkpoint" / f"{self.fence():010d}"
+        copy = checkpoint_of(self.directory) / f"{self.fence():010d}"
         with suppress(StorageError):
             committed = SparkLog(copy).committed
             rounds = RoundRecords(copy / "rounds")

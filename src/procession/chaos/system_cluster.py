@@ -25,6 +25,7 @@ from procession.chaos.system_parts import link_to, output_of
 from procession.chaos.system_server import HOST, SystemServer
 from procession.chaos.visible_records import VisibleRecords
 from procession.commit.transaction_id import TransactionId
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret
 from procession.supervisor.local_pipeline import COMMAND
 from procession.supervisor.part import Part
@@ -183,7 +184,7 @@ class SystemCluster(LiveCluster):
     def _decided_end(self, output: str) -> int | None:
         """Where the output ends by the last decision of the checkpoint. None while that is not known."""
         if self._reader is None:
-            self._reader = DecisionReader(self.directory / "checkpoint")
+            self._reader = DecisionReader(checkpoint_of(self.directory))
         record = self._reader.last()
         shares = record.parts.values() if record is not None else ()
         ends = [share.end for share in shares if (txn := TransactionId.parse(share.txn)) and txn.sink == output]

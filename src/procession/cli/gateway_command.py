@@ -13,6 +13,7 @@ import typer
 
 from procession.cli.command_options import ControlCookieFile, CookieFile, OpenProducers
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedName
+from procession.storage.driver_claim import checkpoint_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -221,7 +222,7 @@ def gateway(
 
 def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:
     """Return the figures of the pipeline. Its checkpoint may be created later."""
-    at = checkpoint or directory.absolute().parent / "checkpoint"
+    at = checkpoint or checkpoint_of(directory.absolute().parent)
     loaded: list[Figures] = []
 
     def figures() -> Iterable[Metric]:
@@ -237,7 +238,7 @@ def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:
 
 def _checkpoint_beside(directory: Path) -> Path | None:
     """Return the checkpoint of the pipeline whose directory contains the gateway's, if a driver has created one."""
-    beside = directory.absolute().parent / "checkpoint"
+    beside = checkpoint_of(directory.absolute().parent)
     return beside if (beside / "pipeline.json").exists() else None
 
 

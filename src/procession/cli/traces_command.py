@@ -12,6 +12,7 @@ import typer
 
 from procession.cli.command_options import PipelineDirectory
 from procession.log_format import note
+from procession.storage.driver_claim import checkpoint_of
 
 POLL_S = 1.0
 
@@ -37,7 +38,7 @@ def traces(
     from procession.supervisor.epoch_traces import EpochTraces, send
 
     directory = chosen_pipeline(directory)
-    pipeline = str(read_pipeline(directory / "checkpoint")["name"])
+    pipeline = str(read_pipeline(checkpoint_of(directory))["name"])
     found = EpochTraces(directory, from_now=not once)
     if once:
         print(f"sent {send(found.new(), pipeline, to):,} spans to {to}")

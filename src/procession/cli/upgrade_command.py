@@ -14,6 +14,7 @@ import typer
 
 from procession.cli.command_options import AppSettings, PipelineDirectory
 from procession.exit_status import Status
+from procession.storage.driver_claim import checkpoint_of
 
 if TYPE_CHECKING:
     from procession.driver.app_file import App
@@ -94,7 +95,7 @@ def rollback(
 
     directory = chosen_pipeline(directory)
     saved = find(directory, name)
-    with claimed(directory, str(read_pipeline(directory / "checkpoint")["name"]), Path("procession")):
+    with claimed(directory, str(read_pipeline(checkpoint_of(directory))["name"]), Path("procession")):
         done = roll_back(directory, saved)
     text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
     if done.epochs:

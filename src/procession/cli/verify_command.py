@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from procession.storage.driver_claim import checkpoint_of
+
 
 def verify(
     sources: Annotated[list[Path], typer.Argument(metavar="INPUT...", help="The input, one record per line.")],
@@ -60,7 +62,7 @@ def verify(
         order=PromisedOrder(order),
         key_of=key_at(key_field) if key_field else None,
         is_complete=not (prefix or every),
-        checkpoint=pipeline / "checkpoint" if pipeline else None,
+        checkpoint=checkpoint_of(pipeline) if pipeline else None,
         acks=acks or [],
     )
     hear_interrupts()

@@ -48,6 +48,7 @@ from procession.spark.epoch_size import EpochPace
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.spark.spark_conf import check_properties
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import write_durably
 from procession.storage.file_service import FileService
 from procession.storage.host_runs import HostRuns
@@ -149,7 +150,7 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
         if not promotion.readline():
             return
     checkpoint = Checkpoint.claim(
-        config.directory / "checkpoint",
+        checkpoint_of(config.directory),
         name=app.graph.name,
         fingerprint=app.graph.fingerprint(),
         endpoints=app.graph.endpoints(),

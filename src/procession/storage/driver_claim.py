@@ -13,6 +13,12 @@ from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import storage_error
 
 CURRENT = "CURRENT"
+CHECKPOINT = "checkpoint"
+
+
+def checkpoint_of(directory: Path) -> Path:
+    """The checkpoint of the pipeline that is in this directory. Nothing else names its location."""
+    return directory / CHECKPOINT
 
 
 def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:

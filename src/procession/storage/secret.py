@@ -16,6 +16,7 @@ from pathlib import Path
 
 from procession.errors import ConfigError
 from procession.runtime.host_files import sync, write_all
+from procession.storage.driver_claim import CHECKPOINT
 from procession.storage.durable import fsync_dir, make_directory, storage_error
 
 FOLDER = "secrets"
@@ -24,7 +25,7 @@ PRIVATE_UMASK = 0o077
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 PIPELINE_NAMES = frozenset(
     {
-        *(FOLDER, "gateway", "checkpoint", "logs", "runs", "state", "sides", "executors"),
+        *(FOLDER, "gateway", CHECKPOINT, "logs", "runs", "state", "sides", "executors"),
         *("epochs.jsonl", "driver.json", "run.json", "run.lock", "plan.json", "driver-status.json"),
         *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program"),
     }

@@ -14,6 +14,7 @@ from typing import Any
 from procession.connectors.file_source import stream_id_of
 from procession.errors import ProcessionError
 from procession.gateway.gateway_directory import load_snapshot
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import GATEWAY
 from procession.supervisor.run_details import read_details
 from procession.verify.comparison import ComparisonRequest
@@ -81,7 +82,7 @@ class ContentCheck:
                 Path(output["directory"]),
                 output["instance"],
                 PromisedOrder(output["order"]),
-                checkpoint=self._directory / "checkpoint",
+                checkpoint=checkpoint_of(self._directory),
             )
         )
 

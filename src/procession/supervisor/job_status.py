@@ -16,6 +16,7 @@ from procession.commit.checkpoint import read_pipeline
 from procession.commit.epoch_totals import app_counters
 from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, find_secret
 from procession.supervisor.cookies import PIPELINES
 from procession.supervisor.progress import PipelineProgress
@@ -42,7 +43,7 @@ def status(
     gateways. Raises ConfigError if there is no pipeline."""
     at = running(directory)
     try:
-        name = str(read_pipeline(directory / "checkpoint")["name"]) if at is None else at.pipeline
+        name = str(read_pipeline(checkpoint_of(directory))["name"]) if at is None else at.pipeline
     except OSError as error:
         raise ConfigError(f"There is no pipeline in {directory}.", next_step="Give the --dir of a pipeline.") from error
     last = last_round(directory)

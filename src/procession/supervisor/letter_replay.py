@@ -20,6 +20,7 @@ from procession.planner.graph import Graph, Node
 from procession.planner.source_streams import streams_of
 from procession.record import id_in_share
 from procession.sdk.source_records import Record, Stream
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.journal import Entry, Journal, read_journal
 from procession.supervisor.run_claim import locked
 from procession.verify.dead_letter_file import StoredLetter, letters_in
@@ -120,7 +121,7 @@ class PipelineLetters:
 
     def all(self) -> Iterator[tuple[StoredLetter, str]]:
         """Every letter, with its state. Raises ConfigError if there is no pipeline."""
-        if not (self.directory / "checkpoint").exists():
+        if not (checkpoint_of(self.directory)).exists():
             raise ConfigError(
                 f"There is no pipeline in {self.directory}.",
                 next_step="Give the --dir of a pipeline, in the directory in which it was started.",

@@ -26,6 +26,7 @@ from procession.planner.graph import Graph, Node, SinkConnection
 from procession.spark.java import check_java
 from procession.spark.master import check_master
 from procession.spark.spark_conf import check_properties
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.cookies import check_open
 from procession.supervisor.part import Part
@@ -349,7 +350,7 @@ def gateway_arguments(
 ) -> list[str]:
     """The command line of a gateway of this pipeline. All but the first join the first."""
     argv = ["gateway", "--dir", str(directory / part), "--listen", listen]
-    argv += ["--checkpoint", str(directory / "checkpoint")] if has_checkpoint else []
+    argv += ["--checkpoint", str(checkpoint_of(directory))] if has_checkpoint else []
     if settings.control:
         control = parse_address(settings.control) if part == GATEWAY else other_port(settings.control)
         argv += ["--control", str(control)]

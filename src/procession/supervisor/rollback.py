@@ -28,6 +28,7 @@ from procession.format_number import check_format
 from procession.gateway.confirmation import check_offered
 from procession.gateway.gateway_directory import load_snapshot, save_snapshot
 from procession.planner.connector_registry import connector_of, load
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, read_if_there, remove, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY, LogOffset
 from procession.storage.recovery import recover_log
@@ -65,7 +66,7 @@ class RollbackResult:
 def roll_back(directory: Path, savepoint: Savepoint) -> RollbackResult:
     """Set the pipeline in this directory back. The caller holds its claim. Raises ConfigError if a sink cannot take its
     output back, or if the input is gone; it names the sinks and the streams."""
-    reader = DecisionReader(directory / "checkpoint")
+    reader = DecisionReader(checkpoint_of(directory))
     if savepoint.manifest["checkpoint_id"] != reader.id:
         raise ConfigError(
             f"Savepoint {savepoint.manifest['name']!r} is of another pipeline.",
@@ -113,7 +114,7 @@ class _Rollback:
         self._savepoint = savepoint
         self._saved = savepoint.record
         self._last = last
-        path = savepoint.directory / "checkpoint" / "offsets" / str(savepoint.epoch)
+        path = checkpoint_of(savepoint.directory) / "offsets" / str(savepoint.epoch)
         self._offsets = path.read_bytes()
         self._from: LogOffset = parse_offsets(self._offsets, path).get(FIRST_GATEWAY, LogOffset())
 
@@ -146,8 +147,8 @@ class _Rollback:
         name = self._savepoint.manifest["name"]
         RunEvents(self._directory).add("run.rolled_back", "run", f"was rolled back to savepoint {name!r}")
         faults.point("rollback:before-end")
-        remove(self._directory / "checkpoint" / ROLLBACK)
-        fsync_dir(self._directory / "checkpoint")
+        remove(checkpoint_of(self._directory) / ROLLBACK)
+        fsync_dir(checkpoint_of(self._directory))
         return RollbackResult(self._savepoint.epoch, self._last.epoch - self._savepoint.epoch, records, ends)
 
     # --- checks
@@ -217,7 +218,7 @@ class _Rollback:
         left |= {_mark(other) for other in savepoints(self._directory) if other.epoch > self._savepoint.epoch}
         write_durably(self._directory / LEFT, json.dumps({"format": FORMAT, "savepoints": sorted(left)}).encode())
         begun = {"format": FORMAT, "savepoint": self._savepoint.manifest["name"], "epoch": self._last.epoch}
-        write_durably(self._directory / "checkpoint" / ROLLBACK, json.dumps(begun).encode())
+        write_durably(checkpoint_of(self._directory) / ROLLBACK, json.dumps(begun).encode())
         faults.point("rollback:begun")
 
     def _change(self) -> Checkpoint:
@@ -228,7 +229,7 @@ class _Rollback:
                 link_missing(self._savepoint, folder, self._directory / folder / checkpoint.id)
             return self._savepoint.pipeline, replace(self._saved, acknowledged=last.epoch)
 
-        return change_checkpoint(self._directory / "checkpoint", change, self._offsets)
+        return change_checkpoint(checkpoint_of(self._directory), change, self._offsets)
 
     def _set_log_back(self) -> int:
         """Offer the later records again. Their producers keep what they were told: they may have dropped them."""
@@ -258,7 +259,7 @@ def _left(directory: Path) -> set[tuple[str, float]]:
 
 def _begun(directory: Path, savepoint: Savepoint) -> bool:
     """Whether a rollback to this savepoint was interrupted. Raises ConfigError if it was to another one."""
-    data = read_if_there(directory / "checkpoint" / ROLLBACK)
+    data = read_if_there(checkpoint_of(directory) / ROLLBACK)
     if data is None:
         return False
     name = json.loads(data)["savepoint"]

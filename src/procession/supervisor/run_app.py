@@ -24,6 +24,7 @@ from procession.errors import ConfigError, ProcessionError
 from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
 from procession.sdk.transaction_log import uncommitted
+from procession.storage.driver_claim import checkpoint_of
 from procession.supervisor.app_connectors import check_connectors, connected_streams, connector_lines, ending_parts
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, pipeline_directory
@@ -83,7 +84,7 @@ def run_app(
         display or Display(is_silent=is_silent) as display,
         Supervisor(directory / "logs", say=display.say, on_restart=partial(events.add, "part.restarted")) as supervisor,
     ):
-        check_rolled_back(directory / "checkpoint")  # before a gateway or a sink starts on a part of it
+        check_rolled_back(checkpoint_of(directory))  # before a gateway or a sink starts on a part of it
         clear_drafts(directory)
         events.add("run.started", "run", f"pipeline {graph.name!r} was started")
         local: LocalPipeline | ClusterPipeline
@@ -148,7 +149,7 @@ def run_app(
 def last_round(directory: Path) -> RoundRecord | None:
     """The record of the last committed epoch of the pipeline in this directory, or None."""
     try:
-        return DecisionReader(directory / "checkpoint").last()
+        return DecisionReader(checkpoint_of(directory)).last()
     except ConfigError:  # there is no checkpoint yet
         return None
 
@@ -172,7 +173,7 @@ def _figures(
     waiting = progress.waiting(0 if last is None else last.last)
     held: list[str] = []
     with suppress(ProcessionError, OSError):  # a summary must not fail: the next start reports the error
-        states = directory / "state" / DecisionReader(directory / "checkpoint").id
+        states = directory / "state" / DecisionReader(checkpoint_of(directory)).id
         held = held_back(graph, last, states)
     return {
         "pipeline": graph.name,

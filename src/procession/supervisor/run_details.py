@@ -14,7 +14,7 @@ from typing import Any
 
 from procession.driver.epoch_log import EpochTail, older
 from procession.planner.graph import Kind, Order, PayloadCodec, SinkFraming
-from procession.storage.driver_claim import CURRENT
+from procession.storage.driver_claim import CURRENT, checkpoint_of
 from procession.supervisor.cluster_pipeline import ClusterPipeline
 from procession.supervisor.local_pipeline import LocalPipeline
 
@@ -70,7 +70,7 @@ def _passthrough(local: LocalPipeline | ClusterPipeline) -> dict[str, dict[str, 
     """The outputs that equal the input byte for byte, since the first epoch. Empty if an earlier program was another
     one, or if it is not known."""
     graph = local.graph
-    is_new = not (local.directory / "checkpoint" / CURRENT).exists()
+    is_new = not (checkpoint_of(local.directory) / CURRENT).exists()
     is_plain = all(node.kind in (Kind.SOURCE, Kind.SINK) and node.codec in PLAIN_CODECS for node in graph.nodes)
     if not is_plain or graph.dead_letter is not None or graph.event_time is not None:
         return {}

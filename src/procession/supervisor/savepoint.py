@@ -31,6 +31,7 @@ from procession.gateway.input_pins import InputPins
 from procession.gateway.snapshot import Snapshot, decode_snapshot
 from procession.runtime.files import OpenMode
 from procession.runtime.host_files import HOST_FILES
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, make_directory, replace_durably, storage_error
 from procession.storage.log_reader import segment_bases
 from procession.storage.segment import segment_name
@@ -63,7 +64,7 @@ class Savepoint:
     @property
     def record(self) -> RoundRecord:
         """The round record of its epoch."""
-        found = RoundRecords(self.directory / "checkpoint" / "rounds").read(self.epoch)
+        found = RoundRecords(checkpoint_of(self.directory) / "rounds").read(self.epoch)
         if found is None:
             raise damaged(self.directory, "the round record is missing")
         return found
@@ -71,7 +72,7 @@ class Savepoint:
     @property
     def pipeline(self) -> dict[str, Any]:
         """What the checkpoint says about the pipeline."""
-        return read_pipeline(self.directory / "checkpoint")
+        return read_pipeline(checkpoint_of(self.directory))
 
     @property
     def snapshot(self) -> Snapshot:

@@ -26,6 +26,7 @@ from procession.gateway import retired_file
 from procession.gateway.gateway_directory import SNAPSHOT, load_snapshot
 from procession.gateway.input_pins import BYTES_MAX, InputPin, InputPins
 from procession.gateway.snapshot import Position, Snapshot, encode_snapshot
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, make_directory, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.supervisor.local_pipeline import GATEWAY
@@ -77,7 +78,7 @@ def _pin(directory: Path, name: str, bytes_max: int) -> None:
             " would have to sort them again.",
             next_step="Make the savepoint without --keep-input.",
         )
-    record = DecisionReader(directory / "checkpoint").last()
+    record = DecisionReader(checkpoint_of(directory)).last()
     if record is not None and [*record.offsets] != [FIRST_GATEWAY]:
         raise ConfigError(
             f"The input cannot be kept: the pipeline has records of several gateways ({', '.join(record.offsets)}), and"
@@ -89,7 +90,7 @@ def _pin(directory: Path, name: str, bytes_max: int) -> None:
 
 def _created(directory: Path, name: str) -> Savepoint:
     target = directory / FOLDER / name
-    reader = DecisionReader(directory / "checkpoint")
+    reader = DecisionReader(checkpoint_of(directory))
     draft = target.with_name(f"{name}{DRAFT}")
     for _ in range(TRIES):
         before = reader.copy(), reader.last()
@@ -132,7 +133,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
     # The positions before the round: then no stream is further on than the round says.
     gateways = [load_snapshot(path) for path in _gateways(directory)]
     retired = _retired(directory, gateways)
-    copy = DecisionReader(directory / "checkpoint").copy()
+    copy = DecisionReader(checkpoint_of(directory)).copy()
     log = SparkLog(copy)
     record = RoundRecords(copy / "rounds").read(log.committed) if log.committed >= 0 else None
     if record is None:
@@ -143,7 +144,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
     if any(snapshot is not None and snapshot.epoch > record.epoch for snapshot in gateways):
         raise FileNotFoundError(errno.ENOENT, "a later epoch is committed", str(copy))
     small = _spark_files(copy, record.epoch)
-    small |= {"checkpoint/" + PIPELINE: (directory / "checkpoint" / PIPELINE).read_bytes()}
+    small |= {"checkpoint/" + PIPELINE: (checkpoint_of(directory) / PIPELINE).read_bytes()}
     small |= {f"gateway/{file}": data for file, data in retired.items()}
     positions = RoundRecords(copy / "rounds").positions(record.epoch)
     small |= {f"gateway/{SNAPSHOT}": encode_snapshot(_joined(gateways, record, positions))}
@@ -167,7 +168,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
         "format": FORMAT,
         "name": name,
         "created_s": time.time(),
-        "pipeline": read_pipeline(directory / "checkpoint")["name"],
+        "pipeline": read_pipeline(checkpoint_of(directory))["name"],
         "checkpoint_id": checkpoint_id,
         "epoch": record.epoch,
         "records_in": record.counters.get("records_in", 0),

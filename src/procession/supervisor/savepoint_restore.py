@@ -17,7 +17,7 @@ from procession.commit.checkpoint import PIPELINE, random_id
 from procession.commit.round_files import ATTEMPTS, RoundRecords
 from procession.errors import ConfigError, UsageError
 from procession.gateway.gateway_directory import save_snapshot
-from procession.storage.driver_claim import CURRENT
+from procession.storage.driver_claim import CURRENT, checkpoint_of
 from procession.storage.durable import make_directory, write_durably
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import FIRST_GATEWAY
@@ -62,7 +62,7 @@ def restore(savepoint: Savepoint, to: Path, *, continues_outputs: bool) -> str:
         record = replace(
             record, acknowledged=record.epoch, parts=record.parts if continues_outputs else {}, positions={}
         )
-        checkpoint = draft / "checkpoint"
+        checkpoint = checkpoint_of(draft)
         make_directory(checkpoint)
         copy = checkpoint / f"{record.fence:010d}"
         for folder in ("offsets", "commits", "rounds"):

@@ -25,6 +25,7 @@ from procession.errors import ConfigError, PlanError
 from procession.gateway.log_rows import batch_of
 from procession.planner.graph import Graph
 from procession.planner.upgrade import SinkChanges, StageOutcome, sink_changes
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import make_directory
 from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.log_reader import LogReader
@@ -61,13 +62,13 @@ class UpgradeComparison:
 def compare(directory: Path, app: App) -> UpgradeComparison:
     """What this app does to the states and sinks of the pipeline in this directory. Raises PlanError if it cannot
     continue, ConfigError if there is no pipeline or it is another one."""
-    last = DecisionReader(directory / "checkpoint").last()
+    last = DecisionReader(checkpoint_of(directory)).last()
     if last is None:
         raise ConfigError(
             f"No epoch of a pipeline in {directory} is committed yet, so there is nothing to upgrade.",
             next_step="Start the new program with `procession run`.",
         )
-    document = read_pipeline(directory / "checkpoint")
+    document = read_pipeline(checkpoint_of(directory))
     return _compared(directory, app, document, last)
 
 
@@ -80,7 +81,7 @@ def _compared(directory: Path, app: App, document: Mapping[str, Any], last: Roun
         )
     sinks = sink_changes(graph, str(document["fingerprint"]), dict(document.get("doors", {})))
     kept = {name: codec for name, codec in graph.sink_codecs().items() if name not in sinks.added}
-    check_codecs(directory / "checkpoint", dict(document.get("codecs", {})), kept)
+    check_codecs(checkpoint_of(directory), dict(document.get("codecs", {})), kept)
     ends = {end.name for end in graph.participants}
     if lost := [name for name in last.parts if name not in ends and name not in sinks.removed]:
         raise PlanError(
@@ -152,7 +153,7 @@ def apply(directory: Path, app: App) -> tuple[UpgradeComparison, Checkpoint]:
         parts = {name: part for name, part in last.parts.items() if name not in found[0].sinks.removed}
         return made, replace(last, states=states, parts=parts, fingerprint=graph.fingerprint())
 
-    checkpoint = change_checkpoint(directory / "checkpoint", change)
+    checkpoint = change_checkpoint(checkpoint_of(directory), change)
     return found[0], checkpoint
 
 
@@ -160,7 +161,7 @@ def go_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
     """Change the checkpoint back to a savepoint of the last committed epoch. No driver of this directory may run.
 
     Raises ConfigError if later epochs are committed: then `supervisor/rollback` is needed."""
-    if (last := DecisionReader(directory / "checkpoint").last()) is not None:
+    if (last := DecisionReader(checkpoint_of(directory)).last()) is not None:
         _check_free(savepoint, last)  # before anything is fenced
     savepoint.verify()
 
@@ -172,7 +173,7 @@ def go_back(directory: Path, savepoint: Savepoint) -> Checkpoint:
             link_missing(savepoint, folder, directory / folder / checkpoint.id)
         return savepoint.pipeline, savepoint.record
 
-    return change_checkpoint(directory / "checkpoint", change)
+    return change_checkpoint(checkpoint_of(directory), change)
 
 
 def _check_free(savepoint: Savepoint, last: RoundRecord) -> None:

@@ -25,6 +25,7 @@ from procession.driver.app_file import MODULE, App, load_app
 from procession.driver.driver import SPARE_READY
 from procession.errors import ConfigError, ProcessionError
 from procession.sdk.transaction_log import uncommitted
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import storage_error
 from procession.supervisor.app_connectors import check_connectors
 from procession.supervisor.cluster_pipeline import ClusterPipeline
@@ -238,7 +239,7 @@ class UpgradeSwitch:
         starts, began, ready_s = supervisor.restarts[DRIVER], time.monotonic(), 0.0
         try:
             while supervisor.watch(LOOK_S):
-                last = DecisionReader(self._directory / "checkpoint").last()
+                last = DecisionReader(checkpoint_of(self._directory)).last()
                 if last is not None and last.epoch > epoch:
                     return None
                 if supervisor.restarts[DRIVER] - starts > RESTARTS_MAX:

@@ -22,6 +22,7 @@ from procession.commit.round_record import RoundRecord
 from procession.errors import ConfigError, StorageError
 from procession.operators.json_view import KEYS, VALUES, as_json
 from procession.planner.keys import TAGS
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.state_file import StateFile, hashes_of, merged_pieces
 from procession.verify.decisions import TRIES, DecisionReader
 
@@ -82,7 +83,7 @@ class StageStates:
 def committed_states(directory: Path) -> dict[str, StageStates]:
     """The stages with state of the pipeline in this directory, after its last committed epoch. Raises ConfigError if
     there is no pipeline."""
-    reader = DecisionReader(directory / "checkpoint")
+    reader = DecisionReader(checkpoint_of(directory))
     for _ in range(TRIES):
         last = reader.last()
         try:
