@@ -17,7 +17,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from procession.cache import find_place
-from procession.cli.bench_command import bench_app
+from procession.cli.bench_all_command import compare_all
+from procession.cli.bench_command import ALL, bench_app
 from procession.cli.chaos_command import chaos
 from procession.cli.cluster_command import ClusterOptions, cluster_app
 from procession.cli.command_options import (
@@ -63,6 +64,7 @@ app = typer.Typer(
 app.add_typer(source_app, name="source")
 app.add_typer(sink_app, name="sink")
 app.add_typer(frames_app, name="frames")
+bench_app.command(name=ALL)(compare_all)
 app.add_typer(bench_app, name="bench")
 app.add_typer(gateways_app, name="gateways")
 app.add_typer(state_app, name="state")

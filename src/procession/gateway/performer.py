@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -189,10 +189,9 @@ class GatewayPerformer:
         batch = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         faults.point("gateway:before-append")
-        try:
+        with suppress(StorageError), self._ending():
             self.log.append(batch)
-        except StorageError as error:
-            self.failure.set_exception(error)
+        if self.failure.done():
             return
         faults.point("gateway:after-append")
         self.check_disk()
