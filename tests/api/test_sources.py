@@ -75,6 +75,12 @@ def test_the_files_of_a_url_are_one_stream_in_event_time_order_and_named_partiti
     assert node.streams == {id_in_share(node.share, stream_id(name)) for name in names} == node.awaited
 
 
+def test_files_in_event_time_order_need_a_field_with_the_time() -> None:
+    with pytest.raises(PlanError, match="ordered by event time, but the records of source 'in' have none") as caught:
+        Pipeline("p", order_by="event_time").source("in", from_="file:*.log", codec="json")
+    assert "event_time_field" in str(caught.value.next_step)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -160,6 +160,8 @@ def test_options_are_read_and_a_url_needs_a_key_to_delete() -> None:
     assert CONNECTOR.sink is not None
     with pytest.raises(PlanError, match="deletes by key, but names none"):
         CONNECTOR.sink.check(CONNECTOR.url("delta:t?delete_when=op=delete"))
+    with pytest.raises(PlanError, match="does not say which records delete"):
+        CONNECTOR.sink.check(CONNECTOR.url("delta:t?key=shop&delete_when=op"))
     CONNECTOR.sink.check(url := CONNECTOR.url("delta:t?key=shop,hour&delete_when=op=delete"))
     assert CONNECTOR.sink.arguments(url, Path("d"))[2:] == ["--key", "shop,hour", "--delete-when", "op=delete"]
     assert CONNECTOR.sink.limits(url).bytes_max == 64 * 1024 * 1024

@@ -45,6 +45,7 @@ def test_options_of_a_source_become_options_of_the_program() -> None:
         ("postgres://db/shop?table=t&tabel=u", "'tabel'"),
         ("postgres://db/shop?table=t&mode=fast", "mode=fast"),
         ("postgres://db/shop?table=t&delete_when=op=delete", "names none"),
+        ("postgres://db/shop?table=t&key=a&delete_when=op", "does not say which records delete"),
         ("postgres://db/shop?table=t&session_pooler=perhaps", "session_pooler=perhaps"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, ProcessContext, patterns
+from procession.errors import ProcessionError
 from procession.operators import process
 from procession.testing import run
 from tests.operators.random_pipelines import STREAMS, waited, waiting
@@ -224,6 +225,32 @@ def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) 
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (None, "did not return a pair"),
+        ([1], "did not return a pair"),
+        ((1, [], 2), "did not return a pair"),
+        ((1, None), "returned None as its results"),
+    ],
+)
+@pytest.mark.parametrize("word", ["process", "on_timer", "flat_map_stateful"])
+def test_a_function_that_does_not_return_what_it_should_is_told_so(returned: Any, sentence: str, word: str) -> None:
+    def on_record(state: Any, at: int, context: ProcessContext) -> Any:
+        context.timer_at(at + 1)
+        return returned if word == "process" else (state, [])
+
+    pipeline = Pipeline("p")
+    source = pipeline.source("s", codec="json")
+    if word == "flat_map_stateful":
+        stage = source.flat_map_stateful(lambda state, at: returned, key=str, initial=0)
+    else:
+        stage = source.process(on_record, on_timer=lambda state, context: returned, key=str, time=int)
+    stage.sink("out", to="file:out")
+    with pytest.raises(ProcessionError, match=sentence):
+        run(pipeline, {"s": [1]})
 
 
 def test_all_timers_of_a_key_can_be_cancelled() -> None:

@@ -159,8 +159,9 @@ def test_a_sink_writes_what_the_same_codec_reads() -> None:
 
 
 def test_without_dead_letters_a_bad_record_stops_the_pipeline_and_names_the_field() -> None:
-    with pytest.raises(RecordError, match=r"stage 'calls' raised on message 1 .* caller is 7"):
+    with pytest.raises(RecordError, match=r"stage 'calls' raised on message 1 .* caller is 7") as caught:
         run(typed_pipeline(), {"calls": [call(caller=7)]})
+    assert "let the producer send what the codec of the source reads" in str(caught.value.next_step)
 
 
 def test_models_are_stored_exchanged_and_written() -> None:

@@ -109,7 +109,7 @@ def test_files_that_are_followed_do_not_end_the_run_and_their_program_gets_the_o
 
 def test_files_in_event_time_order_are_one_stream_that_ends(tmp_path: Path) -> None:
     pipeline = Pipeline("p", order_by="event_time")
-    pipeline.source("a", from_=f"file:{tmp_path}/*.log").sink("out", to="file:out")
+    pipeline.source("a", from_=f"file:{tmp_path}/*.log", event_time_field="at").sink("out", to="file:out")
     with pytest.raises(ConfigError, match="No file matches"):
         connected_streams(pipeline.graph())
     (tmp_path / "a.log").touch()

@@ -98,6 +98,12 @@ class Sources:
             share = self._share(name, taken)
             if self.event_time is not None:
                 taken = self._declared(name, share, connector.source, url)
+                if event_time_field is None and not connector.source.is_timed:
+                    raise PlanError(
+                        f"pipeline {self.name!r} is ordered by event time, but the records of source {name!r} have"
+                        " none",
+                        next_step="name the field of its JSON records that has it: event_time_field=…",
+                    )
             if ends is None:
                 ends = connector.source.ends(url)
         field = _time_field(name, event_time_field, event_time_unit, has_url=from_ is not None)

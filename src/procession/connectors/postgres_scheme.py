@@ -56,6 +56,8 @@ def check_sink(url: ConnectorUrl) -> None:
         url.refuse("names no table", "add table=TABLE to its options")
     if "delete_when" in url.options and "key" not in url.options:
         url.refuse("deletes by key, but names none", "add key=COLUMN to its options")
+    if "delete_when" in url.options and not all(url.options["delete_when"].partition("=")):
+        url.refuse("does not say which records delete", "write delete_when=COLUMN=VALUE, such as delete_when=op=delete")
 
 
 def check_source(url: ConnectorUrl) -> None:

@@ -22,7 +22,7 @@ from procession.errors import RecordError, RoundError
 from procession.operators.chain_rows import ChainRows, batch_of
 from procession.operators.stage_rows import Numbers, StageRows
 from procession.planner.event_order import LateRecord, LateRule
-from procession.planner.graph import OnError
+from procession.planner.graph import Kind, OnError
 from procession.planner.plan import Plan
 
 
@@ -57,8 +57,8 @@ class DeadLetters:
         if self._plan.graph.on_error is OnError.STOP:
             raise RecordError(
                 f"stage {name!r} raised on message {record['message_id']} of stream {record['stream_id']}: {reason}",
-                next_step='correct the function, or keep such records with Pipeline(…, dead_letter="file:DIR"); nothing'
-                " of this epoch is committed, and it runs again at the next start",
+                next_step=f'{self._remedy(stage)}, or keep such records with Pipeline(…, dead_letter="file:DIR");'
+                " nothing of this epoch is committed, and it runs again at the next start",
                 stage=name,
                 stream_id=record["stream_id"],
                 message_id=record["message_id"],
@@ -112,6 +112,11 @@ class DeadLetters:
             message_id=record["message_id"],
             trace="".join(traceback.format_exception(error)),
         )
+
+    def _remedy(self, stage: int) -> str:
+        """What makes the error go away: a source decodes, and has no function of the user."""
+        is_source = self._plan.node(stage).kind is Kind.SOURCE
+        return "let the producer send what the codec of the source reads" if is_source else "correct the function"
 
     def _record(self, origin: int) -> dict[str, Any]:
         columns = self._rows.columns

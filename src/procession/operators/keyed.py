@@ -24,6 +24,8 @@ from procession.operators.value_codec import PLAIN, ValueCodec
 from procession.planner.ownership import SCALARS, own, separate
 
 ABSENT = object()
+NO_PAIR = "the function did not return a pair: the next state, and its result or results"
+NO_RESULTS = "the function returned None as its results: return a list, an empty one if there are none"
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """Takes the state of a key and a record. Returns the next state and a result."""
@@ -79,6 +81,12 @@ class KeyedOperator(UntimedOperator):
         return iter(())
 
 
+def in_words(error: Exception) -> Exception:
+    """The error; or words for it, if the function did not return a pair, which Python reports where we unpack it."""
+    is_raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    return TypeError(NO_PAIR) if is_raised_here and "unpack" in str(error) else error
+
+
 def flattened(before: StageRows, results: Sequence[Sequence[Any]], rows: Sequence[int] | None) -> StageRows:
     """Several results for each of these rows (None: all rows), numbered within their row."""
     counts = np.fromiter(map(len, results), np.int64, len(results))
@@ -116,7 +124,7 @@ def _ones(
                 results.append(result)
         except Exception as error:  # user code may raise any exception
             failed.append(len(results) + len(failed))
-            refuse(failed[-1], error)
+            refuse(failed[-1], in_words(error))
     if not failed:
         return results, None
     refused = set(failed)
@@ -136,11 +144,13 @@ def _some(
         try:
             state, result = step(initial() if state is None else state, value)
             if is_many:
+                if result is None:
+                    raise TypeError(NO_RESULTS)
                 result = separate(result, is_held=is_open(state))
             else:
                 result = ABSENT if not result else own(value) if is_open(state) else value
         except Exception as error:  # user code may raise any exception
-            refuse(row, error)
+            refuse(row, in_words(error))
             continue
         held[slot] = state
         if result is not ABSENT:

@@ -48,7 +48,8 @@ class Condition:
     @classmethod
     def of(cls, predicate: Any, word: str) -> Condition:
         is_of_two = _takes_two(predicate)
-        checked_call(predicate, word, "", ("record", "matched") if is_of_two else ("record",))
+        arguments = ("record", "matched") if is_of_two else ("record",)
+        checked_call(predicate, word, "", arguments, more=", or of two: (record, matched)")
         return cls(predicate, is_of_two)
 
     def holds(self, record: Any, matched: Matched) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from procession.errors import PlanError
 from procession.operators.context import count
-from procession.operators.keyed import is_open
+from procession.operators.keyed import NO_PAIR, NO_RESULTS, is_open
 from procession.operators.operator import Place, StateSpec
 from procession.operators.stage_rows import Numbers
 from procession.operators.timed import KeyState, Progress, TimedOperator
@@ -131,6 +131,16 @@ OnRecord = Callable[[Any, Any, ProcessContext], tuple[Any, Any]]
 OnTimer = Callable[[Any, ProcessContext], tuple[Any, Any]]
 
 
+def pair_of(returned: Any) -> tuple[Any, Any]:
+    """What a function returned, as a pair. Raises TypeError with words for people."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise TypeError(NO_PAIR)
+    state, results = returned
+    if results is None:
+        raise TypeError(NO_RESULTS)
+    return state, results
+
+
 @dataclass(slots=True)
 class KeyTimers(KeyState):
     """The state of a key (None: it has none), and the times of its timers in nanoseconds, in order."""
@@ -202,7 +212,7 @@ class ProcessOperator(TimedOperator[KeyTimers]):
 
     def call(self, progress: Progress, value: Any, context: ProcessContext, held: KeyTimers) -> None:
         """Call the function for a record."""
-        state, results = self.function(self._state(held), value, context)
+        state, results = pair_of(self.function(self._state(held), value, context))
         emitted = separate(results, is_held=is_open(state))
         held.state = state
         self.set_timers(progress, held, context)
@@ -216,7 +226,7 @@ class ProcessOperator(TimedOperator[KeyTimers]):
             at = held.timers.pop(0)
             context = self.context_of(progress, at, at)
             try:
-                held.state, results = self.on_timer(self._state(held), context)
+                held.state, results = pair_of(self.on_timer(self._state(held), context))
                 fired = separate(results, is_held=is_open(held.state))
             except Exception as error:
                 raise PlanError(

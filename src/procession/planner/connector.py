@@ -120,6 +120,8 @@ class SourceTraits:
     """Arguments to add in event-time order, so that the program sends these streams and no others."""
     endless_arguments: Sequence[str] = ()
     """Arguments to add if the app says `ends=False`, so that a source that would end goes on."""
+    is_timed: bool = True
+    """Whether its records have event times without `event_time_field`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ FILE = Connector(
         declared=lambda _: frozenset({stream_id(FILES.encode())}),
         declared_arguments=lambda _, directory: ["--one-stream", FILES, "--state", str(directory)],
         endless_arguments=("--follow",),
+        is_timed=False,
     ),
 )
 

@@ -47,7 +47,7 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
         raise PlanError(f".{word}() was given {given}", next_step="give it a function")
     if inspect.iscoroutinefunction(function):
         raise PlanError(
-            f".{word}() was given {function!r}, a coroutine function, and its result would not be awaited",
+            f".{word}() was given {_name_of(function)}, a coroutine function, and its result would not be awaited",
             next_step="write it without `async`, or use map_async",
         )
 
@@ -57,21 +57,29 @@ def checked_of_one(function: Any, word: str, what: str = "") -> None:
     checked_function(function, word, what)
     if (signature := _mismatch(function, (None,))) is not None:
         raise PlanError(
-            f".{word}() was given {function!r}, which cannot be called with one argument: it is {signature}",
+            f".{word}() was given {_name_of(function)}, which cannot be called with one argument: it is {signature}",
             next_step="give it a function of one argument; those of map, filter and flat_map may have a second one, for"
             " key, event time and stream: (value, context: procession.Context)",
         )
 
 
-def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...]) -> None:
-    """A function that can be called with these arguments, as far as can be seen without calling it."""
+def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...], more: str = "") -> None:
+    """A function that can be called with these arguments, as far as can be seen without calling it. `more` is added to
+    the next step."""
     checked_function(function, word, what)
     if (signature := _mismatch(function, arguments)) is not None:
-        given = f"{what}={function!r}" if what else repr(function)
+        given = f"{what}={_name_of(function)}" if what else _name_of(function)
+        count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
         raise PlanError(
             f".{word}() was given {given}, which cannot be called with ({', '.join(arguments)}): it is {signature}",
-            next_step=f"give it a function of {len(arguments)} arguments: ({', '.join(arguments)})",
+            next_step=f"give it a function of {count}: ({', '.join(arguments)}){more}",
         )
+
+
+def _name_of(function: Any) -> str:
+    """A function, as people know it."""
+    name = getattr(function, "__qualname__", "")
+    return name.rpartition("<locals>.")[2] or repr(function)
 
 
 def _mismatch(function: Any, arguments: tuple[Any, ...]) -> inspect.Signature | None:
