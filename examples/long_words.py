@@ -1,4 +1,4 @@
-"""The long words of a text in capitals, one a line; a line that is not UTF-8 is set aside."""
+"""Write the long words of a text in capitals, one per line. Lines that are not UTF-8 become dead letters."""
 
 import pyarrow as pa
 import pyarrow.compute as pc

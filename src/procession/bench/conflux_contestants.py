@@ -88,7 +88,7 @@ class ConfluxSetup:
 
 @dataclass
 class Contestant:
-    """A running contestant."""
+    """A running system that the benchmark compares."""
 
     name: str
     url: str

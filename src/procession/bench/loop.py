@@ -206,7 +206,7 @@ class RunningPipeline:
 
 
 def check_equal(expected: list[Path], output: Iterator[bytes]) -> None:
-    """StorageError unless the output is these files, one after the other."""
+    """Raise StorageError unless the output is the concatenation of these files."""
     position, rest = 0, b""
     for path in expected:
         with path.open("rb") as file:

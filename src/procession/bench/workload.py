@@ -107,7 +107,7 @@ FUNCTIONS: dict[StageFunction, type[Filter] | type[Identity]] = {
 
 @dataclass(frozen=True)
 class ColumnFunction:
-    """A function of columns as a pipeline has it: it is shown more than it needs."""
+    """A function of columns, called as in a pipeline: it receives more columns than it needs."""
 
     function: Filter | Identity
 

@@ -42,7 +42,7 @@ def decode(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per frame.")] = False,
     frame_bytes_max: Annotated[int, typer.Option(min=1, help="Maximum size of a frame.")] = 16 * 1024 * 1024,
 ) -> None:
-    """Print the frames of a capture, one per line. With --json all fields are printed, also the cookie of a HELLO."""
+    """Print the frames of a capture, one per line. --json prints all fields, including the cookie of a HELLO."""
     from procession.wire.capture import CODECS, Capture
 
     if version is not None and version not in CODECS:

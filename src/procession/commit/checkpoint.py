@@ -251,7 +251,7 @@ def _identified(
     files: FileSystem,
     new_id: Callable[[], str],
 ) -> dict[str, Any]:
-    """What the checkpoint says about the pipeline, as it is to be from this claim on."""
+    """The description of the pipeline that the checkpoint has from this claim on."""
     path = root / PIPELINE
     if not files.exists(path):
         # Files of a checkpoint, and drafts of a claim that was killed, are allowed.

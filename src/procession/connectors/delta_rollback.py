@@ -1,8 +1,8 @@
-"""Takes committed output of a Delta sink back: a new version of the table, with the files of an earlier one.
+"""Removes committed output of a Delta sink: writes a new version of the table with the files of an earlier one.
 
 Invariant: readers see either all rows or those of the savepoint. The restored version and the token of the output are
-one commit of the table's log. A table into which somebody else has committed since is refused, because their rows would
-go, too. Versions that the table has removed (VACUUM) cannot be restored, and are refused by `check`.
+one commit of the table's log. A table to which another writer has committed since is refused, because its rows would
+be removed too. Versions that the table has removed (VACUUM) cannot be restored, and are refused by `check`.
 """
 
 from __future__ import annotations

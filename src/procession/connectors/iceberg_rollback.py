@@ -1,8 +1,8 @@
-"""Takes committed output of an Iceberg sink back: one commit removes the later files and sets the token.
+"""Removes committed output of an Iceberg sink: one commit removes the later files and sets the token.
 
-Invariant: readers see either all rows or those of the savepoint: the files go and the token changes in one commit of
-the catalog. Rows of other writers stay. The files of an output have their position in their names; a table whose files
-were put together since is refused, because such a file may have rows of both sides.
+Invariant: readers see either all rows or those of the savepoint: one commit of the catalog removes the files and
+changes the token. Rows of other writers stay. The names of an output's files contain their positions. A table whose
+files were compacted since is refused, because such a file may have rows from before and after the savepoint.
 """
 
 from __future__ import annotations

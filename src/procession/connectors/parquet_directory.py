@@ -126,7 +126,7 @@ class ParquetDirectory(LakeTable):
         self.store.delete(upload.name)
 
     def tidy(self) -> None:
-        """Nothing: a file of a directory that anybody may list cannot be replaced unseen."""
+        """Does nothing: other programs list this directory, and would see a replaced file."""
 
     def close(self) -> None:
         if self._ranges is not None:

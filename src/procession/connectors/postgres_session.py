@@ -160,7 +160,7 @@ class PostgresSession:
 
     @property
     def is_idle(self) -> bool:
-        """The thread waits for more to write, and so does the server."""
+        """Whether the thread and the server both wait for more data."""
         return self._chunks.empty()
 
     def _write(self) -> None:

@@ -1,9 +1,9 @@
-"""Takes committed output of a stopped sink back, for `procession rollback`: what sinks share, and the file sink.
+"""Removes committed output of a stopped sink, for `procession rollback`: the code that sinks share, and the file sink.
 
-Invariant: `check` changes nothing. `perform` can be repeated after a crash anywhere inside it. The medium comes before
-the transaction log, except where the log alone says what is visible. A sink's directory is locked meanwhile, so no sink
-runs on it. `supervisor/rollback` calls both; a connector without a `rollback` in its SinkTraits cannot take output
-back.
+Invariant: `check` changes nothing. `perform` can be repeated after a crash at any point. It changes the output before
+the transaction log, except where the log alone determines what is visible. The sink's directory is locked, so that no
+sink runs on it. `supervisor/rollback` calls both. A connector without a `rollback` in its SinkTraits cannot remove
+output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who may use the dashboard: the one-time secret of its link, the cookie that it is exchanged for, Host and Origin.
 
-Invariant: nothing but the exchange of the link is answered without a valid cookie. A link is good once, also after a
+Invariant: nothing but the exchange of the link is answered without a valid cookie. A link works once, even after a
 restart. A request whose Host is not ours is refused, so that no other site can reach the page under its own name
 (DNS rebinding); a request whose Origin is not ours is refused, so that no other site can act for the user. All secrets
 are compared in constant time.

@@ -1,8 +1,8 @@
 """The live feed of the page: one reader for all clients, which takes a snapshot at an interval.
 
-Invariant: it reads only while somebody looks. There are at most `CLIENTS_MAX` clients, and a slow one skips snapshots
-instead of queueing them. Epochs carry ids, so a client that reconnects with Last-Event-ID gets those that it missed, as
-far as they are held.
+Invariant: it reads only while a client is connected. There are at most `CLIENTS_MAX` clients. A slow client skips
+snapshots, which are not queued. Epochs carry ids, so a client that reconnects with Last-Event-ID gets those that it
+missed, as far as they are stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the page asks for beside the live feed: dead letters, logs, the largest states, settings.
+"""What the page requests in addition to the live feed: dead letters, logs, the largest states, settings.
 
 Invariant: every answer is bounded, and only files of the pipeline are read: a name from a request is compared with the
 names that exist, and never becomes part of a path.

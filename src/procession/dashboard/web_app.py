@@ -1,7 +1,7 @@
-"""The web application of the dashboard: its page, its live feed, what it asks for, and the operator's buttons.
+"""The web application of the dashboard: its page, live feed, requests and the operator's buttons.
 
-Invariant: whatever changes the pipeline needs the operator's secret (that of the control port) with each request,
-beside the cookie. Wrong secrets are answered slowly, one at a time. Answers are computed in threads, one at a time, so
+Invariant: a request that changes the pipeline needs the operator's secret (that of the control port) in addition to the
+cookie. Wrong secrets are answered slowly, one at a time. Answers are computed in threads, one at a time, so
 that a browser cannot take more than one core.
 """
 

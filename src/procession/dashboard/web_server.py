@@ -1,6 +1,6 @@
 """Serves the dashboard of one pipeline until it is asked to stop.
 
-Invariant: it listens before it says so. It is not the pipeline: whatever fails here leaves that alone.
+Invariant: it listens before it reports its address. A failure here does not affect the pipeline.
 """
 
 from __future__ import annotations

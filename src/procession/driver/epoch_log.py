@@ -103,7 +103,7 @@ class EpochLog:
         }
 
     def _chains(self, manifests: Iterable[Manifest]) -> dict[str, Any]:
-        """What the tasks of each chain did: seconds of all its tasks together, and records by where they went."""
+        """The work of each chain: the total seconds of its tasks, and its output records by destination."""
         chains: dict[str, Any] = {}
         for manifest in manifests:
             chain = chains.setdefault(str(manifest.stage), {"tasks": 0, "read_s": 0.0, "run_s": 0.0, "out": {}})

@@ -1,8 +1,8 @@
-"""Pins on the log of a gateway: committed records that are kept, so that a rollback to a savepoint can read them again.
+"""Pins on the log of a gateway: keep committed records, so that a rollback to a savepoint can read them again.
 
-Invariant: a pin holds the log from its sequence on, until it is dropped, or until it holds back more than `bytes_max`
-bytes. Then the gateway releases it, on disk, before it trims the log. A pin is on disk before its savepoint chooses an
-epoch. So a trim that began before it removes only what was committed before that epoch. `supervisor/savepoint_create`
+Invariant: a pin holds the log from its sequence on, until it is dropped or holds back more than `bytes_max` bytes. In
+the second case the gateway deletes the pin durably before it trims the log. A pin is on disk before its savepoint
+chooses an epoch. So a trim that began before it removes only what was committed before that epoch. `supervisor/savepoint_create`
 makes pins, `gateway/performer` respects them, and `supervisor/rollback` uses them.
 """
 

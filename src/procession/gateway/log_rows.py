@@ -133,8 +133,9 @@ def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> LogTail:
 
 
 def whole_groups(start: int, end: int, before: Iterable[pa.RecordBatch], after: Iterable[pa.RecordBatch]) -> int:
-    """Where an epoch that begins at `start` ends best, if `end` is its limit: before a group that it would cut, or
-    behind the group if that is all there is. `before` are the rows up to `end`, `after` those that follow."""
+    """Return the end of an epoch that begins at `start`, so that it splits no group. That is the start of the group
+    that `end` would split, or the end of that group if the epoch would be empty. `before` are the rows up to `end`,
+    `after` the rows that follow."""
     first, edge = start, start
     for batch in before:
         closing = np.flatnonzero(batch.column("kind").to_numpy() != KIND_UNSTABLE)

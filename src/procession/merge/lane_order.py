@@ -1,9 +1,9 @@
-"""The order of lanes: which lanes are read next, which one is waited for, and what came too late. Pure.
+"""The order of lanes: which lanes are read next, which one is waited for, and which records are late. Pure.
 
 Invariant: a lane becomes readable by whole epochs, and every lane has every epoch. So nothing of an epoch can be
 ordered before all lanes have it, and all of it can be then: a merger takes one epoch of all lanes in each *turn*. A
-lane that is passed over stays *behind*: its epochs are turns of their own when they come, and it is waited for again
-when it has caught up. `sdk/lane_merge` reads the lanes.
+lane that was skipped after a time-out is *behind*: each of its missing epochs is a separate turn when it arrives, and
+the lane is waited for again when it has caught up. `sdk/lane_merge` reads the lanes.
 """
 
 from __future__ import annotations

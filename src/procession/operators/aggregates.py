@@ -38,7 +38,7 @@ def same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """An aggregate of your own.
+    """A user-defined aggregate.
 
     Args:
         create: Returns the state before the first record.

@@ -201,8 +201,8 @@ class ProcessOperator(TimedOperator[KeyTimers]):
         return KeyTimers(None, []) if stored is None else KeyTimers(*stored)
 
     def add_record(self, progress: Progress, value: Any, time: int, held: KeyTimers) -> None:
-        """Call the function for a record. If it raises, no timer changes, and the state is what the function has left
-        of it."""
+        """Call the function for a record. If it raises, no timer changes, and the state is as the
+        function left it."""
         self.call(progress, value, self.context_of(progress, time), held)
 
     def context_of(self, progress: Progress, time: int, after: int | None = None) -> ProcessContext:

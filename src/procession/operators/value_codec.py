@@ -136,7 +136,7 @@ class ValueCodec:
         return data
 
     def thawed(self, data: bytes) -> Any:
-        """Decode what `packed` encoded."""
+        """Decode a value that `packed` encoded."""
         return msgpack.unpackb(data, ext_hook=self._from_extended, strict_map_key=False, unicode_errors="surrogatepass")
 
     def _extended(self, value: Any) -> msgpack.ExtType:

@@ -90,7 +90,7 @@ class ConnectorUrl:
         raise PlanError(f"{self.text!r} {why}", next_step=next_step)
 
     def check_options(self, known: Collection[str]) -> None:
-        """Raises PlanError if the URL has an option that is none of these."""
+        """Raises PlanError if the URL has any other option than these."""
         for name in self.options:
             if name not in known:
                 listed = ", ".join(sorted(known)) or "none"

@@ -1,4 +1,4 @@
-"""The merger of lanes: reads the lanes of a sink and gives their records out in the order of the sequential run.
+"""The merger of lanes: reads the lanes of a sink and emits their records in the order of the sequential run.
 
 Invariant: a turn is one epoch of all lanes, merged by the order key (`merge/kway`), one block of each lane at a time.
 So memory does not depend on the size of an epoch. A turn is checked before it counts: the lanes belong together, and

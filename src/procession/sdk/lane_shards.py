@@ -1,8 +1,8 @@
-"""Shards of a merger: each of several mergers gives out the records of its own keys, in order.
+"""Shards of a merger: each of several mergers emits the records of its own keys, in order.
 
 Invariant: a key is always in the same shard, by the same hash that splits keys over the connections of a sink. If the
 lanes were written by key (`order="key"`) and the number of shards divides the number of lanes, a merger reads only the
-lanes of its shard; otherwise it reads all lanes and leaves out the other keys. Used by `sdk/lane_merge`. Pure.
+lanes of its shard; otherwise it reads all lanes and skips the other keys. Used by `sdk/lane_merge`. Pure.
 """
 
 from __future__ import annotations

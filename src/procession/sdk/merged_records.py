@@ -99,9 +99,9 @@ def merged(
         shard: "0/4" gives out a fourth of the keys, in order.
         position: The `position` of an earlier `merged` of these lanes.
         instance: PIPELINE-SINK, if several sinks write lanes to one directory.
-        buffer_bytes: Bytes in memory, over all partitions of a topic, above which those that are ahead are paused. One
-            epoch must fit in any case. Files need no buffer.
-        poll_s: Time between two looks at lanes that have nothing new.
+        buffer_bytes: Maximum bytes in memory for all partitions of a topic. Above it, partitions that are ahead are
+            paused. One epoch must fit in any case. Files need no buffer.
+        poll_s: Seconds between polls of lanes that have nothing new.
 
     Returns:
         The records, to be iterated once.

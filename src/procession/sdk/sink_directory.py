@@ -82,7 +82,7 @@ class SinkDirectory:
         return txnlog
 
     def previous(self) -> Address | None:
-        """Where the sink listened the last time: drivers look for it there."""
+        """The address at which the sink listened before its restart. Drivers expect it there."""
         try:
             return parse_address(json.loads((self.directory / ANNOUNCEMENT).read_bytes())["listen"])
         except (OSError, ValueError, KeyError, TypeError, ConfigError):

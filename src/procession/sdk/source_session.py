@@ -2,7 +2,7 @@
 
 Invariant: nothing is sent without a credit. Each stream is read from the position that the gateway has committed. The
 session is finished only when every record and the end of every stream are committed. No frame says that an end is
-committed. But until then the gateway refuses to open the stream again, so a NOTIFY that it accepts confirms it. Batches
+committed. The gateway refuses to open the stream again until then, so an accepted NOTIFY confirms the end. Batches
 come from `sdk/stream_reader`; `sdk/source_client` reconnects when a session is lost.
 """
 

@@ -145,7 +145,7 @@ class Peer:
         self._writer.write(b"".join(self.connection.send(frame) for frame in frames))
 
     def send_bytes(self, data: bytes) -> None:
-        """Anything at all, past the protocol."""
+        """Send any bytes, bypassing the protocol."""
         self._writer.write(data)
 
     async def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Event | None:

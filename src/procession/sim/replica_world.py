@@ -142,7 +142,7 @@ class SimulatedService(AsyncioProcess):
             self.failed(error)
 
     def _delete_volumes(self) -> None:
-        """The operator does what the error says. Only a disk that lies leaves a damaged volume."""
+        """Do what the error tells the operator. Only a disk that reports false syncs leaves a damaged volume."""
         if not self._may_be_damaged:
             raise InvariantViolation("R6", f"a crash of {self.part} has left a damaged volume")
         self.site.tell(self.part, "= the operator deletes the damaged volume")
@@ -322,7 +322,7 @@ class ReplicaWorld:
                     self.site.clock.after(fault.seconds, self._cut_power, machine, 0.1)
 
     def _lose(self, part: str, seconds: float) -> None:
-        """A machine is gone with its disk; another one takes its place, empty."""
+        """Lose a machine with its disk. An empty one replaces it."""
         writer = self._current
         if writer is not None and writer.is_alive and writer.is_whole:
             members = [member.hex() for member in writer.volume._writer.chain[-1].head.config.members]

@@ -154,7 +154,7 @@ class SimulatedGateway(AsyncioProcess):
         return self.loop.turn()
 
     def check(self) -> None:
-        """I8: a stream is held by one living session at most, and by none that is gone; and by one gateway at most."""
+        """I8: at most one session and at most one gateway hold a stream, and a closed session holds none."""
         if not self.is_dirty or self.server is None:
             return
         self.is_dirty = False

@@ -338,7 +338,7 @@ def _route(number: int) -> Route:
 
 @contextmanager
 def without_log() -> Iterator[None]:
-    """Simulated processes tell nobody's log what they do; a story tells it."""
+    """Suppress the log of simulated processes. A run that is printed has its own event log."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False

@@ -4,7 +4,7 @@ Invariant: an append is acknowledged only when W members have synced it under th
 before the writer is established: before W members have its object, and with it, as the service enforces, all that came
 before. What it continues is the longest copy of the newest object among C = max(n − W + 1, majority) members that have
 promised its fence. While the members change, both sets of them must agree. A copy whose identity is not a member never
-counts. `handle` is the only way in; a fenced writer answers nothing any more. `sos/replicated_volume` performs;
+counts. `handle` is the only entry point; a fenced writer sends nothing more. `sos/replicated_volume` performs;
 `docs/decisions/0017` has the reasons.
 """
 
@@ -256,7 +256,7 @@ class QuorumWriter:
         return actions
 
     def _bring_up(self, replica: int, copy: CopyView) -> list[ev.QuorumAction]:
-        """The next thing that a copy lacks."""
+        """Send a copy the next object or bytes that it lacks."""
         for link in self.chain:
             if link.number < copy.mark:
                 continue

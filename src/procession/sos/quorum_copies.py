@@ -13,12 +13,12 @@ from procession.errors import ConfigError
 from procession.sos.volume_rules import MEMBERS_MAX, ObjectHead, ObjectState, QuorumConfig, VolumeState, chain
 
 ROLL_BYTES = 64 * 1024 * 1024
-"""Size of an object from which on its writer continues in a new one."""
+"""Size at which the writer of an object continues in a new one."""
 ROLL_APPENDS = 100_000
 COPY_BYTES = 1024 * 1024
-"""What is sent to a copy that lags, before it must have written it."""
+"""Maximum bytes on the way to a copy that lags, before it has written them."""
 LAG_BYTES_MAX = 8 * 1024 * 1024
-"""What a copy may have to write before it counts as lagging and gets no new appends for the time being."""
+"""Unwritten bytes above which a copy counts as lagging and gets no new appends until it has caught up."""
 
 
 class QuorumPhase(Enum):
@@ -105,7 +105,7 @@ class WaitingAppend:
 
 @dataclass(slots=True)
 class CopyView:
-    """What the writer knows of one copy."""
+    """The writer's view of one copy."""
 
     is_up: bool = False
     identity: bytes = b""
@@ -115,12 +115,12 @@ class CopyView:
     holds: int = 0
     """The fence that this connection has claimed for us."""
     sent: int = 0
-    """How far the object that is being sent reaches, with what is on the way."""
+    """End of what was sent of the current object, including what is on the way."""
     sent_number: int = 0
     is_live: bool = False
     """Whether it gets appends as they are made."""
     is_busy: bool = False
-    """Whether it must answer first."""
+    """Whether a reply of it is outstanding."""
     reads_from: int | None = None
     is_unreadable: bool = False
     """Whether it failed to read what another copy lacks."""

@@ -1,9 +1,9 @@
 """Recovery of a volume: reads the directory that an earlier process left, and says what the volume starts with.
 
-Invariant: what was told to be synced is kept, or the volume is refused; what is read is not trusted to be on disk, but
-written into new files before anybody relies on it. What the files say together:
+Invariant: data that was reported as synced is kept, or the volume is refused. What is read may not be on disk yet, so
+it is written into new files before anything relies on it. What the files say together:
 
-- no `volume.json`, and no object: the copy was never made. It was promised to nobody, so it does not exist;
+- no `volume.json`, and no object: the copy was never finished, and no client knows of it. It does not exist;
 - no `volume.json`, but an object: the directory is damaged;
 - a `.draft`: its writer died before the file had its name. It is removed;
 - an object below the mark: its deletion was interrupted. It is removed;

@@ -108,7 +108,7 @@ class ReplicatedVolume:
 
     @property
     def missing(self) -> list[str]:
-        """The replicas that are away or not complete, each with the reason if there is one."""
+        """The replicas that are unreachable or incomplete, each with the reason if it is known."""
         return [
             str(self._options.addresses[replica]) + (f" ({reason})" if (reason := self.reasons.get(replica)) else "")
             for replica in self._writer.missing
@@ -231,7 +231,7 @@ class ReplicatedVolume:
                 )
 
     async def _claim_again(self) -> None:
-        """Claimants that met wait for different times."""
+        """Claim again after a random wait, so that two writers that collided do not collide again."""
         await asyncio.sleep(self._options.reconnect_s * (1 + self._host.random_bits(10) / 1024))
         self._take(ev.ClaimAsked())
 

@@ -156,7 +156,7 @@ class SosSession:
             log.debug("sos.connection_lost", error=str(error))
 
     async def _linger(self) -> None:
-        """Discards what still arrives: closing with unread bytes resets the connection, and the reason with it."""
+        """Discard what still arrives. Closing with unread bytes resets the connection, and the reason is lost."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(READ_BYTES):

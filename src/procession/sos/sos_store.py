@@ -1,8 +1,8 @@
 """The volumes of an object service: performs batches of requests, with one sync for all appends of a batch.
 
-Invariant: a reply tells only what is done, and calls nothing synced that is not. A request that the rules refuse, and a
-disk that is full, are answered and change nothing. A failed sync, and any other error of the disk, ends the service: it
-is raised, and none of the batch's replies is sent. `sos/sos_server` has the connections.
+Invariant: a reply reports only what is done, and never reports unsynced data as synced. A request that the rules refuse,
+or for which the disk is full, gets a reply and changes nothing. A failed sync, and any other disk error, is raised and
+ends the service without any reply of the batch. `sos/sos_server` has the connections.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A copy of a volume on disk: performs what the rules allow.
 
-Invariant: what a method promises is on disk when it returns: a claim, a created object with all before it, a mark. An
+Invariant: when a method returns, its effect is on disk: a claim, a created object with all before it, a mark. An
 append is on disk after `sync`. A request that is refused has changed nothing. One thread uses a volume at a time.
 `sos/sos_store` has the volumes of a service; `sos/recovery` opens them.
 """

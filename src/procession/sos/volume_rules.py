@@ -1,4 +1,4 @@
-"""The rules of a volume: what a client may do to it, whatever the client believes. Pure.
+"""The rules of a volume: which requests of a client are allowed. Pure.
 
 A *volume* is one history of bytes, cut into *objects*. An object belongs to one fence, whose number is its name. Its
 head names the object before it and the length at which that one is sealed. So a volume is a chain: each object seals

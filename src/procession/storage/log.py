@@ -102,7 +102,7 @@ class IngressLog:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """The size of all files of the log."""
         return sum(segment.position_end for segment in self._segments)
 
     def offset(self, sequence: int) -> LogOffset:

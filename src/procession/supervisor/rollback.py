@@ -1,10 +1,10 @@
 """Sets a stopped pipeline back to a savepoint, also after later epochs were committed.
 
-Invariant: nothing is changed before everything was checked: each sink can take its later output back, and the gateway's
-log still has the later input. Then `ROLLBACK` in the checkpoint says what is being done; until it is gone no driver
-claims the pipeline, and the same command finishes the work wherever it was killed: each step can be repeated. Epochs,
-fences, attempt numbers and the positions that producers were told never go back. The last epoch keeps its number, and
-gets the states, the offsets and the ends of the savepoint.
+Invariant: nothing changes before every check has passed: each sink can remove its later output, and the gateway's log
+still has the later input. Then the file `ROLLBACK` in the checkpoint describes the rollback. While it exists, no driver
+claims the pipeline. If the command is killed, running it again finishes the work, because each step can be repeated.
+Epochs, fences, attempt numbers and positions that were reported to producers never decrease. The last epoch keeps its
+number, and gets the states, the offsets and the ends of the savepoint.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariant: a savepoint is complete or absent: it is built in a draft and renamed. It names one committed epoch and
 contains everything that the next epoch needs: Spark's offsets, the round record, state files, copies of tables, the
 reserved attempts and the committed positions of the streams. State files and copies never change, so they are linked,
-not copied. A link is a pin: whatever a driver drops or clears away, the link keeps.
+not copied. A linked file stays, even if a driver deletes its own name for it.
 `supervisor/savepoint_create` makes them, `supervisor/savepoint_restore` starts a pipeline from one.
 """
 

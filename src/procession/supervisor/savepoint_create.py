@@ -1,8 +1,8 @@
 """Makes savepoints of a pipeline that runs or is stopped.
 
 Invariant: a savepoint is built in a draft, and becomes valid by one rename. Only one process at a time makes or drops
-savepoints of a pipeline; it removes the drafts that a killed one has left, because their links pin files. The driver is
-not asked. If an epoch is committed meanwhile and a file is dropped, the next epoch is taken instead. With
+savepoints of a pipeline; it removes the drafts of a killed process, because their links keep files alive. The driver
+takes no part. If an epoch is committed meanwhile and a file is deleted, the next epoch is used instead. With
 `keep_input`, the log of the gateway is pinned before the epoch is chosen (`gateway/input_pins`).
 """
 

@@ -2,8 +2,8 @@
 
 Invariant: the new directory is complete or absent. It has a checkpoint id of its own, so that no sink takes its
 transactions for those of the original. Fences and attempt numbers continue above those of the savepoint. The input
-continues behind the savepoint's epoch: a new log begins there, and producers are told the committed positions of their
-streams. Outputs must be empty, unless the caller says that they are to be continued; a sink that is not at the expected
+continues after the savepoint's epoch: a new log begins there, and producers get the committed positions of their
+streams. Outputs must be empty, unless the caller wants to continue them; a sink that is not at the expected
 position is refused when the driver connects.
 """
 

@@ -1,7 +1,7 @@
 """Savepoints in an object store: `s3://BUCKET/PREFIX`.
 
-Invariant: a savepoint there is complete or absent: its manifest is created last, once, and no other savepoint is
-overwritten. What is fetched is verified before it is used. Files are sent and fetched in parts, so memory is bounded.
+Invariant: a savepoint there is complete or absent: its manifest is written last, and no existing savepoint is
+overwritten. Fetched files are verified before they are used. Files are sent and fetched in parts, so memory is bounded.
 """
 
 from __future__ import annotations

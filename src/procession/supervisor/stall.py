@@ -26,7 +26,7 @@ class Culprit(NamedTuple):
 
 
 def culprit(found: Mapping[str, Any]) -> Culprit | None:
-    """Who holds up the pipeline of this snapshot. None if nothing waits."""
+    """The part that the pipeline of this snapshot waits for, or None."""
     if found["state"] in ("stopped", "drained"):
         return None
     for name in found["paused"]:

@@ -210,7 +210,7 @@ class Supervisor:
         return not self.is_asked_to_stop
 
     def kill(self, name: str) -> None:
-        """For tests: SIGKILLs a part's process. It is started again, and this death does not count."""
+        """For tests: kill a part's process with SIGKILL. It is restarted, and this death does not count."""
         child = self._children[name]
         child.is_killed_by_us = True
         child.send(signal.SIGKILL)
@@ -285,7 +285,7 @@ class Supervisor:
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
     def pid(self, name: str) -> int | None:
-        """The process id of a part. None while it is not running."""
+        """The process id of a part, or None while it does not run."""
         return self._children[name].pid
 
     def spare_pid(self, name: str) -> int | None:

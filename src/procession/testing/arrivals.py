@@ -94,7 +94,7 @@ class Arrivals:
         return frozenset(self.names)
 
     def rows(self, *, is_ended: bool) -> pa.RecordBatch:
-        """The rows of the log. If streams end, each does so behind its last record; one without records, at last."""
+        """The rows of the log. If streams end, each ends after its last record. Streams without records end last."""
         if not is_ended:
             return batch_of(self._rows)
         ends = {place: stream for stream, place in self._lasts.items() if place >= 0}

@@ -51,7 +51,7 @@ class MemoryBuckets:
 
 
 class FiledLines(NamedTuple):
-    """The number of lines, and the numbers of incomplete lines, which are in no bucket."""
+    """How many lines were filed, and which of them are incomplete. Incomplete lines are in no bucket."""
 
     lines: int
     broken: tuple[int, ...]
