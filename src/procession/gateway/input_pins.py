@@ -2,8 +2,8 @@
 
 Invariant: a pin holds the log from its sequence on, until it is dropped or holds back more than `bytes_max` bytes. In
 the second case the gateway deletes the pin durably before it trims the log. A pin is on disk before its savepoint
-chooses an epoch. So a trim that began before it removes only what was committed before that epoch. `supervisor/savepoint_create`
-makes pins, `gateway/performer` respects them, and `supervisor/rollback` uses them.
+chooses an epoch. So a trim that began before it removes only what was committed before that epoch.
+`supervisor/savepoint_create` makes pins, `gateway/performer` respects them, and `supervisor/rollback` uses them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The volumes of an object service: performs batches of requests, with one sync for all appends of a batch.
 
-Invariant: a reply reports only what is done, and never reports unsynced data as synced. A request that the rules refuse,
-or for which the disk is full, gets a reply and changes nothing. A failed sync, and any other disk error, is raised and
+Invariant: a reply reports only what is done, and never reports unsynced data as synced. A request that is refused, or
+for which the disk is full, gets a reply and changes nothing. A failed sync, and any other disk error, is raised and
 ends the service without any reply of the batch. `sos/sos_server` has the connections.
 """
 
