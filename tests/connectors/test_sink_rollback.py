@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from procession.connectors.file_sink import FileOutput
 from procession.connectors.iceberg_rollback import IcebergRollback
 from procession.connectors.iceberg_table import open_iceberg
 from procession.connectors.parquet_sink import LakeOptions, lake_opener
-from procession.connectors.sink_rollback import FileRollback, SinkPlace
+from procession.connectors.sink_rollback import FileRollback, LaneRollback, SinkPlace
 from procession.errors import ConfigError, StorageError
+from procession.sdk.lane_files import open_directory
+from procession.sdk.lane_merge import LaneMerge
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.transaction_log import TransactionLog, TransactionTail, committed_ranges
 from procession.storage.durable import lock_directory
+from tests.sdk.lanes import LaneWriter
 
 
 class Sink:
@@ -163,3 +167,50 @@ def test_an_iceberg_table_whose_files_were_put_together_is_refused(tmp_path: Pat
     lake.tidy()
     with pytest.raises(ConfigError, match="files were put together since"):
         sink.rollback.check(sink.ends[0])
+
+
+def merged(directory: Path, position: Any = None, turns: int = 100) -> tuple[list[int], Any]:
+    """The numbers that a merger of the lanes gives out in so many turns, and where it continues."""
+    merge = LaneMerge(open_directory(directory), position=position)
+    found: list[int] = []
+    for batches in itertools.islice(merge.turns(), turns):
+        found += [int(payload) for batch in batches for payload in batch.rows.column(0).to_pylist()]
+    merge.close()
+    return found, merge.position
+
+
+def test_lanes_are_taken_back_and_a_merger_that_has_given_that_out_is_refused(tmp_path: Path) -> None:
+    writer = LaneWriter(tmp_path, 2)
+    for epoch in range(4):
+        writer.epoch([[10 * epoch], [10 * epoch + 1]])
+    writer.close()
+    (_, at_end), (_, middle) = merged(tmp_path), merged(tmp_path, turns=2)
+    staying = LaneMerge(open_directory(tmp_path), position=middle)
+    assert staying.is_ready is False
+    turns = staying.turns()
+    for batch in next(turns):
+        assert batch.rows.num_rows
+    for lane in range(2):
+        instance = f"shop-trades-{lane}"
+        document = {"url": "lanes:.", "instance": instance, "directory": str(tmp_path), "base": str(tmp_path)}
+        place = SinkPlace.of("trades", document)
+        end = middle["at"][instance]
+        LaneRollback(place).check(end)
+        for _ in range(2):
+            LaneRollback(place).perform(end, "shop-w-trades-id-c0ffee.e1.f1:c_id=1")
+        assert (tmp_path / f"{instance}.lane").stat().st_size == end
+    assert merged(tmp_path)[0] == [0, 1, 10, 11]
+    with pytest.raises(StorageError, match=r"was rolled back to byte .* but epochs up to 2 of it are merged already"):
+        next(turns)
+    staying.close()
+    writer = LaneWriter(tmp_path, 2)
+    writer.epochs = 4  # epochs never go back
+    writer.epoch([[40], [41]])
+    writer.epoch([[50], [51]])
+    writer.close()
+    assert merged(tmp_path)[0] == [0, 1, 10, 11, 40, 41, 50, 51]
+    numbers, later = merged(tmp_path, middle, turns=1)
+    assert numbers == [40, 41]
+    assert merged(tmp_path, later)[0] == [50, 51]
+    with pytest.raises(StorageError, match=r"was rolled back to byte .* but epochs up to 3 of it are merged already"):
+        merged(tmp_path, at_end)  # the lanes are as long as they were, with other records

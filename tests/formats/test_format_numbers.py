@@ -44,7 +44,7 @@ from procession.gateway import input_pins, members, request_parsing, snapshot
 from procession.gateway.control_client import ControlClient
 from procession.gateway.gateway_directory import find_identity, keep_identity
 from procession.operators.tables import SideTable
-from procession.sdk import ack_log, lane_merge, transaction_log
+from procession.sdk import ack_log, lane_files, lane_merge, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
 from procession.sos import object_file
@@ -55,7 +55,7 @@ from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
-from procession.supervisor import letter_replay, rollback, savepoint
+from procession.supervisor import letter_replay, rollback, rollback_input, savepoint
 from procession.wire import lane_blocks
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
@@ -304,10 +304,12 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`letters.journal`": letter_replay.FORMAT,
         "`savepoints/*/savepoint.json`": savepoint.FORMAT,
-        "`checkpoint/ROLLBACK`, `rolled-back.json`, `gateway/replayed.json`": rollback.FORMAT,
+        "`checkpoint/ROLLBACK`": rollback.FORMAT,
+        "`rolled-back.json`, `gateway/replayed.json`, `gateway/rewound.json`": rollback_input.FORMAT,
         "`gateway/pins/*.pin`": input_pins.FORMAT,
         "`*.txnlog`": transaction_log.FORMAT,
         "`*.lane`": lane_blocks.FORMAT,
+        "`*.rollbacks`": lane_files.ROLLBACKS_FORMAT,
         "the position of a merger, in `*.txnlog`": lane_merge.POSITION_FORMAT,
         "`*.printed` (`sink stdout`)": stdout_sink.NOTE_FORMAT,
         "`*.kafka` (Kafka sink)": kafka_identity.IDENTITY_FORMAT,

@@ -127,11 +127,15 @@ class Site:
     def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
         self.gateway.handle(StreamRelinquished(stream_id))
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """What waits to be written is gone; what was written is there."""
         self.gateway.log.close()
         assert self.gateway.ordering is not None
         self.gateway.ordering.log.close()
+
+    def kill(self) -> None:
+        """As `end`, and it starts again."""
+        self.end()
         self.start()
 
     async def read(self, records_max: int = 1_000_000) -> int:

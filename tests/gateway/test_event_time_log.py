@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from procession.errors import ConfigError
+from procession.gateway.gateway_directory import load_snapshot, save_snapshot
 from procession.gateway.gateway_events import AckIntervalPassed, SessionClosed, StreamGranted
 from procession.gateway.gateway_metrics import stream_rows
+from procession.gateway.input_pins import InputPin, InputPins
 from procession.gateway.performer import GatewayPerformer
 from procession.merge.event_time import NO_REFERENCE, DeclaredOrder
 from procession.merge.stream_clocks import StreamClock
@@ -169,13 +171,17 @@ def streams_of(seed: int) -> dict[int, list[tuple[int, int]]]:
     return streams
 
 
-async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int, int, int]]:
-    """All rows, read while producers come and go, epochs are repeated, and the gateway is killed."""
+async def lived(
+    directory: Path, seed: int, lateness_ns: int, *, is_rolled_back: bool = False
+) -> list[tuple[int, int, int]]:
+    """All rows, read while producers come and go, epochs are repeated, and the gateway is killed. A rollback sets it
+    back to a savepoint that keeps the input."""
     chance = random.Random(seed)
     streams = streams_of(1)
     site = Site(directory, DeclaredOrder(frozenset(streams), lateness_ns))
     clients: dict[int, Client] = {}
     sent = dict.fromkeys(streams, 0)
+    pins, saved = InputPins(directory), dict[int, int]()
     while site.status["committed_end"] < sum(map(len, streams.values())) + len(streams):
         stream_id = chance.choice(list(streams))
         if stream_id not in clients:
@@ -209,11 +215,30 @@ async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int,
                     await site.read(len(again) or 1)
                     assert site.rows[before:][: len(again)] == again
                 await site.commit()
+                if is_rolled_back and not pins.all() and len(site.rows) > chance.randrange(150):
+                    pins.write(InputPin("saved", len(site.rows), 1 << 30))
+                    saved = dict(site.positions)
+                elif pins.all() and len(site.rows) > pins.all()["saved"].sequence + 50:
+                    end = pins.all()["saved"].sequence
+                    is_rolled_back = False
+                    site.end()
+                    snapshot = load_snapshot(directory)
+                    assert snapshot is not None
+                    save_snapshot(directory, replace(snapshot, end_sequence=end))
+                    pins.drop("saved")
+                    again, site.positions = site.rows[end:], saved
+                    del site.rows[end:]
+                    clients.clear()
+                    site.start()
+                    await site.read(len(again))
+                    assert site.rows[end:] == again[: len(site.rows) - end]
+                    await site.commit()
             case 4:
                 if chance.randrange(2):
                     site.gateway.handle(AckIntervalPassed())
                 elif (client_ := clients.pop(stream_id, None)) is not None:
                     site.gateway.handle(SessionClosed(client_.number))
+    assert not is_rolled_back, "there was no rollback"
     assert site.positions == {stream_id: made[-1][0] for stream_id, made in streams.items()}
     assert site.status["lag_bytes"] == 0
     rows = site.rows
@@ -221,6 +246,15 @@ async def lived(directory: Path, seed: int, lateness_ns: int) -> list[tuple[int,
     logs = [path for folder in ("log", "ordered") for path in (directory / folder).glob("*") if path.is_file()]
     assert len(logs) <= 4, "what is committed is trimmed, in both logs"
     return rows
+
+
+@pytest.mark.parametrize("lateness_ns", [0, 5])
+def test_a_rollback_offers_the_rows_behind_the_savepoint_again_in_the_same_order(
+    tmp_path: Path, lateness_ns: int
+) -> None:
+    plain = asyncio.run(lived(tmp_path / "plain", 0, lateness_ns))
+    for seed in range(6):
+        assert asyncio.run(lived(tmp_path / str(seed), seed, lateness_ns, is_rolled_back=True)) == plain
 
 
 @pytest.mark.parametrize("lateness_ns", [0, 5])

@@ -58,18 +58,20 @@ COMMITTED, WAITING = ["a", "b"], ["a", "c"]
 class Place:
     """A pipeline's directory after its first epoch, as a driver and a gateway leave it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, stream: int = 3, ids: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+        self.stream, self.ids = stream, ids
         self.directory = directory / "pipeline"
         self.files = directory
         self.old, self.new = self.app("old.py", OLD), self.app("new.py", NEW)
         self.checkpoint = self.claim(self.old)
         rows = [
-            LogRow(KIND_RECORD, 3, number, 0, b"", word.encode()) for number, word in enumerate(COMMITTED + WAITING)
+            LogRow(KIND_RECORD, stream, number, 0, b"", word.encode())
+            for number, word in zip(ids, COMMITTED + WAITING, strict=True)
         ]
         with IngressLog(self.directory / "gateway" / "log") as log:
             log.append(batch_of(rows))
             log.sync()
-        save_snapshot(self.directory / "gateway", Snapshot(1, 0, 2, 4, {3: Position("words", 1)}))
+        save_snapshot(self.directory / "gateway", Snapshot(1, 0, 2, 4, {stream: Position("words", ids[1])}))
         states = self.directory / "state" / self.checkpoint.id
         states.mkdir(parents=True)
         task = TaskStates(states, (), StateCodec(PLAIN.packed, PLAIN.thawed))
@@ -104,7 +106,7 @@ class Place:
             0,
             end,
             {"out": SinkShare(f"t{epoch}", 0, 10 + epoch)},
-            {3: end - 1},
+            {self.stream: self.ids[end - 1]},
             {"records_in": end},
             self.versions if states is None else states,
             {"gateway-0": end},

@@ -30,6 +30,7 @@ class MemoryLane:
         self.name = f"lane-{number}"
         self.identity = LaneIdentity("bench", "bench", "bench", (number,), lanes, "total")
         self.frontier: Frontier | None = None
+        self.merged = -1
         self.position = 0
         self.epochs: list[tuple[list[pa.RecordBatch], int]] = []
 

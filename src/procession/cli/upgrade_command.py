@@ -81,12 +81,21 @@ def upgrade(
 def rollback(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")],
     directory: PipelineDirectory = None,
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            help="A file that a producer of yours sent, and will send again. What `run` read itself is known. May be"
+            " repeated.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Set a stopped pipeline back to a savepoint. Then start its program of that time.
 
-    If epochs were committed since, their output is taken back. That is refused unless all sinks can do it (files, Delta
-    and Iceberg tables), and the log still has the input (`savepoint create --keep-input`)."""
+    If epochs were committed since, their output is taken back. That is refused unless all sinks can do it (files,
+    lanes, Delta and Iceberg tables), and the input can be had again: the log still has it (`savepoint create
+    --keep-input`), or all sources can be read again from there (files, Kafka)."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.commit.checkpoint import read_pipeline
     from procession.supervisor.rollback import roll_back
@@ -96,12 +105,19 @@ def rollback(
     directory = chosen_pipeline(directory)
     saved = find(directory, name)
     with claimed(directory, str(read_pipeline(checkpoint_of(directory))["name"]), Path("procession")):
-        done = roll_back(directory, saved)
+        done = roll_back(directory, saved, inputs or [])
     text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
     if done.epochs:
-        text += f"; took {done.epochs:,} committed epochs back; {done.records:,} rows of the log are processed again"
+        again = f"{done.records:,} rows of the log are processed again"
+        if done.streams:
+            again = f"the sources of {done.streams:,} streams send again what came after it"
+        text += f"; took {done.epochs:,} committed epochs back; {again}"
     result = {"rolled_back_to": name, "epoch": saved.epoch, "epochs_taken_back": done.epochs}
-    print(json.dumps(result | {"rows_again": done.records, "sinks": dict(done.sinks)}) if as_json else text)
+    print(
+        json.dumps(result | {"rows_again": done.records, "streams_again": done.streams, "sinks": dict(done.sinks)})
+        if as_json
+        else text
+    )
 
 
 def check_other_file(running: Path, new: Path) -> None:

@@ -26,6 +26,7 @@ from procession.connectors.kafka_lane_messages import (
     records_of,
 )
 from procession.errors import RemoteProtocolError, StorageError
+from procession.merge.lane_order import NOTHING
 from procession.planner.connector_url import ConnectorUrl
 from procession.sdk.lane_files import BUFFER_BYTES, LaneReader, OpenLanes
 from procession.wire.lane_blocks import Frontier, LaneIdentity
@@ -43,6 +44,7 @@ class KafkaLane:
         self.name = f"{topic.name}-{partition}"
         self.partition = partition
         self.frontier: Frontier | None = None
+        self.merged = NOTHING
         self.is_at_end = False
         """Whether all that was committed when it was read last is here."""
         self.size_bytes = 0

@@ -126,6 +126,7 @@ CONNECTOR = Connector(
         streams="procession.connectors.kafka_source:url_streams",
         declared=declared_streams,
         declared_arguments=lambda _, __: ["--streams-by-name"],
+        rewind="procession.connectors.kafka_rewind:KafkaRewind",
     ),
     commands="procession.cli.kafka_commands",
     modules=("confluent_kafka", "fastavro", "httpx"),

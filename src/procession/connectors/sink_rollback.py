@@ -18,6 +18,7 @@ from typing import Protocol
 from procession.errors import ConfigError
 from procession.planner.connector_url import ConnectorUrl, parse_url
 from procession.runtime.host_files import sync
+from procession.sdk.lane_files import LANE_SUFFIX, announce_rollback
 from procession.sdk.transaction_log import TransactionLog
 from procession.storage.durable import lock_directory, storage_error
 
@@ -76,9 +77,11 @@ class SinkRollback(Protocol):
 class FileRollback:
     """The rollback of a file sink: its transaction log says what is visible; the rest is cut off."""
 
+    suffix = ".data"
+
     def __init__(self, place: SinkPlace) -> None:
         self._place = place
-        self._data = place.directory / f"{place.instance}.data"
+        self._data = place.directory / f"{place.instance}{self.suffix}"
 
     def check(self, end: int) -> None:
         with self._place.opened() as txnlog:
@@ -90,6 +93,7 @@ class FileRollback:
 
     def perform(self, end: int, txn_id: str) -> None:
         with self._place.opened() as txnlog:
+            self._announce(end, txnlog.committed_end)
             txnlog.roll_back(end, txn_id)
             try:
                 with self._data.open("r+b") as file:
@@ -99,3 +103,17 @@ class FileRollback:
                 return  # it never had any output
             except OSError as error:
                 raise storage_error(self._data, "truncate", error) from error
+
+    def _announce(self, end: int, committed_end: int) -> None:
+        """Readers of a file notice a shorter transaction log."""
+
+
+class LaneRollback(FileRollback):
+    """The rollback of a lane. A merger that has given out what is taken back must not go on: its position alone does
+    not show that, because the lane grows again."""
+
+    suffix = LANE_SUFFIX
+
+    def _announce(self, end: int, committed_end: int) -> None:
+        if end < committed_end:
+            announce_rollback(self._data, end, committed_end)

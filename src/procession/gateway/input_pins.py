@@ -84,6 +84,14 @@ class InputPins:
         return found
 
 
+def pin_new_gateway(first: Path, joining: Path) -> None:
+    """Called before a gateway starts in its directory. One that is new keeps its input for the same savepoints as the
+    first gateway."""
+    if not (joining / "log").exists():
+        for pin in InputPins(first).all().values():
+            InputPins(joining).write(replace(pin, sequence=0, is_released=False))
+
+
 def trim(offered: IngressLog, before_sequence: int, directory: Path, files: FileSystem = HOST_FILES) -> None:
     """Trim the log of the gateway in this directory below `before_sequence`, except for what pins hold."""
     if not offered.is_trimmed_by(before_sequence):

@@ -122,6 +122,9 @@ class SourceTraits:
     """Arguments to add if the app says `ends=False`, so that a source that would end goes on."""
     is_timed: bool = True
     """Whether its records have event times without `event_time_field`."""
+    rewind: str = ""
+    """MODULE:CLASS that says whether committed records can be sent again, as `connectors/source_rewind` describes.
+    Empty: they cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)

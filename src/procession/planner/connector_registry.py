@@ -62,6 +62,7 @@ FILE = Connector(
         declared_arguments=lambda _, directory: ["--one-stream", FILES, "--state", str(directory)],
         endless_arguments=("--follow",),
         is_timed=False,
+        rewind="procession.connectors.source_rewind:FileRewind",
     ),
 )
 
@@ -75,6 +76,7 @@ LANES = Connector(
         directory=lambda url: url.place,
         packing=Packing.LANES,
         lanes="procession.sdk.lane_files:open_url",
+        rollback="procession.connectors.sink_rollback:LaneRollback",
     ),
 )
 

@@ -7,6 +7,7 @@ the files; `sdk/lane_merge` merges them.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +17,12 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.format_number import check_format
+from procession.merge.lane_order import NOTHING
 from procession.planner.connector_url import ConnectorUrl
 from procession.runtime.host_files import HOST_FILES
 from procession.sdk.transaction_log import TransactionTail
-from procession.storage.durable import storage_error
+from procession.storage.durable import read_if_there, storage_error, write_durably
 from procession.wire.lane_blocks import (
     BlockKind,
     Frontier,
@@ -30,6 +33,9 @@ from procession.wire.lane_blocks import (
 )
 
 LANE_SUFFIX = ".lane"
+ROLLBACKS_SUFFIX = ".rollbacks"
+"""The file beside a lane that says which epochs were taken back."""
+ROLLBACKS_FORMAT = 1
 BUFFER_BYTES = 256 * 1024 * 1024
 """Default of the bytes in memory, over all lanes of a queue, above which lanes that have a whole epoch are paused."""
 EPOCHS_AHEAD_MAX = 256
@@ -46,6 +52,8 @@ class LaneReader(Protocol):
 
     name: str
     """Its name for people."""
+    merged: int
+    """The last epoch that the merger has given out. A lane from which it was taken back since is refused."""
 
     @property
     def identity(self) -> LaneIdentity | None:
@@ -80,7 +88,10 @@ class FileLane:
     def __init__(self, path: Path, position: int = 0) -> None:
         self.name = path.stem
         self.frontier: Frontier | None = None
+        self.merged = NOTHING
         self._path = path
+        self._rollbacks: list[TakenBack] = []
+        self._rollbacks_at_ns: int | None = None
         self._log = TransactionTail(path.with_suffix(".txnlog"))
         self._scanned = self._position = position
         self._committed_end = 0
@@ -97,12 +108,34 @@ class FileLane:
         return self._position
 
     def poll(self) -> int | None:
+        self._look_for_rollbacks()
         if not self._parts:
             for transaction in self._log.look():
                 self._committed_end = transaction.end
             if self._scanned < self._committed_end:
                 self._scan()
         return self._parts[0].frontier.epoch if self._parts else None
+
+    def _look_for_rollbacks(self) -> None:
+        path = self._path.with_suffix(ROLLBACKS_SUFFIX)
+        try:
+            changed_at_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(path, "read", error) from error
+        if changed_at_ns != self._rollbacks_at_ns:
+            self._rollbacks, self._rollbacks_at_ns = read_rollbacks(path), changed_at_ns
+            self._parts.clear()  # what was found and not read may be taken back
+            self._scanned, self._map = self._position, None
+        for end, epoch in self._rollbacks:
+            if end < self._position and self.merged <= epoch:
+                raise StorageError(
+                    f"The lane {self._path} was rolled back to byte {end}, but epochs up to {self.merged} of it are"
+                    " merged already.",
+                    next_step="Give the merger another output: it then merges from the beginning.",
+                    path=str(self._path),
+                )
 
     def _scan(self) -> None:
         """Find the epochs that are committed and not known yet, by the headers of their blocks."""
@@ -144,6 +177,7 @@ class FileLane:
             raise self._damaged(error) from error
         self._parts.popleft()
         self.frontier, self._position, self._identity = part.frontier, part.end, part.frontier.identity
+        self.merged = max(self.merged, part.frontier.epoch)
 
     def close(self) -> None:
         self._map = None
@@ -154,6 +188,40 @@ class FileLane:
             next_step="Restore it from a copy, or run the pipeline again with a new directory.",
             path=str(self._path),
         )
+
+
+class TakenBack(NamedTuple):
+    """A rollback of a lane: what was behind `end`, up to this epoch, was taken back."""
+
+    end: int
+    epoch: int
+
+
+def read_rollbacks(path: Path) -> list[TakenBack]:
+    """The rollbacks of a lane, the first one first."""
+    data = read_if_there(path)
+    if data is None:
+        return []
+    try:
+        document = json.loads(data)
+        check_format(path, document["format"], ROLLBACKS_FORMAT)
+        return [TakenBack(int(end), int(epoch)) for end, epoch in document["rollbacks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}.", next_step="Restore it from a copy.") from error
+
+
+def announce_rollback(path: Path, end: int, committed_end: int) -> None:
+    """Tell the mergers of a lane that what is behind `end` is taken back. Durable when this returns."""
+    buffer = HOST_FILES.map(path)
+    epoch = NOTHING
+    for edges in block_edges(buffer, end, committed_end):
+        if edges.kind == BlockKind.FRONTIER:
+            (block,) = decode_blocks(buffer, edges.start, edges.end)
+            assert isinstance(block.content, Frontier)
+            epoch = block.content.epoch
+    notes = path.with_suffix(ROLLBACKS_SUFFIX)
+    known = dict.fromkeys([*read_rollbacks(notes), TakenBack(end, epoch)])
+    write_durably(notes, json.dumps({"format": ROLLBACKS_FORMAT, "rollbacks": list(known)}).encode())
 
 
 def open_url(url: ConnectorUrl, sink: str | None = None, *, buffer_bytes: int = 0) -> OpenLanes:

@@ -173,6 +173,8 @@ class LaneMerge:
                 if lane not in opened:
                     lane.close()
             tried = opened
+            for lane in opened:
+                lane.merged = int(self._restored.get("merged", NOTHING))
             lanes = [lane for lane in opened if self._is_wanted(lane)]
             if at and not at.keys() <= {lane.name for lane in lanes}:
                 raise ConfigError(

@@ -20,6 +20,7 @@ from procession.cache import find_place
 from procession.driver.driver import CACHE, READY
 from procession.driver.spark_process import COMMAND_STARTED
 from procession.driver.stream_order import check_gateways, order_arguments
+from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node, SinkConnection
@@ -136,6 +137,7 @@ class LocalPipeline:
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
         self._make_secrets()
         for part in self.gateway_parts:
+            pin_new_gateway(self.gateway_directory, self.directory / part)
             self.supervisor.start(self._part(part, self._gateway(part), self.directory / part / ADDRESS_FILE, 2))
         self.start_sinks(self.sink_parts)
         return self.supervisor.wait_ready()

@@ -18,6 +18,7 @@ from procession.address import SOCKET_FILE, parse_address
 from procession.driver.stream_order import order_arguments_of
 from procession.errors import ConfigError, UsageError
 from procession.gateway.control_client import ControlClient
+from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.supervisor.local_pipeline import COMMAND, GATEWAY, announced_in, gateway_arguments
 from procession.supervisor.part import Part
@@ -94,6 +95,7 @@ def run_one_more(
         used = {*(gateway["name"] for gateway in client.gateways()), *client.departed()}
         order = order_arguments_of(client.order())
     part = name or next_name(used)
+    pin_new_gateway(directory / GATEWAY, directory / part)
     with Supervisor(directory / "logs", say=say) as supervisor:
         argv = (*COMMAND, *gateway_arguments(settings, directory, part, listen), *order)
         argv += ("--metrics", metrics) if metrics else ()

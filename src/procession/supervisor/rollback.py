@@ -1,10 +1,10 @@
 """Sets a stopped pipeline back to a savepoint, also after later epochs were committed.
 
-Invariant: nothing changes before every check has passed: each sink can remove its later output, and the gateway's log
-still has the later input. Then the file `ROLLBACK` in the checkpoint describes the rollback. While it exists, no driver
-claims the pipeline. If the command is killed, running it again finishes the work, because each step can be repeated.
-Epochs, fences, attempt numbers and positions that were reported to producers never decrease. The last epoch keeps its
-number, and gets the states, the offsets and the ends of the savepoint.
+Invariant: nothing changes before every check has passed: each sink can remove its later output, and the later input is
+available again (`supervisor/rollback_input`). Then the file `ROLLBACK` in the checkpoint describes the rollback. While
+it exists, no driver claims the pipeline. If the command is killed, running it again finishes the work, because each
+step can be repeated. Epochs, fences, attempt numbers and sequence numbers never decrease. The last epoch keeps its
+number, and gets the states and the ends of the savepoint.
 """
 
 from __future__ import annotations
@@ -19,31 +19,25 @@ from procession import faults
 from procession.commit.checkpoint import ROLLBACK, Checkpoint
 from procession.commit.checkpoint_change import change_checkpoint
 from procession.commit.round_record import RoundRecord
-from procession.commit.spark_log import parse_offsets
 from procession.connectors.sink_rollback import SinkPlace, SinkRollback
 from procession.driver.driver_reports import EPOCHS
 from procession.driver.epoch_log import EpochLog
 from procession.errors import ConfigError, ProcessionError
 from procession.format_number import check_format
-from procession.gateway.confirmation import check_offered
-from procession.gateway.gateway_directory import load_snapshot, save_snapshot
 from procession.planner.connector_registry import connector_of, load
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, read_if_there, remove, write_durably
-from procession.storage.log_ranges import FIRST_GATEWAY, LogOffset
-from procession.storage.recovery import recover_log
-from procession.storage.segment import SegmentIndex
-from procession.supervisor.local_pipeline import GATEWAY
+from procession.supervisor.rollback_input import FORMAT as LEFT_FORMAT
+from procession.supervisor.rollback_input import InputAgain, KeptInput, LaterInput, RewoundInput, possible
 from procession.supervisor.run_details import RunEvents, read_details
 from procession.supervisor.savepoint import Savepoint, savepoints
-from procession.supervisor.savepoint_create import REPLAYED, replayed_end
 from procession.supervisor.upgrade_steps import go_back, link_missing
 from procession.verify.decisions import DecisionReader
 
 LEFT = "rolled-back.json"
 """In the pipeline's directory: the savepoints of epochs that a rollback has taken back."""
-FORMAT = 1
-"""Of that file, of `ROLLBACK` and of `replayed.json`."""
+FORMAT = 2
+"""Of `ROLLBACK`. Format 1 does not say where the input comes from: it is in the log."""
 UPGRADE = (
     "Upgrade to a corrected program, or start a second pipeline from the savepoint: `procession savepoint restore`."
 )
@@ -61,11 +55,14 @@ class RollbackResult:
     """Number of rows of the log that are processed again."""
     sinks: Mapping[str, int]
     """The end of each sink's output, of those that took output back."""
+    streams: int = 0
+    """Number of streams whose sources send records again."""
 
 
-def roll_back(directory: Path, savepoint: Savepoint) -> RollbackResult:
-    """Set the pipeline in this directory back. The caller holds its claim. Raises ConfigError if a sink cannot take its
-    output back, or if the input is gone; it names the sinks and the streams."""
+def roll_back(directory: Path, savepoint: Savepoint, files: Sequence[Path] = ()) -> RollbackResult:
+    """Set the pipeline in this directory back. The caller holds its claim. `files` are inputs that producers of others
+    send. Raises ConfigError if a sink cannot take its output back, or if the input is gone; it names the sinks and the
+    streams."""
     reader = DecisionReader(checkpoint_of(directory))
     if savepoint.manifest["checkpoint_id"] != reader.id:
         raise ConfigError(
@@ -73,56 +70,40 @@ def roll_back(directory: Path, savepoint: Savepoint) -> RollbackResult:
             next_step="Restore it into a directory of its own: `procession savepoint restore`.",
         )
     begun = _begun(directory, savepoint)
-    if not begun and _mark(savepoint) in _left(directory):
+    if begun is None and _mark(savepoint) in _left(directory):
         raise ConfigError(
             f"Savepoint {savepoint.manifest['name']!r} was made in epochs that were rolled back since.",
             next_step="Start a second pipeline from it: `procession savepoint restore`.",
         )
     last = reader.last()
     assert last is not None  # a savepoint needs a committed epoch
-    if last.epoch == savepoint.epoch and not begun:
+    if last.epoch == savepoint.epoch and begun is None:
         go_back(directory, savepoint)
         return RollbackResult(savepoint.epoch, 0, 0, {})
-    return _Rollback(directory, savepoint, last).perform()
-
-
-@dataclass(frozen=True)
-class _FoundLog:
-    """A log as its files are, without opening it."""
-
-    segments: Sequence[SegmentIndex]
-
-    @property
-    def start_sequence(self) -> int:
-        return self.segments[0].base if self.segments else 0
-
-    @property
-    def next_sequence(self) -> int:
-        return self.segments[-1].end if self.segments else 0
-
-    def offset(self, sequence: int) -> LogOffset:
-        segment = next(segment for segment in reversed(self.segments) if segment.base <= sequence)
-        return LogOffset(sequence, f"{segment.header.incarnation:016x}", f"{segment.checksum_at(sequence):016x}")
+    later = LaterInput(directory, savepoint, last)
+    ways = [way for way in (KeptInput(later), RewoundInput(later, files)) if begun in (None, way.name)]
+    return _Rollback(directory, savepoint, last, ways).perform()
 
 
 class _Rollback:
     """A rollback behind committed epochs."""
 
-    def __init__(self, directory: Path, savepoint: Savepoint, last: RoundRecord) -> None:
+    def __init__(self, directory: Path, savepoint: Savepoint, last: RoundRecord, ways: Sequence[InputAgain]) -> None:
+        """`ways` to get the later input again: all, or the one that an interrupted rollback had chosen."""
         self._directory = directory
-        self._gateway = directory / GATEWAY
         self._savepoint = savepoint
         self._saved = savepoint.record
         self._last = last
-        path = checkpoint_of(savepoint.directory) / "offsets" / str(savepoint.epoch)
-        self._offsets = path.read_bytes()
-        self._from: LogOffset = parse_offsets(self._offsets, path).get(FIRST_GATEWAY, LogOffset())
+        self._ways = ways
 
     def perform(self) -> RollbackResult:
         problems: list[str] = []
         sinks = self._sinks(problems)
-        self._check_input(problems)
-        if problems:
+        again: InputAgain | None = self._ways[0]
+        if len(self._ways) > 1:
+            again, found = possible(self._ways)
+            problems += found
+        if problems or again is None:
             epochs = f"Epochs {self._savepoint.epoch + 1:,} to {self._last.epoch:,}"
             raise ConfigError(
                 f"{epochs} were committed after savepoint {self._savepoint.manifest['name']!r}, and cannot be taken"
@@ -130,10 +111,11 @@ class _Rollback:
                 next_step=UPGRADE,
             )
         self._savepoint.verify()
-        self._begin()
-        checkpoint = self._change()
+        self._begin(again)
+        again.prepare()
+        checkpoint = self._change(again)
         faults.point("rollback:after-checkpoint")
-        records = self._set_log_back()
+        taken = again.perform()
         faults.point("rollback:after-gateway")
         ends = {}
         for name, sink in sinks.items():
@@ -149,7 +131,9 @@ class _Rollback:
         faults.point("rollback:before-end")
         remove(checkpoint_of(self._directory) / ROLLBACK)
         fsync_dir(checkpoint_of(self._directory))
-        return RollbackResult(self._savepoint.epoch, self._last.epoch - self._savepoint.epoch, records, ends)
+        return RollbackResult(
+            self._savepoint.epoch, self._last.epoch - self._savepoint.epoch, taken.rows, ends, taken.streams
+        )
 
     # --- checks
 
@@ -181,66 +165,26 @@ class _Rollback:
                     found[name] = sink
         return found
 
-    def _check_input(self, problems: list[str]) -> None:
-        snapshot = load_snapshot(self._gateway)
-        names = {*self._last.offsets, *self._saved.offsets}
-        if snapshot is None:
-            problems.append("the log of the gateway is on another machine")
-        elif snapshot.point is not None:
-            problems.append("the pipeline is in event-time order, and its records would have to be sorted again")
-        elif names != {FIRST_GATEWAY}:
-            problems.append(f"the records are in the logs of several gateways ({', '.join(sorted(names))})")
-        else:
-            try:
-                check_offered(_FoundLog(recover_log(self._gateway / "log").segments), self._from, GATEWAY)
-            except ProcessionError:
-                problems.append(
-                    f"the later records of {self._streams()} are not in the log any more; `procession savepoint create"
-                    " --keep-input` keeps them"
-                )
-
-    def _streams(self) -> str:
-        """The streams with later records, for the sentence."""
-        now, before = load_snapshot(self._gateway), self._savepoint.snapshot.streams
-        known = {} if now is None else now.streams
-        later = [
-            at.name or str(stream)
-            for stream, at in known.items()
-            if stream not in before or before[stream].committed < at.committed
-        ]
-        shown = ", ".join(later[:10]) + (f" and {len(later) - 10} more" if len(later) > 10 else "")
-        return f"streams {shown}" if later else "all streams"
-
     # --- steps, each of which can be repeated
 
-    def _begin(self) -> None:
+    def _begin(self, again: InputAgain) -> None:
         left = _left(self._directory)
         left |= {_mark(other) for other in savepoints(self._directory) if other.epoch > self._savepoint.epoch}
-        write_durably(self._directory / LEFT, json.dumps({"format": FORMAT, "savepoints": sorted(left)}).encode())
-        begun = {"format": FORMAT, "savepoint": self._savepoint.manifest["name"], "epoch": self._last.epoch}
+        write_durably(self._directory / LEFT, json.dumps({"format": LEFT_FORMAT, "savepoints": sorted(left)}).encode())
+        name = self._savepoint.manifest["name"]
+        begun = {"format": FORMAT, "savepoint": name, "epoch": self._last.epoch, "input": again.name}
         write_durably(checkpoint_of(self._directory) / ROLLBACK, json.dumps(begun).encode())
         faults.point("rollback:begun")
 
-    def _change(self) -> Checkpoint:
+    def _change(self, again: InputAgain) -> Checkpoint:
         def change(
             checkpoint: Checkpoint, _document: dict[str, Any], last: RoundRecord
         ) -> tuple[dict[str, Any], RoundRecord]:
             for folder in ("state", "sides"):
                 link_missing(self._savepoint, folder, self._directory / folder / checkpoint.id)
-            return self._savepoint.pipeline, replace(self._saved, acknowledged=last.epoch)
+            return self._savepoint.pipeline, again.changed(replace(self._saved, acknowledged=last.epoch))
 
-        return change_checkpoint(checkpoint_of(self._directory), change, self._offsets)
-
-    def _set_log_back(self) -> int:
-        """Offer the later records again. Their producers keep what they were told: they may have dropped them."""
-        snapshot = load_snapshot(self._gateway)
-        assert snapshot is not None
-        end = max(replayed_end(self._directory), snapshot.end_sequence)
-        write_durably(self._gateway / REPLAYED, json.dumps({"format": FORMAT, "end": end}).encode())
-        faults.point("rollback:before-snapshot")
-        changed = replace(snapshot, epoch=self._last.epoch, end_sequence=self._from.sequence)
-        save_snapshot(self._gateway, changed)
-        return end - self._from.sequence
+        return change_checkpoint(checkpoint_of(self._directory), change, again.offsets)
 
 
 def _mark(savepoint: Savepoint) -> tuple[str, float]:
@@ -253,18 +197,22 @@ def _left(directory: Path) -> set[tuple[str, float]]:
     if data is None:
         return set()
     document = json.loads(data)
-    check_format(directory / LEFT, document.get("format"), FORMAT)
+    check_format(directory / LEFT, document.get("format"), LEFT_FORMAT)
     return {(str(name), float(created_s)) for name, created_s in document["savepoints"]}
 
 
-def _begun(directory: Path, savepoint: Savepoint) -> bool:
-    """Whether a rollback to this savepoint was interrupted. Raises ConfigError if it was to another one."""
-    data = read_if_there(checkpoint_of(directory) / ROLLBACK)
+def _begun(directory: Path, savepoint: Savepoint) -> str | None:
+    """Where a rollback to this savepoint that was interrupted takes the input from. None: there was none. Raises
+    ConfigError if it was to another one."""
+    path = checkpoint_of(directory) / ROLLBACK
+    data = read_if_there(path)
     if data is None:
-        return False
-    name = json.loads(data)["savepoint"]
+        return None
+    document = json.loads(data)
+    check_format(path, document.get("format"), FORMAT)
+    name = document["savepoint"]
     if name != savepoint.manifest["name"]:
         raise ConfigError(
             f"A rollback to savepoint {name!r} was interrupted.", next_step=f"Finish it: procession rollback {name}."
         )
-    return True
+    return str(document.get("input", KeptInput.name))

@@ -105,7 +105,7 @@ def run_app(
             are_done = (supervisor.has(part) and supervisor.is_done(part) for part in ending)
             return bool(ending) and all(are_done) and is_delivered(local)
 
-        write_details(local, app)
+        write_details(local, app, reading.paths.values())
         if local.start():
             # Not when an upgrade is asked for: the files of the installation may be others by then.
             from procession.supervisor.upgrade_switch import UpgradeSwitch

@@ -7,7 +7,9 @@ are bounded: at `EVENTS_BYTES_MAX` the file is rotated, and one older file is ke
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,17 @@ from procession.supervisor.local_pipeline import LocalPipeline
 DETAILS = "run-details.json"
 PLAIN_CODECS = (PayloadCodec.BYTES, PayloadCodec.TEXT)
 """Codecs whose records are written as they came."""
+INPUTS_MAX = 1_000
+"""Maximum number of input files of earlier runs that are remembered, for a rollback that reads them again."""
 EVENTS = "run-events.jsonl"
 EVENTS_BYTES_MAX = 1024 * 1024
 """Size at which the file of events is rotated."""
 
 
-def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
-    """Write what this run works with. A failure is not worth the run."""
+def write_details(local: LocalPipeline | ClusterPipeline, app: Path, inputs: Iterable[str] = ()) -> None:
+    """Write what this run works with: also the files that it was given as `inputs`. A failure is not worth the run."""
     letters = local.graph.dead_letter
+    before = read_details(local.directory)
     details = {
         "app": str(app),
         "gateways": None if local.gateways_in == local.directory else str(local.gateways_in),
@@ -41,7 +46,7 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
             if end.sink.name in local.sink_directories
         },
         # A refused start of an older program must not forget where later sinks write: a rollback needs it.
-        "sink_places": read_details(local.directory).get("sink_places", {})
+        "sink_places": before.get("sink_places", {})
         | {
             end.name: {
                 "url": end.sink.url.text,
@@ -52,6 +57,18 @@ def write_details(local: LocalPipeline | ClusterPipeline, app: Path) -> None:
             for end in local.graph.participants
             if end.sink.name in local.sink_directories
         },
+        "source_places": before.get("source_places", {})
+        | {
+            source.name: {
+                "source": source.name,
+                "url": source.url.text,
+                "directory": str(local.directory / "sources" / source.name),
+                "base": str(local.base if isinstance(local, LocalPipeline) else local.gateways_in),
+                "share": source.share,
+            }
+            for source in local.graph.connected
+        },
+        "inputs": list(dict.fromkeys([*before.get("inputs", []), *map(os.path.abspath, inputs)]))[-INPUTS_MAX:],
         "passthrough": _passthrough(local),
         "dead_letters": None
         if letters is None or letters.name not in local.sink_directories

@@ -27,12 +27,13 @@ from procession.commit.round_record import RoundRecord
 from procession.errors import StorageError, UsageError
 from procession.format_number import check_format
 from procession.gateway.gateway_directory import SNAPSHOT, load_snapshot
-from procession.gateway.input_pins import InputPins
+from procession.gateway.input_pins import InputPin, InputPins
 from procession.gateway.snapshot import Snapshot, decode_snapshot
 from procession.runtime.files import OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, make_directory, replace_durably, storage_error
+from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.log_reader import segment_bases
 from procession.storage.segment import segment_name
 from procession.storage.state_file import StateFile
@@ -104,18 +105,19 @@ class Savepoint:
 
     def _kept_input(self) -> dict[str, Any] | None:
         """How much of the log is kept for a rollback to it. None: nothing was to be kept."""
-        gateway = self.directory.parent.parent / GATEWAY
-        pin = InputPins(gateway).all().get(self.directory.name) if self.directory.parent.name == FOLDER else None
-        snapshot = None if pin is None else load_snapshot(gateway)
-        if pin is None or snapshot is None:
+        if self.directory.parent.name != FOLDER:
             return None
-        bases = segment_bases(gateway / "log")
-        held = [base for base, end in zip(bases, [*bases[1:], None], strict=True) if end is None or end > pin.sequence]
-        size = sum(
-            (gateway / "log" / segment_name(base)).stat().st_size for base in held if base < snapshot.end_sequence
-        )
-        state = "released" if pin.is_released else "kept"
-        return {"state": state, "bytes": 0 if pin.is_released else size, "bytes_max": pin.bytes_max}
+        found = [
+            (pin, _held_bytes(gateway, pin))
+            for gateway in gateway_directories(self.directory.parent.parent).values()
+            if (pin := InputPins(gateway).all().get(self.directory.name)) is not None
+        ]
+        if not found:
+            return None
+        is_released = any(pin.is_released for pin, _ in found)
+        held_bytes = 0 if is_released else sum(size for _, size in found)
+        bytes_max = sum(pin.bytes_max for pin, _ in found)
+        return {"state": "released" if is_released else "kept", "bytes": held_bytes, "bytes_max": bytes_max}
 
     def verify(self) -> int:
         """Read all files and compare them with their checksums. Returns their number. Raises StorageError."""
@@ -157,7 +159,8 @@ class Savepoint:
         pipeline = self.directory.parent.parent
         with folder_locked(pipeline):
             self._drop()
-            InputPins(pipeline / GATEWAY).drop(self.directory.name)
+            for gateway in gateway_directories(pipeline).values():
+                InputPins(gateway).drop(self.directory.name)
 
     def _drop(self) -> None:
         gone = self.directory.with_name(f"{self.directory.name}{DRAFT}")
@@ -168,6 +171,23 @@ class Savepoint:
             raise storage_error(self.directory, "remove", error) from error
         fsync_dir(gone.parent)
         remove_tree(gone)
+
+
+def gateway_directories(directory: Path) -> dict[str, Path]:
+    """The directories of the gateways of a pipeline on this machine by their names, the first one first."""
+    others = sorted(directory.glob(f"{GATEWAY}-[0-9]*"))
+    return {FIRST_GATEWAY: directory / GATEWAY, **{path.name: path for path in others}}
+
+
+def _held_bytes(gateway: Path, pin: InputPin) -> int:
+    """The bytes of committed records in the log that a pin keeps."""
+    snapshot = load_snapshot(gateway)
+    if snapshot is None:
+        return 0
+    log = gateway / ("log" if snapshot.point is None else "ordered")
+    bases = segment_bases(log)
+    held = [base for base, end in zip(bases, [*bases[1:], None], strict=True) if end is None or end > pin.sequence]
+    return sum((log / segment_name(base)).stat().st_size for base in held if base < snapshot.end_sequence)
 
 
 @contextmanager
@@ -182,16 +202,17 @@ def folder_locked(directory: Path) -> Iterator[None]:
     with closing(held):
         for draft in (directory / FOLDER).glob(f"*{DRAFT}"):
             remove_tree(draft)
-        pins = InputPins(directory / GATEWAY)
-        for name in pins.all():
-            if not (directory / FOLDER / name / MANIFEST).exists():
-                pins.drop(name)
+        for gateway in gateway_directories(directory).values():
+            pins = InputPins(gateway)
+            for name in pins.all():
+                if not (directory / FOLDER / name / MANIFEST).exists():
+                    pins.drop(name)
         yield
 
 
 def clear_drafts(directory: Path) -> None:
     """Remove what killed processes have left of savepoints. Waits while one is made."""
-    if (directory / FOLDER).exists() or InputPins(directory / GATEWAY).all():
+    if (directory / FOLDER).exists() or any(InputPins(path).all() for path in gateway_directories(directory).values()):
         with folder_locked(directory):
             pass
 

@@ -28,7 +28,6 @@ from procession.gateway.input_pins import BYTES_MAX, InputPin, InputPins
 from procession.gateway.snapshot import Position, Snapshot, encode_snapshot
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, make_directory, write_durably
-from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.supervisor.local_pipeline import GATEWAY
 from procession.supervisor.run_details import read_details
 from procession.supervisor.savepoint import (
@@ -40,6 +39,7 @@ from procession.supervisor.savepoint import (
     check_name,
     damaged,
     folder_locked,
+    gateway_directories,
     link_all,
     remove_tree,
 )
@@ -65,27 +65,24 @@ def create(directory: Path, name: str, *, keep_input: bool = False, keep_input_b
         try:
             return _created(directory, name)
         except BaseException:
-            InputPins(directory / GATEWAY).drop(name)
+            for path in gateway_directories(directory).values():
+                InputPins(path).drop(name)
             raise
 
 
 def _pin(directory: Path, name: str, bytes_max: int) -> None:
-    """Keep the input from here on. The savepoint's epoch is at this position, or later."""
-    snapshot = load_snapshot(directory / GATEWAY)
-    if snapshot is not None and snapshot.point is not None:
-        raise ConfigError(
-            "The input of a pipeline in event-time order cannot be kept: its records are in two logs, and a rollback"
-            " would have to sort them again.",
-            next_step="Make the savepoint without --keep-input.",
-        )
+    """Keep the input from here on, in the logs of all gateways. The savepoint's epoch is at these positions, or
+    later."""
+    gateways = gateway_directories(directory)
     record = DecisionReader(checkpoint_of(directory)).last()
-    if record is not None and [*record.offsets] != [FIRST_GATEWAY]:
+    if record is not None and (elsewhere := sorted(set(record.offsets) - gateways.keys())):
         raise ConfigError(
-            f"The input cannot be kept: the pipeline has records of several gateways ({', '.join(record.offsets)}), and"
-            " streams move between them.",
+            f"The input cannot be kept: the log of {elsewhere[0]} is on another machine.",
             next_step="Make the savepoint without --keep-input.",
         )
-    InputPins(directory / GATEWAY).write(InputPin(name, 0 if snapshot is None else snapshot.end_sequence, bytes_max))
+    for path in gateways.values():
+        snapshot = load_snapshot(path)
+        InputPins(path).write(InputPin(name, 0 if snapshot is None else snapshot.end_sequence, bytes_max))
 
 
 def _created(directory: Path, name: str) -> Savepoint:
@@ -118,12 +115,20 @@ def _created(directory: Path, name: str) -> Savepoint:
     return Savepoint(target, manifest)
 
 
-def replayed_end(directory: Path) -> int:
-    """The position in the log up to which records are processed again after a rollback. 0 if there was none."""
+def marked_end(path: Path) -> int:
+    """The position in the log that a rollback has written to this file, such as `REPLAYED`. 0 if there is none."""
     try:
-        return int(json.loads((directory / GATEWAY / REPLAYED).read_bytes())["end"])
+        return int(json.loads(path.read_bytes())["end"])
     except FileNotFoundError:
         return 0
+
+
+def _is_replaying(directory: Path, record: RoundRecord) -> bool:
+    """Whether records are processed again after a rollback: the positions of the gateways are ahead of the round."""
+    return any(
+        record.offsets.get(name, 0) < marked_end(path / REPLAYED)
+        for name, path in gateway_directories(directory).items()
+    )
 
 
 def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
     remove_tree(draft)
     make_directory(draft)
     # The positions before the round: then no stream is further on than the round says.
-    gateways = [load_snapshot(path) for path in _gateways(directory)]
+    gateways = [load_snapshot(path) for path in gateway_directories(directory).values()]
     retired = _retired(directory, gateways)
     copy = DecisionReader(checkpoint_of(directory)).copy()
     log = SparkLog(copy)
@@ -172,8 +177,7 @@ def _filled(directory: Path, draft: Path, name: str, checkpoint_id: str) -> dict
         "checkpoint_id": checkpoint_id,
         "epoch": record.epoch,
         "records_in": record.counters.get("records_in", 0),
-        # While records are processed again after a rollback, the gateway's positions are ahead of the round.
-        "has_streams": gateways[0] is not None and record.offsets.get(FIRST_GATEWAY, 0) >= replayed_end(directory),
+        "has_streams": gateways[0] is not None and not _is_replaying(directory, record),
         "sink_places": read_details(directory).get("sink_places", {}),
         "log_positions": dict(record.offsets),
         "sinks": {sink: part.end for sink, part in record.parts.items()},
@@ -199,11 +203,6 @@ def _spark_files(copy: Path, epoch: int) -> dict[str, bytes]:
         f"checkpoint/{name}": (copy / name).read_bytes() for name in (ATTEMPTS, "metadata") if (copy / name).exists()
     }
     return found
-
-
-def _gateways(directory: Path) -> list[Path]:
-    """The directories of the gateways on this machine, the first one first."""
-    return [directory / GATEWAY, *sorted(directory.glob(f"{GATEWAY}-[0-9]*"))]
 
 
 def _retired(directory: Path, gateways: Iterable[Snapshot | None]) -> dict[str, bytes]:
