@@ -260,7 +260,7 @@ class LocalPipeline:
             if end.sink.is_idempotent:
                 argv += ["--idempotent", end.instance]
         shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
-        return [*argv, "--cookie-file", str(shown), *self._server_tls()]
+        return [*argv, "--cookie-file", str(shown), *server_tls_arguments(self.settings)]
 
     def _make_secrets(self) -> None:
         """Creates the shared secrets before any gateway starts: one that joins does not create them."""
@@ -307,9 +307,6 @@ class LocalPipeline:
         if self.settings.open_producers:
             return []
         return ["--cookie-file", str(self.settings.cookie_file or self._made(Secret.PRODUCERS))]
-
-    def _server_tls(self) -> list[str]:
-        return server_tls_arguments(self.settings)
 
     def _client_tls(self) -> list[str]:
         return _option_arguments(self.settings, "tls_ca", "tls_cert", "tls_key", "tls_name")
