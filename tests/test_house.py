@@ -80,6 +80,7 @@ PURE = (
     "sos.quorum_copies",
     "sos.quorum_events",
     "sos.quorum",
+    "sos.file_operations",
 )
 RUNNERS: dict[str, str] = {
     "sim.runner": "it runs simulations in separate processes",

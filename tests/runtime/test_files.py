@@ -1,4 +1,4 @@
-"""The files port: what code may rely on, on the operating system and on the simulated disk alike."""
+"""The files port: what code may rely on, on the operating system, on the simulated disk, and with a journal alike."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from procession.sim.runner import plan_of
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.world import World
+from procession.sos.directory_restore import JournalReplay
+from procession.sos.file_operations import decode_operations
+from procession.sos.replicated_files import ReplicatedFiles
 
 
 def simulated(part: str = "p", machine: Machine | None = None) -> SimulatedFileSystem:
@@ -24,15 +27,60 @@ def simulated(part: str = "p", machine: Machine | None = None) -> SimulatedFileS
     return SimulatedFileSystem(SimulatedProcess(World(plan_of(0), random.Random(0)).site, part, machine), machine.disk)
 
 
-@pytest.fixture(params=["host", "simulated"])
+class JournalInMemory:
+    """A journal whose quorum has everything at once."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.bytes_added = 0
+
+    def add(self, parts: tuple[bytes, ...]) -> None:
+        self.records.append(b"".join(parts))
+
+    def room(self) -> None: ...
+
+    def barrier(self) -> int:
+        return len(self.records)
+
+    def wait(self, barrier: int) -> None: ...
+
+
+@pytest.fixture(params=["host", "simulated", "journalled", "simulated and journalled"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem]:
-    if request.param == "simulated":
-        yield simulated()
-        return
     before = Path.cwd()
-    os.chdir(tmp_path)
-    yield HOST_FILES
+    here = tmp_path / "here"
+    here.mkdir()
+    os.chdir(here)
+    is_simulated = request.param.startswith("simulated")
+    inner = simulated() if is_simulated else HOST_FILES
+    if "journalled" in request.param:
+        journal = JournalInMemory()
+        made = ReplicatedFiles(inner, Path() if is_simulated else here, journal)
+        made.begin()
+        yield made
+        check_journal(journal, inner, tmp_path / "there")
+    else:
+        yield inner
     os.chdir(before)
+
+
+def check_journal(journal: JournalInMemory, inner: FileSystem, there: Path) -> None:
+    """The journal makes the same files again."""
+    replay = JournalReplay(there / "restoring", HOST_FILES)
+    for record in journal.records:
+        for operation in decode_operations(record):
+            replay.apply(operation)
+    replay.finish(there)
+    (there / "restoring" / "1").rmdir()
+    (there / "restoring").rmdir()
+    assert contents(HOST_FILES, there) == contents(inner, Path())
+
+
+def contents(files: FileSystem, directory: Path) -> dict[str, object]:
+    return {
+        name: contents(files, path) if files.is_directory(path := directory / name) else files.read(path)
+        for name in files.names(directory)
+    }
 
 
 def put(files: FileSystem, path: Path, data: bytes) -> Path:
@@ -207,7 +255,8 @@ def test_there_is_room_and_a_process_has_a_name(files: FileSystem) -> None:
 def test_a_lock_is_held_until_it_is_released(files: FileSystem) -> None:
     files.make_directory(FOLDER)
     lock = files.lock(FOLDER)
-    other = HOST_FILES if files is HOST_FILES else other_process(files)
+    inner = files.inner if isinstance(files, ReplicatedFiles) else files
+    other = HOST_FILES if inner is HOST_FILES else other_process(inner)
     with pytest.raises(BlockingIOError):
         other.lock(FOLDER)
     lock.close()

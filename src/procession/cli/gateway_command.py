@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from procession.cli.command_options import ControlCookieFile, CookieFile, OpenProducers
+from procession.cli.command_options import ControlCookieFile, CookieFile, OpenProducers, with_groups
+from procession.cli.replica_options import ReplicationOptions
 from procession.cli.tls_options import ClientCa, ShownCert, ShownKey, TrustedName
 from procession.storage.driver_claim import checkpoint_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from procession.metrics import Figures, Metric
 
 
+@with_groups
 def gateway(
     directory: Annotated[Path, typer.Option("--dir", help="The gateway's directory: its log and positions.")],
     listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
@@ -153,6 +155,8 @@ def gateway(
         typer.Option(help="With --join: use TLS to the first gateway, and trust this authority (PEM)."),
     ] = None,
     tls_name: TrustedName = None,
+    *,
+    replication: ReplicationOptions,
 ) -> None:
     """Run a gateway alone. It receives records from producers and logs them for the driver."""
     from procession.address import other_port
@@ -196,28 +200,29 @@ def gateway(
         from procession.merge.event_time import declared_of
 
         declared = declared_of(read(event_time_streams, limits.streams_max), lateness_s, idle_timeout_s)
-    serve(
-        GatewayConfig(
-            directory,
-            listen,
-            control,
-            limits,
-            server_tls(tls_cert, tls_key, tls_client_ca),
-            name=name,
-            join=leader,
-            control_cookie=control_cookie,
-            checkpoint=checkpoint or _checkpoint_beside(directory),
-            link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
-            advertise=advertise,
-            metrics=metrics or "",
-            more_metrics=_pipeline_metrics(checkpoint, directory) if metrics and leader is None else None,
-            metrics_streams_max=metrics_streams_max,
-            flight=flight,
-            machine=machine,
-            declared=declared,
-            disk_free_bytes_min=disk_free_bytes_min,
-        )
+    place = directory.resolve() if replication.replicas else directory
+    config = GatewayConfig(
+        place,
+        listen,
+        control,
+        limits,
+        server_tls(tls_cert, tls_key, tls_client_ca),
+        name=name,
+        join=leader,
+        control_cookie=control_cookie,
+        checkpoint=checkpoint or _checkpoint_beside(directory),
+        link_tls=client_tls(tls_ca, tls_cert, tls_key, tls_name) if tls_ca is not None else None,
+        advertise=advertise,
+        metrics=metrics or "",
+        more_metrics=_pipeline_metrics(checkpoint, directory) if metrics and leader is None else None,
+        metrics_streams_max=metrics_streams_max,
+        flight=flight,
+        machine=machine,
+        declared=declared,
+        disk_free_bytes_min=disk_free_bytes_min,
     )
+    with replication.host(place) as host:
+        serve(config, host)
 
 
 def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:

@@ -39,6 +39,7 @@ from procession.cli.host_command import host
 from procession.cli.job_commands import drain, jobs, pause, resume, status, stop
 from procession.cli.letters_command import letters_app
 from procession.cli.merge_command import merge
+from procession.cli.replica_options import restore
 from procession.cli.savepoint_command import savepoint_app
 from procession.cli.simulate_command import simulate
 from procession.cli.sink_commands import sink_app
@@ -76,6 +77,7 @@ app.command()(explain)
 app.command()(gateway)
 app.command()(host)
 app.command()(sos)
+app.command()(restore)
 app.command()(jobs)
 app.command()(merge)
 app.command()(simulate)

@@ -219,8 +219,8 @@ class GatewayServer:
         await self.gateway.close()
 
 
-async def _serve(config: GatewayConfig) -> None:
-    server = GatewayServer(config)
+async def _serve(config: GatewayConfig, host: Host) -> None:
+    server = GatewayServer(config, host)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -253,11 +253,11 @@ def _allow_descriptors(config: GatewayConfig) -> None:
         log.warning("gateway.files_limited", allowed=allowed, needed=wanted)
 
 
-def serve(config: GatewayConfig) -> None:
+def serve(config: GatewayConfig, host: Host = HOST) -> None:
     """Runs a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or continue."""
     if not structlog.is_configured():
         configure("info")
     _allow_descriptors(config)
     if not config.limits.cookie:
         log.warning("gateway.open", listen=config.listen, reason="anybody who reaches it can send, without a secret")
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, host))

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 
 from procession.errors import LocalProtocolError
 from procession.sos import quorum_events as ev
 from procession.sos.quorum_copies import (
-    COPY_BYTES,
     LAG_BYTES_MAX,
     PHASES,
     ROLL_APPENDS,
@@ -32,16 +30,11 @@ from procession.sos.quorum_copies import (
     is_written,
     longest_history,
     newest_head,
+    next_head,
+    sendable,
     wanted_config,
 )
-from procession.sos.volume_rules import (
-    OLD_CONFIGS_MAX,
-    ObjectHead,
-    ObjectState,
-    QuorumConfig,
-    RefusalCode,
-    VolumeState,
-)
+from procession.sos.volume_rules import ObjectHead, ObjectState, QuorumConfig, RefusalCode, VolumeState
 
 
 class QuorumWriter:
@@ -53,10 +46,12 @@ class QuorumWriter:
         write_quorum: int,
         *,
         may_begin: bool = True,
+        own_fences: Collection[int] | None = None,
         roll_bytes: int = ROLL_BYTES,
         roll_appends: int = ROLL_APPENDS,
     ) -> None:
-        """`may_begin`: whether a volume of which no copy has an object is begun."""
+        """`may_begin`: whether a volume of which no copy has an object is begun. `own_fences`: the objects that the
+        history may end with, if there is one; None: any."""
         check_quorum(replicas, write_quorum)
         self.write_quorum = write_quorum
         self.phase = QuorumPhase.GATHERING
@@ -68,6 +63,8 @@ class QuorumWriter:
         self.acknowledged = 0
         """Number of appends that the quorum has synced."""
         self._may_begin = may_begin
+        self._own_fences = set(own_fences or ())
+        self._may_continue_any = own_fences is None
         self._roll_bytes, self._roll_appends = roll_bytes, roll_appends
         self._waiting: deque[WaitingAppend] = deque()
         self._queued: deque[tuple[bytes, bool]] = deque()
@@ -166,14 +163,20 @@ class QuorumWriter:
     def _try_claim(self) -> list[ev.QuorumAction]:
         """Claim the volume, if enough copies answer that the claim can succeed."""
         up = [copy for copy in self.copies if copy.is_up]
-        if self.phase is not QuorumPhase.GATHERING or not self._can_claim(up):
+        if self.phase is not QuorumPhase.GATHERING:
             return []
+        if not self._can_claim(up):
+            is_empty = len(up) == len(self.copies) and newest_head(up) is None
+            return [ev.NoHistory()] if is_empty else []
+        if refusal := self._refusal(up):
+            return refusal
         highest = max(max(copy.promised, copy.newest) for copy in up)
         return self._claim(max(highest, self.fence) + 1)
 
     def _claim(self, fence: int) -> list[ev.QuorumAction]:
         self._enter(QuorumPhase.CLAIMING)
         self.fence = fence
+        self._own_fences |= {fence}
         for copy in self.copies:
             copy.holds = 0
             copy.stop()
@@ -194,10 +197,18 @@ class QuorumWriter:
         if self.phase is QuorumPhase.CLAIMING:
             holding = [known for known in self.copies if known.holds == self.fence]
             if self._can_claim(holding):
-                self._choose(holding)
+                return self._refusal(holding) or self._choose(holding)
         return []
 
-    def _choose(self, holding: Sequence[CopyView]) -> None:
+    def _refusal(self, copies: Sequence[CopyView]) -> list[ev.QuorumAction]:
+        """What is done if the history belongs to another process."""
+        newest = max(copy.newest for copy in copies)
+        if self._may_continue_any or not newest or newest in self._own_fences:
+            return []
+        self._enter(QuorumPhase.FENCED)
+        return [ev.ForeignHistory(newest)]
+
+    def _choose(self, holding: Sequence[CopyView]) -> list[ev.QuorumAction]:
         """Choose the history to continue, and the head of the own object."""
         if not self.chain:
             self.mark = max(copy.mark for copy in holding)
@@ -208,19 +219,11 @@ class QuorumWriter:
             head = ObjectHead(0, 0, 0, config)
         else:
             last = self._own
-            head = replace(self._next_config(last), previous=last.number, length=last.length, checksum=last.checksum)
+            head = next_head(last, self._wanted, is_established=self._established == last.number)
         self.chain.append(ChainLink(self.fence, head, 0, 0))
         self._appends = 0
         self._enter(QuorumPhase.WRITING_BACK)
-
-    def _next_config(self, last: ChainLink) -> ObjectHead:
-        """The members of the own object. Only who has established the last object may forget the members before."""
-        head = last.head
-        olds = () if self._established == last.number else head.old_configs
-        wanted = self._wanted
-        if wanted == head.config or len(olds) == OLD_CONFIGS_MAX:
-            return replace(head, old_configs=olds)
-        return replace(head, config=wanted, old_configs=(*olds, head.config))
+        return []
 
     def _refused(self, event: ev.ReplicaRefused) -> list[ev.QuorumAction]:
         copy = self.copies[event.replica]
@@ -300,14 +303,9 @@ class QuorumWriter:
         self, replica: int, copy: CopyView, link: ChainLink, chunks: Iterable[tuple[bytes, int]], offset: int
     ) -> list[ev.QuorumAction]:
         """Send what a copy lacks. Bytes behind the length of the link are dead, and are not sent."""
-        chosen: list[tuple[int, bytes, int]] = []
-        begin = offset
-        for data, checksum in chunks:
-            if offset + len(data) > link.length or (chosen and offset - begin >= COPY_BYTES):
-                break
-            chosen.append((offset, data, checksum))
-            offset += len(data)
+        chosen = sendable(link, chunks, offset)
         if chosen:
+            offset = chosen[-1][0] + len(chosen[-1][1])
             copy.is_busy, copy.sent, copy.sent_number = True, offset, link.number
         return [
             ev.SendAppend(replica, self.fence, link.number, start, checksum, data, start + len(data) == offset)

@@ -5,12 +5,20 @@ Invariant: copies count by their identities, never by their addresses. `sos/quor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from procession.errors import ConfigError
-from procession.sos.volume_rules import MEMBERS_MAX, ObjectHead, ObjectState, QuorumConfig, VolumeState, chain
+from procession.sos.volume_rules import (
+    MEMBERS_MAX,
+    OLD_CONFIGS_MAX,
+    ObjectHead,
+    ObjectState,
+    QuorumConfig,
+    VolumeState,
+    chain,
+)
 
 ROLL_BYTES = 64 * 1024 * 1024
 """Size at which the writer of an object continues in a new one."""
@@ -175,3 +183,27 @@ def wanted_config(copies: Sequence[CopyView], write_quorum: int, current: Quorum
     if set(members) == set(current.members) and write_quorum == current.write_quorum:
         return current
     return QuorumConfig(members, write_quorum)
+
+
+def next_head(last: ChainLink, wanted: QuorumConfig, *, is_established: bool) -> ObjectHead:
+    """The head of the object that follows `last`, which it seals. Only who has established the last object may forget
+    the members before."""
+    olds = () if is_established else last.head.old_configs
+    config = last.head.config
+    if wanted != config and len(olds) < OLD_CONFIGS_MAX:
+        config, olds = wanted, (*olds, config)
+    sealed = replace(last.head, previous=last.number, length=last.length, checksum=last.checksum)
+    return replace(sealed, config=config, old_configs=olds)
+
+
+def sendable(link: ChainLink, chunks: Iterable[tuple[bytes, int]], offset: int) -> list[tuple[int, bytes, int]]:
+    """What is sent at once of what a copy lacks from an offset on: offset, data and checksum of each append. Bytes
+    behind the length of the link are dead."""
+    chosen: list[tuple[int, bytes, int]] = []
+    begin = offset
+    for data, checksum in chunks:
+        if offset + len(data) > link.length or (chosen and offset - begin >= COPY_BYTES):
+            break
+        chosen.append((offset, data, checksum))
+        offset += len(data)
+    return chosen

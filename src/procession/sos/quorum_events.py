@@ -187,6 +187,18 @@ class WriterFenced:
     promised: int
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignHistory:
+    """The history ends with an object of another process. This one must not continue it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoHistory:
+    """No copy has an object, and this writer may not begin one."""
+
+
 QuorumAction = (
     SendClaim
     | SendCreate
@@ -198,4 +210,6 @@ QuorumAction = (
     | Established
     | Acknowledged
     | WriterFenced
+    | ForeignHistory
+    | NoHistory
 )

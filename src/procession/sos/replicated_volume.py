@@ -9,7 +9,7 @@ to one event loop. `sos/quorum` decides; `sos/sos_client` has the connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,14 +71,31 @@ class ReplicaOptions:
 class ReplicatedVolume:
     """The writer of one volume. `open` it; `close` it at the end."""
 
-    def __init__(self, name: str, options: ReplicaOptions, *, may_begin: bool = True, host: Host = HOST) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: ReplicaOptions,
+        *,
+        may_begin: bool = True,
+        own_fences: Collection[int] | None = None,
+        on_claim: Callable[[int], None] = lambda fence: None,
+        host: Host = HOST,
+    ) -> None:
+        """`own_fences`: continue only a history that ends with one of these objects; None: any. `on_claim` is called
+        with each fence before it is claimed."""
         options.check()
+        self._on_claim = on_claim
+        self._claimed = 0
         self.name = name
         self._options = options
         self._host = host
         self._token = host.random_bits(8 * TOKEN_BYTES).to_bytes(TOKEN_BYTES, "big")
         self._writer = QuorumWriter(
-            len(options.addresses), options.write_quorum, may_begin=may_begin, roll_bytes=options.roll_bytes
+            len(options.addresses),
+            options.write_quorum,
+            may_begin=may_begin,
+            own_fences=own_fences,
+            roll_bytes=options.roll_bytes,
         )
         self._clients: list[SosClient | None] = [None] * len(options.addresses)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,6 +155,11 @@ class ReplicatedVolume:
         """Delete the objects below this one on all replicas. The history from there on says all that is needed."""
         self._check()
         self._take(ev.RetainAsked(mark))
+
+    async def retain_from(self, mark: int) -> None:
+        """The same, as soon as this writer leads: it may be about to roll."""
+        await self._until(lambda: self._writer.phase is QuorumPhase.LEADING)
+        self.retain(mark)
 
     async def roll(self) -> int:
         """Continue in a new object, and return its number."""
@@ -200,7 +222,12 @@ class ReplicatedVolume:
             except TimeoutError:
                 is_told = True
                 if say is not None:
-                    say(f"Waiting for {self._options.write_quorum} replicas; missing: {', '.join(self.missing)}.")
+                    say(self.waiting)
+
+    @property
+    def waiting(self) -> str:
+        """What is told to the operator while the quorum is waited for."""
+        return f"Waiting for {self._options.write_quorum} replicas; missing: {', '.join(self.missing) or 'none'}."
 
     def _take(self, event: ev.QuorumEvent) -> None:
         before = self._writer.acknowledged
@@ -213,6 +240,10 @@ class ReplicatedVolume:
         match action:
             case ev.SendRead(source):
                 self._send(source, action)
+            case ev.SendClaim(_, fence) if fence > self._claimed:
+                self._claimed = fence
+                self._on_claim(fence)
+                self._send(action.replica, action)
             case ev.SendClaim() | ev.SendCreate() | ev.SendAppend() | ev.SendRetain():
                 self._send(action.replica, action)
             case ev.DropReplica(replica, reason):
@@ -225,6 +256,17 @@ class ReplicatedVolume:
                 self._spawn(self._claim_again())
             case ev.Established(fence):
                 log.info("replicas.established", volume=self.name, fence=fence)
+            case ev.ForeignHistory(number):
+                self._error = FencedError(
+                    f"The replicas of the volume {self.name} hold what another directory has written (fence {number}).",
+                    next_step="Start it in that directory. If that machine is lost, restore into an empty directory"
+                    " with `procession restore`.",
+                )
+            case ev.NoHistory():
+                self._error = ConfigError(
+                    f"The replicas have no volume {self.name}.",
+                    next_step="Check the name, and that these are the replicas of this pipeline.",
+                )
             case ev.WriterFenced(promised):
                 self._error = FencedError(
                     f"Fence {promised} has claimed the volume {self.name}; this process must stop."
@@ -292,6 +334,10 @@ class ReplicatedVolume:
                 await asyncio.sleep(delay_s * (0.5 + self._host.random_bits(10) / 1024))
                 delay_s = min(2 * delay_s, options.reconnect_max_s)
                 continue
+            except asyncio.CancelledError:
+                if client is not None:
+                    client.close()
+                raise
             self.reasons.pop(replica, None)
             self._clients[replica] = client
             self._take(ev.ReplicaUp(replica, state))

@@ -1,0 +1,57 @@
+"""The file that says which replicas a directory belongs to, and which of their objects this machine has written.
+
+Invariant: a fence is in the file before it is claimed. So a directory whose replicas end with another fence is not the
+newest one: another machine has gone on from the replicas. The file is not replicated.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from procession.errors import ConfigError, StorageError
+from procession.format_number import check_format
+from procession.runtime.files import FileSystem
+from procession.sos.replicated_files import MARKER
+from procession.storage.durable import read_if_there, write_durably
+
+FORMAT = 1
+FENCES_MAX = 64
+"""The newest fences that are remembered. Each one seals those before it."""
+
+
+class ReplicaMarker:
+    """The marker of one directory, which must exist before a fence is added."""
+
+    def __init__(self, directory: Path, volume: str, files: FileSystem) -> None:
+        """Raises ConfigError if the directory belongs to another volume, StorageError if the file is damaged."""
+        self._path = directory / MARKER
+        self._volume = volume
+        self._files = files
+        self.fences: list[int] = []
+        found = read_if_there(self._path, files)
+        self.is_there = found is not None
+        if found is None:
+            return
+        try:
+            document = json.loads(found)
+            check_format(self._path, document["format"], FORMAT)
+            named, self.fences = str(document["volume"]), [int(fence) for fence in document["fences"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"The file {self._path} is damaged.",
+                next_step="Move the directory away, and restore it with `procession restore`.",
+                path=str(self._path),
+            ) from error
+        if named != volume:
+            raise ConfigError(
+                f"The directory {directory} belongs to the volume {named} of its replicas, not to {volume}.",
+                next_step=f"Use {named}, or a new directory.",
+            )
+
+    def add(self, fence: int) -> None:
+        """Durable when this returns."""
+        self.fences = [*self.fences, fence][-FENCES_MAX:]
+        document = {"format": FORMAT, "volume": self._volume, "fences": self.fences}
+        write_durably(self._path, json.dumps(document).encode(), self._files)
+        self.is_there = True

@@ -1,0 +1,388 @@
+"""The files port, with a journal: every change below a directory is a record on the replicas, too.
+
+Invariant: a sync of a file or directory returns only when the disk of this machine and the write quorum both have all
+changes before it. The journal has the changes in the order in which they were made, so that whatever it is cut off at
+is a state that the directory was in. Nothing else may change files below the directory, except those in `SKIPPED`,
+which belong to the machine. Files outside of it are passed on. `runtime/files` is the port, `sos/file_journal` sends,
+`sos/directory_restore` makes the directory again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from procession.runtime.files import FileSystem, HeldLock, OpenFile, OpenMode, Part
+from procession.sos.file_operations import (
+    WRITE_BYTES_MAX,
+    BeginSnapshot,
+    EndSnapshot,
+    FileOperation,
+    FileTree,
+    GiveName,
+    MakeDirectory,
+    RemoveEntry,
+    RenameEntry,
+    TruncateFile,
+    WriteBytes,
+    encode_operation,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MARKER = "replica.json"
+SKIPPED = frozenset({"secrets", MARKER})
+"""Names in the directory that are not replicated: secrets, and what this machine knows of its replicas."""
+SNAPSHOT_BYTES_MIN = 64 * 1024 * 1024
+"""A snapshot replaces the journal when this many bytes, and twice the size of all files, were added."""
+
+
+class ReplicationJournal(Protocol):
+    """What the files need of `sos/file_journal`."""
+
+    @property
+    def bytes_added(self) -> int: ...
+
+    def add(self, parts: tuple[bytes, ...]) -> None: ...
+
+    def room(self) -> None: ...
+
+    def barrier(self) -> int: ...
+
+    def wait(self, barrier: int) -> None: ...
+
+
+@dataclass
+class _Copying:
+    """A part of a file that a snapshot is copying."""
+
+    file: int
+    start: int
+    end: int
+    is_changed: bool = False
+
+
+class ReplicatedFiles:
+    """A file system whose changes below `root` are journalled."""
+
+    def __init__(
+        self,
+        inner: FileSystem,
+        root: Path,
+        journal: ReplicationJournal,
+        *,
+        name: str = "",
+        on_snapshot_due: Callable[[], None] = lambda: None,
+        snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
+    ) -> None:
+        """`name` is that of the directory when it is restored together with others."""
+        self.inner = inner
+        self.journal = journal
+        self._root = str(root)
+        self._prefix = "" if self._root == "." else f"{self._root}/"
+        self._name = name
+        self._tree = FileTree()
+        self._next_file = 1
+        self._mutex = inner.mutex()
+        self._copying: _Copying | None = None
+        self._on_snapshot_due = on_snapshot_due
+        self._snapshot_bytes_min = snapshot_bytes_min
+        self._snapshot_at = 0
+        self._is_snapshot_due = False
+
+    # Snapshots
+
+    def begin(self) -> None:
+        """Write all files that are there, as the beginning of a new journal. Returns when the quorum has them. Nothing
+        may change them meanwhile."""
+        self._record(BeginSnapshot(self._name, is_reset=True))
+        self._adopt_directory(Path(self._root), self._name)
+        self._finish_snapshot()
+
+    def snapshot(self) -> None:
+        """Write all files again, while others may go on to change them. When it returns, what was journalled before is
+        not needed any more."""
+        with self._mutex:
+            self._add(BeginSnapshot(self._name, is_reset=False))
+            for directory in self._tree.directories:
+                self._add(MakeDirectory(directory))
+            for name, file in self._tree.files.items():
+                self._add(GiveName(name, file))
+            names = {file: name for name, file in self._tree.files.items()}
+        for file, name in names.items():
+            self._copy(file, name)
+        self._finish_snapshot()
+
+    def _finish_snapshot(self) -> None:
+        self._record(EndSnapshot())
+        self.journal.wait(self.journal.barrier())
+        self._snapshot_at, self._is_snapshot_due = self.journal.bytes_added, False
+
+    def _copy(self, file: int, name: str) -> None:
+        """Journal the bytes of a file that others may write to, rename or remove."""
+        position = 0
+        while True:
+            with self._mutex:
+                size = self._tree.sizes.get(file, 0)
+                if position >= size:
+                    return
+                if self._tree.files.get(name) != file:
+                    name = next(name for name, other in self._tree.files.items() if other == file)
+                end = min(position + WRITE_BYTES_MAX, size)
+                copying = self._copying = _Copying(file, position, end)
+            self.journal.room()
+            try:
+                with self.inner.open(self._path(name)) as opened:
+                    data = opened.read(end - position, position)
+            except FileNotFoundError:
+                continue  # it has another name by now, or none
+            with self._mutex:
+                self._copying = None
+                if copying.is_changed or self._tree.files.get(name) != file:
+                    continue
+                if data:
+                    self._add(WriteBytes(file, position, data))
+                position = end
+
+    def _is_due(self) -> bool:
+        added = self.journal.bytes_added - self._snapshot_at
+        return added > self._snapshot_bytes_min and added > 2 * sum(self._tree.sizes.values())
+
+    # Records
+
+    def _record(self, operation: FileOperation) -> None:
+        self.journal.room()
+        with self._mutex:
+            self._add(operation)
+            is_due = not self._is_snapshot_due and self._is_due()
+            self._is_snapshot_due = self._is_snapshot_due or is_due
+        if is_due:
+            self._on_snapshot_due()
+
+    def _add(self, operation: FileOperation) -> None:
+        """The caller holds the mutex."""
+        self._tree.apply(operation)
+        self.journal.add(encode_operation(operation))
+
+    def touch(self, file: int, start: int, end: int) -> None:
+        """These bytes of a file change: a snapshot that is copying them begins again."""
+        copying = self._copying
+        if copying is not None and copying.file == file and start < copying.end and copying.start < end:
+            copying.is_changed = True
+
+    def written(self, file: int, position: int, parts: tuple[Part, ...]) -> None:
+        end = position + sum(map(len, parts))
+        self.touch(file, position, end)
+        for part in parts:
+            for start in range(0, len(part), WRITE_BYTES_MAX):
+                piece = part if len(part) <= WRITE_BYTES_MAX else part[start : start + WRITE_BYTES_MAX]
+                self._record(WriteBytes(file, position, piece if isinstance(piece, bytes) else bytes(piece)))
+                position += len(piece)
+
+    def truncated(self, file: int, length: int) -> None:
+        self.touch(file, length, 1 << 63)
+        self._record(TruncateFile(file, length))
+
+    def wait(self, barrier: int) -> None:
+        self.journal.wait(barrier)
+
+    def _adopt_directory(self, path: Path, name: str) -> None:
+        """Journal a directory that another process has made, with all that is in it."""
+        for entry in sorted(self.inner.names(path)):
+            child = f"{name}/{entry}" if name else entry
+            if self._journalled(path / entry) is None:
+                continue
+            if self.inner.is_directory(path / entry):
+                self._record(MakeDirectory(child))
+                self._adopt_directory(path / entry, child)
+            else:
+                self._adopt_file(path / entry, child)
+
+    def _adopt_file(self, path: Path, name: str) -> None:
+        try:
+            opened = self.inner.open(path)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket
+                return
+            raise
+        with opened as file:
+            self._adopt(name, file)
+
+    def _adopt(self, name: str, opened: OpenFile) -> int:
+        """Journal a file that is there with its bytes."""
+        with self._mutex:
+            number, self._next_file = self._next_file, self._next_file + 1
+        self._record(GiveName(name, number))
+        position = 0
+        while data := opened.read(WRITE_BYTES_MAX, position):
+            self._record(WriteBytes(number, position, data))
+            position += len(data)
+        return number
+
+    # Names
+
+    def _journalled(self, path: Path) -> str | None:
+        """The name of a path in the journal; None: it is not replicated. The directory itself has the name of the
+        journal's root."""
+        text = str(path)
+        if self._root.startswith("/") and (not text.startswith("/") or ".." in text):
+            text = os.path.abspath(text)
+        if text == self._root:
+            return self._name
+        if not text.startswith(self._prefix):
+            return None
+        below = text[len(self._prefix) :]
+        if below.partition("/")[0] in SKIPPED or _is_skipped_draft(below):
+            return None
+        return f"{self._name}/{below}" if self._name else below
+
+    def _path(self, name: str) -> Path:
+        below = name[len(self._name) + 1 :] if self._name else name
+        return Path(self._root) / below
+
+    # The port
+
+    @property
+    def owner(self) -> str:
+        return self.inner.owner
+
+    def open(self, path: Path, mode: OpenMode = OpenMode.READ) -> OpenFile:
+        name = self._journalled(path)
+        opened = self.inner.open(path, mode)
+        if name is None:
+            return opened
+        try:
+            number = self._opened(name, opened, mode)
+        except BaseException:
+            opened.close()
+            raise
+        return ReplicatedFile(self, opened, number)
+
+    def _opened(self, name: str, opened: OpenFile, mode: OpenMode) -> int:
+        number = self._tree.files.get(name)
+        if mode is OpenMode.READ:
+            return number or 0
+        if number is None:
+            return self._adopt(name, opened)
+        if mode is OpenMode.REPLACE:
+            self.truncated(number, 0)
+        return number
+
+    def read(self, path: Path) -> bytes:
+        return self.inner.read(path)
+
+    def map(self, path: Path) -> pa.Buffer:
+        return self.inner.map(path)
+
+    def names(self, directory: Path) -> list[str]:
+        return self.inner.names(directory)
+
+    def exists(self, path: Path) -> bool:
+        return self.inner.exists(path)
+
+    def is_directory(self, path: Path) -> bool:
+        return self.inner.is_directory(path)
+
+    def make_directory(self, path: Path) -> None:
+        self.inner.make_directory(path)
+        if name := self._journalled(path):
+            self._record(MakeDirectory(name))
+
+    def rename(self, old: Path, new: Path) -> None:
+        names = self._journalled(old), self._journalled(new)
+        if (names[0] is None) is not (names[1] is None):
+            raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
+        self.inner.rename(old, new)
+        if names[0] and names[1]:
+            self._record(RenameEntry(names[0], names[1]))
+
+    def link(self, old: Path, new: Path) -> None:
+        names = self._journalled(old), self._journalled(new)
+        if (names[0] is None) is not (names[1] is None):
+            raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
+        self.inner.link(old, new)
+        if names[0] and names[1]:
+            self._record(GiveName(names[1], self._tree.files[names[0]]))
+
+    def remove(self, path: Path) -> None:
+        self.inner.remove(path)
+        if name := self._journalled(path):
+            self._record(RemoveEntry(name))
+
+    def remove_tree(self, path: Path) -> None:
+        self.inner.remove_tree(path)
+        if name := self._journalled(path):
+            self._record(RemoveEntry(name))
+
+    def sync_directory(self, path: Path) -> None:
+        if self._journalled(path) is None:
+            self.inner.sync_directory(path)
+            return
+        barrier = self.journal.barrier()
+        self.inner.sync_directory(path)
+        self.journal.wait(barrier)
+
+    def free_bytes(self, path: Path) -> int:
+        return self.inner.free_bytes(path)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        return self.inner.mutex()
+
+    def lock(self, path: Path, *, waits: bool = False) -> HeldLock:
+        return self.inner.lock(path, waits=waits)
+
+
+def _is_skipped_draft(below: str) -> bool:
+    """A draft of the marker."""
+    return below.startswith(f"{MARKER}.")
+
+
+class ReplicatedFile:
+    """An open file whose changes are journalled."""
+
+    __slots__ = ("_files", "_inner", "_number")
+
+    def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int) -> None:
+        self._files = files
+        self._inner = inner
+        self._number = number
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    def read(self, length: int, position: int) -> bytes:
+        return self._inner.read(length, position)
+
+    def write(self, position: int, *parts: Part) -> None:
+        self._files.touch(self._number, position, position + sum(map(len, parts)))
+        self._inner.write(position, *parts)
+        self._files.written(self._number, position, parts)
+
+    def truncate(self, length: int) -> None:
+        self._files.touch(self._number, length, 1 << 63)
+        self._inner.truncate(length)
+        self._files.truncated(self._number, length)
+
+    def sync(self, *, is_data_only: bool = False) -> None:
+        barrier = self._files.journal.barrier()
+        self._inner.sync(is_data_only=is_data_only)
+        self._files.journal.wait(barrier)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,156 @@
+"""A host whose files below one directory are replicated: the volume has a thread of its own, with its event loop.
+
+Invariant: when `replicated_host` hands out the host, this process alone may write to the volume, and the quorum has all
+files that are in the directory. The process must be the only one that changes them. Whoever finds the journal grown
+far beyond the files has a snapshot taken, in a thread, and the journal before it deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from procession.errors import ProcessionError
+from procession.runtime.files import FileSystem
+from procession.runtime.host import HOST, Host
+from procession.sos.file_journal import FileJournal
+from procession.sos.replica_marker import ReplicaMarker
+from procession.sos.replicated_files import SNAPSHOT_BYTES_MIN, ReplicatedFiles
+from procession.sos.replicated_volume import ReplicaOptions, ReplicatedVolume
+from procession.storage.durable import make_directory
+
+STOP_TIMEOUT_S = 5.0
+
+log = structlog.get_logger("replicas")
+
+
+class ReplicaThread:
+    """Opens a volume and sends its journal, in a thread. `start` returns when the volume is open."""
+
+    def __init__(self, volume_name: str, options: ReplicaOptions, marker: ReplicaMarker, host: Host) -> None:
+        self._volume_name = volume_name
+        self._options = options
+        self._marker = marker
+        self._host = host
+        self._loop = asyncio.new_event_loop()
+        self._is_open = threading.Event()
+        self._error: BaseException | None = None
+        self._work: asyncio.Task[None]
+        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+        self.journal: FileJournal
+        self.fence = 0
+
+    def start(self) -> None:
+        self._thread.start()
+        self._is_open.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Close the connections. What is not synced is not sent."""
+        self._loop.call_soon_threadsafe(self._work.cancel)
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def replace_journal(self, files: ReplicatedFiles) -> None:
+        """Take a snapshot, and delete what was journalled before it. Called in a thread of its own."""
+        try:
+            mark = asyncio.run_coroutine_threadsafe(self.journal.roll(), self._loop).result()
+            files.snapshot()
+            asyncio.run_coroutine_threadsafe(self.journal.retain(mark), self._loop).result()
+            log.info("replicas.snapshot_taken", volume=self._volume_name, mark=mark)
+        except (OSError, ProcessionError) as error:
+            # The next sync fails with the same.
+            log.warning("replicas.snapshot_failed", volume=self._volume_name, reason=str(error))
+
+    def retain(self, mark: int) -> None:
+        asyncio.run_coroutine_threadsafe(self.journal.retain(mark), self._loop).result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._work = self._loop.create_task(self._serve())
+        try:
+            self._loop.run_until_complete(self._work)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._error = error
+            log.error("replicas.failed", volume=self._volume_name, reason=str(error))
+        finally:
+            rest = asyncio.all_tasks(self._loop)
+            for task in rest:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+            self._loop.close()
+            self._is_open.set()
+
+    async def _serve(self) -> None:
+        marker = self._marker
+        volume = ReplicatedVolume(
+            self._volume_name,
+            self._options,
+            may_begin=not marker.is_there,
+            own_fences=marker.fences,
+            on_claim=marker.add,
+            host=self._host,
+        )
+        try:
+            await volume.open(_tell)
+            self.fence = volume.fence
+            self.journal = FileJournal(volume, threading.Condition(), self._loop)
+            self._is_open.set()
+            await self.journal.run(_tell)
+        finally:
+            await volume.close()
+
+
+def _tell(sentence: str) -> None:
+    log.warning("replicas.waiting", reason=sentence)
+
+
+@contextmanager
+def replicated_host(
+    directory: Path,
+    volume_name: str,
+    options: ReplicaOptions,
+    *,
+    name: str = "",
+    host: Host = HOST,
+    snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
+) -> Iterator[Host]:
+    """A host whose files below `directory` are replicated. `name` is that of the directory when it is restored.
+
+    Raises ConfigError, StorageError, or FencedError if another process has gone on from the replicas."""
+    make_directory(directory, host.files)
+    thread = ReplicaThread(volume_name, options, ReplicaMarker(directory, volume_name, host.files), host)
+    thread.start()
+    try:
+        files = _begun(thread, directory, name, host.files, snapshot_bytes_min)
+        yield replace(host, files=files)
+    finally:
+        thread.stop()
+
+
+def _begun(
+    thread: ReplicaThread, directory: Path, name: str, inner: FileSystem, snapshot_bytes_min: int
+) -> ReplicatedFiles:
+    def begin_snapshot() -> None:
+        threading.Thread(target=thread.replace_journal, args=(files,), name="snapshot", daemon=True).start()
+
+    files = ReplicatedFiles(
+        inner,
+        directory,
+        thread.journal,
+        name=name,
+        on_snapshot_due=begin_snapshot,
+        snapshot_bytes_min=snapshot_bytes_min,
+    )
+    files.begin()
+    thread.retain(thread.fence)
+    log.info("replicas.ready", directory=str(directory), fence=thread.fence)
+    return files
