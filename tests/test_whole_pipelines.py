@@ -99,24 +99,24 @@ def month_of(at: datetime) -> tuple[int, int]:
     return int(first.replace(tzinfo=BERLIN).timestamp()), int(after.replace(tzinfo=BERLIN).timestamp())
 
 
-def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], list[int]]:
+def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], list[Record]]:
     """Bills and calls without a price, one call after the other."""
     bills: list[Record] = []
-    unrated: list[int] = []
+    unrated: list[Record] = []
     sums: dict[tuple[int, int, str], list[Any]] = {}
     fired: set[tuple[int, int, str]] = set()
     watermark = 0.0
 
-    def tell(place: tuple[int, int, str], how: str, replaces: Any) -> None:
+    def tell(place: tuple[int, int, str], before: str | None) -> None:
         count, value = sums[place]
-        bill = {"key": place[2], "start": place[0], "end": place[1], "count": count, "value": str(value)}
-        bills.append({**bill, "fired": how, "replaces": replaces})
+        month = f"{datetime.fromtimestamp(place[0], BERLIN):%Y-%m}"
+        bills.append({"customer": place[2], "month": month, "calls": count, "total": str(value), "before": before})
 
     def fire() -> None:
         for end, customer, start in sorted((end, customer, start) for start, end, customer in sums.keys() - fired):
             if end <= watermark:
                 fired.add((start, end, customer))
-                tell((start, end, customer), "end", None)
+                tell((start, end, customer), None)
 
     for call in calls:
         at = datetime.fromisoformat(call["at"])
@@ -127,7 +127,7 @@ def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], lis
             and datetime.fromisoformat(price["valid_from"]) <= at
         ]
         if not valid:
-            unrated.append(call["id"])
+            unrated.append(call)
             continue
         price = max(valid, key=lambda one: str(one["valid_from"]))
         cost = Decimal(price["per_minute"]) * -(-call["seconds"] // 60)
@@ -137,9 +137,8 @@ def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], lis
         before = sums.get(place)
         sums[place] = [1, cost] if before is None else [before[0] + 1, before[1] + cost]
         if place[1] <= watermark:
-            replaces = None if before is None else {"count": before[0], "value": str(before[1])}
             fired.add(place)
-            tell(place, "update", replaces)
+            tell(place, None if before is None else str(before[1]))
     watermark = float("inf")
     fire()
     return bills, unrated
@@ -163,7 +162,7 @@ def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
         keys = {"tariff": chance.choice("bp"), "zone": chance.choice(["EU", "US"]), "customer": chance.choice("xyz")}
         calls.append({"id": number, **keys, "at": at.isoformat(), "seconds": chance.randrange(1, 600)})
     bills, unrated = billed(prices, calls)
-    assert any(bill["fired"] == "update" for bill in bills)
+    assert any(bill["before"] is not None for bill in bills)
     assert unrated
     found = outputs("telecom_rating", {"prices": prices, "calls": calls})
     assert found["bills"] == bills

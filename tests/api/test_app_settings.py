@@ -61,7 +61,7 @@ def test_explain_shows_settings_with_their_origin_and_no_secret(app: Path) -> No
     settings_text = "\n".join(
         f"{setting.name} = {setting.shown} ({setting.origin})" for setting in load_app(app).graph.settings
     )
-    assert settings_text == "max-count = 3 (default)\ntoken = (secret) (PROCESSION_APP_TOKEN)"
+    assert settings_text == "max-count = 3 (default)\ntoken = (secret) (--set token)"
     pipeline = Pipeline("p")
     pipeline.setting("limit", float, default=1.5)
     pipeline.source().sink("out", to="file:out")

@@ -215,6 +215,11 @@ class Cursor:
 
 def url_streams(url: ConnectorUrl) -> frozenset[int]:
     """The streams of `file:PATTERN`. Raises ConfigError if there is no such file."""
+    if _is_pattern(url.place) and not any(map(os.path.isfile, glob.glob(url.place, recursive=True))):
+        raise ConfigError(
+            f"No file matches {url.place}.",
+            next_step="Check the pattern, or write source(…, ends=False) to wait for files.",
+        )
     return FileSource([url.place]).stream_ids
 
 

@@ -16,6 +16,8 @@ from procession.errors import ConfigError, UsageError
 from procession.planner.validation import NAME
 
 FILE = Path("procession.toml")
+_SET: dict[str, Provided] = {}
+"""The variables that the command line of this process has set, with the names that a user knows."""
 
 
 def export(pairs: Iterable[str]) -> None:
@@ -25,6 +27,7 @@ def export(pairs: Iterable[str]) -> None:
         if not sign or not NAME.fullmatch(name):
             raise UsageError(f"--set {pair!r} is not a setting", next_step="write --set NAME=VALUE")
         os.environ[variable_of(name)] = value
+        _SET[variable_of(name)] = Provided(value, f"--set {name}")
 
 
 def provided() -> dict[str, Provided]:
@@ -39,7 +42,8 @@ def provided() -> dict[str, Provided]:
             raise ConfigError(f"{FILE} has {FILE_TABLE} = {table!r}", next_step=f"write a table: [{FILE_TABLE}]")
         found = {variable_of(name): Provided(value, f"{FILE}") for name, value in table.items()}
     variables = {name: Provided(value, name) for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)}
-    return found | variables
+    typed = {name: given for name, given in _SET.items() if name in variables and variables[name].value == given.value}
+    return found | variables | typed
 
 
 def check_known(values: Mapping[str, Provided], settings: Iterable[Setting], app: Path) -> None:
