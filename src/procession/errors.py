@@ -105,7 +105,7 @@ class RecordError(ProcessionError):
 
 
 class RoundError(ProcessionError):
-    """A commit failed and the epoch is run again: nobody must act."""
+    """A commit failed and the epoch is run again. No action is needed."""
 
 
 class FencedError(ProcessionError):

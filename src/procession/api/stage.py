@@ -251,7 +251,7 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
             connections: Number of outputs. They are written in parallel and committed together. Each key or stream,
                 whichever the order is promised for, is always in the same output. The number cannot change after the
                 first run.
-            lanes: Write so many sorted lanes with order keys, for `procession merge`: to "lanes:DIR", or to the
+            lanes: Write this many sorted lanes with order keys, for `procession merge`: to "lanes:DIR", or to the
                 partitions of a topic. Any number of mergers read them and restore the order. The number cannot change
                 after the first run. See docs/explanation/order-at-scale.md.
             idempotent: Skip two-phase commit. The sink shows records at once, and after a crash receives the same bytes

@@ -100,7 +100,7 @@ class Contestant:
     runs: int = 0
 
     def run(self, records: int, rate: float) -> tuple[dict[str, Any], float]:
-        """Send so many records. Returns the stamps of all that came out, and the seconds of processor time of all
+        """Send this many records. Returns the stamps of all that came out, and the seconds of processor time of all
         processes together."""
         self.runs += 1
         output = self.work / f"stamps-{self.runs}.npz"

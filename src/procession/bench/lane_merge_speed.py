@@ -70,7 +70,7 @@ def report_lines(figures: Mapping[str, float], lanes: int) -> Iterator[str]:
 
 
 def lanes_of(records: int, lanes: int) -> list[MemoryLane]:
-    """Lanes with so many records together, in some epochs."""
+    """Lanes with this many records together, in some epochs."""
     chance = np.random.default_rng(1)
     made = [MemoryLane(number, lanes) for number in range(lanes)]
     each = records // EPOCHS

@@ -189,7 +189,7 @@ def stamps_of(
 
 
 def read_output(url: str, position: Mapping[str, Any], expected: int, output: Path, *, has_lanes: bool) -> Any:
-    """Read so many records, write their stamps to a file, and return the position behind them."""
+    """Read this many records, write their stamps to a file, and return the position behind them."""
     polls: list[Poll] = []
     parsed = KafkaUrl.parse(url)
     clients = StampingClients(parsed, polls)

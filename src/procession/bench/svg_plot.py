@@ -38,7 +38,7 @@ class Axes:
 
 
 def tick_step(maximum: float, ticks: int = TICKS) -> float:
-    """A round step (1, 2 or 5 times a power of ten) that gives at most so many ticks up to the maximum."""
+    """A round step (1, 2 or 5 times a power of ten) that gives at most this many ticks up to the maximum."""
     rough = maximum / ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))

@@ -99,7 +99,7 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "grow-and-shrink-gateways",
-        "A gateway joins, is sent to, and is let go again, always under the same name; then somebody dies meanwhile.",
+        "A gateway repeatedly joins under the same name, receives records and leaves; then a process dies meanwhile.",
         (
             *(*GROW, StepPattern(FaultAction.LEAVE, (THIRD,))),
             *(*GROW, StepPattern(FaultAction.NETWORK, (CONTROL_THIRD,), details=("cut",), seconds=(0.5, 1.5))),

@@ -74,7 +74,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),
     Scenario(
         "sink-aborts-at-random",
-        "A sink votes abort when it feels like it; once undisturbed, and once while somebody dies.",
+        "A sink votes abort at random: first without other faults, then while a process dies.",
         (StepPattern(FaultAction.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=FEELINGS), MEANWHILE),
     ),
     _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),

@@ -27,7 +27,7 @@ GATHER_S = 0.2
 
 FAULTS = {
     "cut": "connections are reset, and no new one comes through",
-    "silent": "nothing gets through, and nobody is told",
+    "silent": "nothing gets through, and no error is reported",
     "delay": "every read is late by the given seconds",
     "half-close": "one direction (up or down) of the present connections ends",
     "truncate": "half of the next frame (up or down), then nothing more",

@@ -77,7 +77,7 @@ def merge(
         typer.Option(show_default="as the pipeline", help="Put a newline behind each record of a file, or nothing."),
     ] = None,
     transaction_bytes: Annotated[
-        int, typer.Option(min=1, help="Commit after so many bytes, if more epochs can be read at once.")
+        int, typer.Option(min=1, help="Commit after this many bytes, if more epochs can be read at once.")
     ] = 8 * 1024 * 1024,
     buffer_bytes: Annotated[
         int, typer.Option(min=1, help="Bytes in memory, over all partitions, above which those ahead are paused.")
@@ -213,8 +213,8 @@ def _serve_metrics(merging: LaneMerge, at: str) -> MetricsServer:
 
     def ask() -> Iterator[Metric]:
         report = merging.report
-        yield Metric("procession_merge_records", "counter", "Records given out.", (), [((), report.records)])
-        yield Metric("procession_merge_epochs", "counter", "Epochs given out.", (), [((), report.epochs)])
+        yield Metric("procession_merge_records", "counter", "Records emitted.", (), [((), report.records)])
+        yield Metric("procession_merge_epochs", "counter", "Epochs emitted.", (), [((), report.epochs)])
         waiting = [((name,), 1.0) for name in report.waiting_for]
         yield Metric("procession_merge_waiting", "gauge", "1 for a lane that the merger waits for.", ("lane",), waiting)
         for name, counter, text in (

@@ -2,7 +2,7 @@
 
 Invariant: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies offsets,
 commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before phase 2. So
-what a replaced driver still writes goes into a copy that nobody reads.
+what a replaced driver still writes goes into a copy that is never read.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class StopPipeline:
-    """The pipeline cannot go on: somebody must act."""
+    """The pipeline cannot continue: an operator must act."""
 
     error: ProcessionError
 

@@ -163,7 +163,7 @@ class TopicLanes:
                 )
 
     def drained(self, lane: KafkaLane) -> None:
-        """An epoch of the lane was given out."""
+        """An epoch of the lane was emitted."""
         if lane.partition in self._paused and not lane.has_epoch:
             self._paused.discard(lane.partition)
             self._consumer.resume([TopicPartition(self.name, lane.partition)])

@@ -188,7 +188,7 @@ class ControlClient:
         self._ask("leave", name=name)
 
     def pause(self, *, is_kept: bool) -> None:
-        """Stop reading from producers. `is_kept`: also after a restart of the gateway."""
+        """Stop reading from producers. `is_kept`: even after a restart of the gateway."""
         self._ask("pause", is_kept=is_kept)
 
     def resume(self) -> None:

@@ -333,7 +333,7 @@ class GatewayPerformer:
         return whole_groups(start, end, self.log.read(start, end), self.log.read(end, self.log.durable_end))
 
     async def fence(self, fence: int) -> None:
-        """Rejects all earlier drivers from now on, also after a restart."""
+        """Rejects all earlier drivers from now on, even after a restart."""
         async with self._commit_lock:
             await self._raise_to(fence)
 

@@ -33,7 +33,7 @@ class RegisteredStream:
     session: int | None = None
     """The session that may send on it, or that has sent its end and waits for the last ACK."""
     eos_sequence: int | None = None
-    """Sequence number of its end in the log. Until it is committed, nobody may open the stream."""
+    """Sequence number of its end in the log. Until it is committed, no session may open the stream."""
     fresh_from: int = 0
     """The first id that was new when the session opened the stream. Lower ids are duplicates of a reconnect."""
 

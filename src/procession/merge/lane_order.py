@@ -22,14 +22,14 @@ NOTHING = -1
 
 
 class LaneTurn(NamedTuple):
-    """One epoch of some lanes, to be merged and given out."""
+    """One epoch of some lanes, to be merged and emitted."""
 
     epoch: int
     lanes: tuple[int, ...]
     passed: tuple[int, ...] = ()
     """Lanes that were passed over in this turn."""
     is_late: bool = False
-    """Whether a later turn was given out before: these records come too late."""
+    """Whether a later turn was emitted before: these records come too late."""
 
 
 class LaneOrder:
@@ -37,7 +37,7 @@ class LaneOrder:
 
     Args:
         names: The names of the lanes, for errors.
-        merged: The last epoch that was given out.
+        merged: The last epoch that was emitted.
         behind: Lanes that were passed over and have not caught up.
     """
 
@@ -74,7 +74,7 @@ class LaneOrder:
         return LaneTurn(epoch, tuple(lane for lane, head in enumerate(heads) if head == epoch), missing)
 
     def took(self, turn: LaneTurn) -> None:
-        """Note that a turn was given out."""
+        """Note that a turn was emitted."""
         if not turn.is_late:
             self.merged = turn.epoch
             self.behind = (self.behind | set(turn.passed)) - set(turn.lanes)
@@ -83,11 +83,11 @@ class LaneOrder:
 
 
 class Emitted:
-    """The greatest key that was given out, for counting the records that come after a greater one."""
+    """The greatest key that was emitted, for counting the records that come after a greater one."""
 
     def __init__(self, greatest: Sequence[int] = ()) -> None:
         self.greatest: Key = tuple(greatest)
-        """The epoch, then the order key. Empty: nothing was given out."""
+        """The epoch, then the order key. Empty: nothing was emitted."""
 
     def late_rows(self, epoch: int, batch: pa.RecordBatch) -> int:
         """How many rows of a sorted batch, from its first on, come after a greater key."""

@@ -1,6 +1,6 @@
 """The plan: a graph with every decision about its order made.
 
-Invariant: it is a value. `planner/rules` fills it in, rule by rule, and nobody changes it afterwards. Shown by
+Invariant: it is a value. `planner/rules` fills it in, rule by rule, and nothing changes it afterwards. Shown by
 `planner/explain`; run by `operators/chain` and `spark/`.
 """
 

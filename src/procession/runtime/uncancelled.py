@@ -9,7 +9,7 @@ from typing import Any
 
 
 async def finished(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work to its end, also if the caller is cancelled; the cancellation takes effect then. For work in a
+    """Await the work to its end, even if the caller is cancelled; the cancellation takes effect then. For work in a
     thread, which goes on anyway: what the caller holds, such as a lock, it holds until the work is done."""
     task = asyncio.get_running_loop().create_task(work)
     try:

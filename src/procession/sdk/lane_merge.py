@@ -154,7 +154,7 @@ class LaneMerge:
 
     @property
     def merged(self) -> int:
-        """The last epoch that was given out."""
+        """The last epoch that was emitted."""
         return self._order.merged
 
     def close(self) -> None:

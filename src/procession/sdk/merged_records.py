@@ -96,7 +96,7 @@ def merged(
         follow: Wait for more, until `stop` is called. Without it, the iteration ends where all lanes are complete now.
         timeout_s: Pass over a lane that is silent for so long while others have more. Its records come late then.
         verify: Check that each order key is greater than the one before it. Losses are noticed in any case.
-        shard: "0/4" gives out a fourth of the keys, in order.
+        shard: "0/4" emits a fourth of the keys, in order.
         position: The `position` of an earlier `merged` of these lanes.
         instance: PIPELINE-SINK, if several sinks write lanes to one directory.
         buffer_bytes: Maximum bytes in memory for all partitions of a topic. Above it, partitions that are ahead are

@@ -122,7 +122,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it ends, also if that was killed."""
+    """End this process when the one that started it ends, even if that was killed."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -159,7 +159,7 @@ def newest_head(copies: Sequence[CopyView]) -> ObjectHead | None:
 
 def longest_history(copies: Sequence[CopyView], mark: int) -> list[ChainLink]:
     """The history that ends with the longest copy of the newest object among these, the oldest object first. A longer
-    copy of an older object says nothing: its tail may be one that nobody acknowledged."""
+    copy of an older object does not count: its tail may never have been acknowledged."""
     newest = max(copy.newest for copy in copies)
     if not newest:
         return []

@@ -110,7 +110,7 @@ class ReplicatedVolume:
     # The writer
 
     async def open(self, say: Callable[[str], None] | None = None) -> None:
-        """Claim the volume. Returns when its history is on the quorum, and nobody else can change it."""
+        """Claim the volume. Returns when its history is on the quorum, and no other writer can change it."""
         for replica in range(len(self._clients)):
             self._spawn(self._keep_connected(replica))
         await self._until(lambda: self._writer.phase is QuorumPhase.LEADING, say)
@@ -357,7 +357,7 @@ class ReplicatedVolume:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self._error is None:
-            # A bug: whoever waits is told instead of waiting for ever.
+            # A bug. Callers that wait get the error instead of waiting for ever.
             failed = ProcessionError(f"the volume {self.name} failed: {error!r}")
             self._error = error if isinstance(error, ProcessionError) else failed
             self._changed.set()

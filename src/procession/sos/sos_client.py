@@ -217,5 +217,5 @@ class SosClient:
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(error)
-                reply.exception()  # whoever waits is told; nobody need wait
+                reply.exception()  # retrieved, so that asyncio does not log it if no caller waits
         self._replies.clear()

@@ -96,7 +96,7 @@ class SosConnection:
         return data
 
     def error_frame(self, reason: str) -> bytes:
-        """Encode an ERROR, to be sent before closing. Allowed in every state, also after a violation."""
+        """Encode an ERROR, to be sent before closing. Allowed in every state, even after a violation."""
         self.state = SosState.ERROR
         return encode(SosError(reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")))
 

@@ -72,7 +72,7 @@ class Volume:
         return ObjectState(known.head, sealed, sealed, self._sealed_checksums[known.number])
 
     def claim(self, fence: int, token: bytes) -> None:
-        """Promise a fence. What earlier holders have written is synced, so that it is found by whoever claims next."""
+        """Promise a fence. What earlier holders have written is synced, so that the next claimant finds it."""
         check_claim(self.state, fence, token)
         self.sync()
         if fence > self._record.promised:

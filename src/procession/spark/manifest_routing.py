@@ -49,7 +49,7 @@ class RoutedManifest:
     pieces: int = 1
     """A run that travels inside envelopes is cut into cells, one per row: this is cell `piece` of `pieces`."""
     width: int = 1
-    """The envelope is for so many slots, from `slot` on."""
+    """The envelope is for this many slots, from `slot` on."""
     cell: bytes | None = field(default=None, repr=False)
 
     def to_json(self) -> str:

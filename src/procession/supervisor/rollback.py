@@ -1,4 +1,4 @@
-"""Sets a stopped pipeline back to a savepoint, also after later epochs were committed.
+"""Sets a stopped pipeline back to a savepoint, even after later epochs were committed.
 
 Invariant: nothing changes before every check has passed: each sink can remove its later output, and the later input is
 available again (`supervisor/rollback_input`). Then the file `ROLLBACK` in the checkpoint describes the rollback. While

@@ -175,7 +175,7 @@ class Prepared:
 
 @contextmanager
 def scratch_directory(size_bytes: int) -> Iterator[Path]:
-    """A directory for a run on so many bytes of input: in memory, if there is room."""
+    """A directory for a run on this many bytes of input: in memory, if there is room."""
     with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(size_bytes)) as directory:
         yield Path(directory)
 

@@ -244,6 +244,6 @@ class Connection(LifecycleWalker):
         return data
 
     def error_frame(self, reason: str) -> bytes:
-        """Encode an ERROR, to be sent before closing. Allowed in every state, also after a violation."""
+        """Encode an ERROR, to be sent before closing. Allowed in every state, even after a violation."""
         self.state = ConnectionState.ERROR
         return self.dialect.encode(Error(reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore")))

@@ -96,7 +96,7 @@ def group_of(checkpoint: str, pipeline: str, sink: str, lanes: int) -> str:
 
 
 def lane_schema(keys: int) -> pa.Schema:
-    """The columns of records in a lane, with so many columns of the order key."""
+    """The columns of records in a lane, with this many columns of the order key."""
     return pa.schema(
         [
             pa.field("payload", pa.binary(), nullable=False),
