@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,18 @@ from procession.gateway.log_rows import LogRow, batch_of
 from procession.gateway.snapshot import Position, Snapshot
 from procession.operators.value_codec import PLAIN
 from procession.planner.keys import PLAIN_KEYS
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.log import IngressLog
 from procession.storage.segment import KIND_RECORD
 from procession.storage.state_store import StateStore, TaskStates
 from procession.storage.state_version import StateCodec, file_prefix
 from procession.supervisor.run_claim import claimed
+from procession.supervisor.run_details import DETAILS
 from procession.supervisor.savepoint_create import create
 from procession.supervisor.upgrade_steps import apply, compare, go_back, try_first_epoch
 from procession.supervisor.upgrade_switch import load_again
 from procession.verify.committed_states import committed_states
+from procession.verify.decisions import DecisionReader
 
 OLD = """
 from procession import Pipeline
@@ -223,12 +227,27 @@ def test_the_commands_upgrade_and_roll_back_a_stopped_pipeline(place: Place) -> 
     assert place.accepted() == ["old"]
 
 
-def test_a_sink_is_not_removed_from_a_stopped_pipeline(place: Place) -> None:
+def test_a_sink_is_removed_from_a_stopped_pipeline_only_if_it_has_the_last_commit(place: Place) -> None:
     place.app("fewer.py", OLD.replace('"out"', '"other"'))
-    refused = command("upgrade", place.files / "fewer.py", "--dir", place.directory)
-    assert isinstance(refused.exception, ConfigError)
-    assert "Sink 'out' is removed" in refused.exception.sentence
-    assert place.accepted() == ["old"]
+    arguments = ("upgrade", place.files / "fewer.py", "--dir", place.directory)
+    unknown = command(*arguments)
+    assert isinstance(unknown.exception, ConfigError)
+    assert "whether it has the last commit is not known" in unknown.exception.sentence
+    (place.files / "out").mkdir()
+    sink = {"url": "file:out", "instance": "p-out-0", "directory": str(place.files / "out"), "base": str(place.files)}
+    (place.directory / DETAILS).write_text(json.dumps({"sink_places": {"out": sink}}))
+    with closing(TransactionLog(place.files / "out" / "p-out-0.txnlog")) as txnlog:
+        txnlog.open()
+        txnlog.vote(Transaction("t0", 0, 10), True)
+        undecided = command(*arguments)
+        assert isinstance(undecided.exception, ConfigError)
+        assert "has not received the last decision" in undecided.exception.sentence
+        assert place.accepted() == ["old"]
+        txnlog.decide("t0", True)
+    assert "changed the stopped pipeline" in command(*arguments).stdout
+    last = DecisionReader(place.directory / "checkpoint").last()
+    assert last is not None
+    assert last.parts == {}
 
 
 def test_a_sink_that_is_removed_takes_no_part_in_later_rounds_and_is_back_after_a_rollback(place: Place) -> None:

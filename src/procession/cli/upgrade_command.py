@@ -64,8 +64,7 @@ def upgrade(
     if dry_run:
         result |= {"state": "not changed"}
     elif at is None:
-        _check_kept(comparison)
-        result |= _changed(directory, app_file, app, name, keep_input=keep_input)
+        result |= _changed(directory, app_file, app, name, comparison, keep_input=keep_input)
     else:
         result |= {"savepoint": name} | _switched(directory, app_file, name, is_quiet=as_json, keep_input=keep_input)
     if as_json:
@@ -151,23 +150,15 @@ def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeCompari
     return comparison, tried
 
 
-def _check_kept(comparison: UpgradeComparison) -> None:
-    from procession.errors import ConfigError
-
-    if removed := comparison.sinks.removed:
-        raise ConfigError(
-            f"Sink {removed[0]!r} is removed, and the pipeline is stopped: whether the sink has the last commit is not"
-            " known.",
-            next_step="Start the old program, and upgrade it while it runs.",
-        )
-
-
-def _changed(directory: Path, app_file: Path, app: App, name: str, *, keep_input: bool) -> dict[str, Any]:
+def _changed(
+    directory: Path, app_file: Path, app: App, name: str, comparison: UpgradeComparison, *, keep_input: bool
+) -> dict[str, Any]:
     from procession.supervisor.run_claim import claimed
     from procession.supervisor.savepoint_create import create
-    from procession.supervisor.upgrade_steps import apply
+    from procession.supervisor.upgrade_steps import apply, check_delivered
 
     with claimed(directory, app.graph.name, app_file):
+        check_delivered(directory, comparison)
         create(directory, name, keep_input=keep_input)
         apply(directory, app)
     return {"state": "changed", "savepoint": name}

@@ -19,18 +19,21 @@ import pyarrow as pa
 from procession.commit.checkpoint import Checkpoint, check_codecs, read_pipeline
 from procession.commit.checkpoint_change import change_checkpoint
 from procession.commit.round_record import RoundRecord
+from procession.connectors.sink_rollback import SinkPlace
 from procession.driver.app_file import App
 from procession.driver.changed_states import changed_states, outcomes_of
 from procession.errors import ConfigError, PlanError
 from procession.gateway.log_rows import batch_of
 from procession.planner.graph import Graph
 from procession.planner.upgrade import SinkChanges, StageOutcome, sink_changes
+from procession.sdk.transaction_log import TransactionTail, uncommitted
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import make_directory
 from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.log_reader import LogReader
 from procession.storage.recovery import recover_log
 from procession.supervisor.local_pipeline import GATEWAY
+from procession.supervisor.run_details import read_details
 from procession.supervisor.savepoint import Savepoint, link_all
 from procession.testing.in_process import SIDES, STATES, HostedPlan, check_without_spark
 from procession.verify.decisions import DecisionReader
@@ -90,6 +93,27 @@ def _compared(directory: Path, app: App, document: Mapping[str, Any], last: Roun
             stage=lost[0],
         )
     return UpgradeComparison(tuple(outcomes_of(app.plan, last, app.upgrade)), sinks)
+
+
+def check_delivered(directory: Path, comparison: UpgradeComparison) -> None:
+    """Raise ConfigError unless the sinks that are removed from a stopped pipeline have the last committed epoch."""
+    last = DecisionReader(checkpoint_of(directory)).last()
+    places = read_details(directory).get("sink_places", {})
+    for name in comparison.sinks.removed:
+        if last is None or (part := last.parts.get(name)) is None:
+            continue
+        log = SinkPlace.of(name, places[name]).txnlog if name in places else None
+        if log is None or not log.exists():
+            raise ConfigError(
+                f"Sink {name!r} is removed, and whether it has the last commit is not known here.",
+                next_step="Keep the sink in the program.",
+            )
+        ends = [transaction.end for transaction in TransactionTail(log).look()]
+        if uncommitted(log) or ends[-1:] != [part.end]:
+            raise ConfigError(
+                f"Sink {name!r} is removed, and has not received the last decision.",
+                next_step="Start the old program, and upgrade it while it runs.",
+            )
 
 
 def try_first_epoch(directory: Path, app: App, savepoint: Savepoint) -> str:
