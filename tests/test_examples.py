@@ -37,7 +37,8 @@ WITH_SEVERAL_INPUTS = dict.fromkeys(
 )
 """Examples with several inputs or outputs, and their tests."""
 WITH_A_CLOCK = {"silent_devices": "tests/walk/test_clock_timers.py"}
-ELSEWHERE = WITH_SERVERS | WITH_SEVERAL_INPUTS | WITH_A_CLOCK
+WITH_LANES = {"exchange_tape": "tests/walk/test_exchange_tape.py"}
+ELSEWHERE = WITH_LANES | WITH_SERVERS | WITH_SEVERAL_INPUTS | WITH_A_CLOCK
 RUN_TIMEOUT_S = 240
 
 NUMBERS = [str(number) for number in range(-50, 450)]

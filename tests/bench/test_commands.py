@@ -25,6 +25,7 @@ NAMES = (
     "listing1",
     "conflux",
     "merge",
+    "order",
     "loop",
     "epoch-sizes",
     "state",
@@ -89,7 +90,7 @@ def test_without_json_the_command_stands_below_what_was_measured() -> None:
 def test_listing_1_tells_what_order_costs() -> None:
     figures = benched("listing1", "--records", "2000", "--epoch-records", "1000", "--rounds", "1")
     for variant in ("ordered", "unordered", "baseline"):
-        assert figures[variant].keys() == {"records_per_second", "mean_latency_s"}
+        assert figures[variant].keys() == {"records_per_second", "mean_latency_s", "cpu_us_per_record"}
         assert min(figures[variant].values()) > 0
     assert {"ordered_to_unordered_throughput", "ordered_to_baseline_throughput"} <= figures["ratios"].keys()
     assert "ordered_to_baseline_mean_latency" in figures["ratios"]

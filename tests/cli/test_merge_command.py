@@ -32,6 +32,31 @@ def test_it_prints_the_sequence_and_what_it_has_done(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "merged 200 records of 2 epochs"
 
 
+def test_lanes_of_two_pipelines_are_merged_by_event_time_and_a_second_start_goes_on(tmp_path: Path) -> None:
+    writers = [LaneWriter(tmp_path / name, 2, pipeline=name) for name in ("even", "odd")]
+    command = ("merge", "lanes:even", "lanes:odd", "--by-event-time", "--verify")
+    for start in (0, 200):
+        for parity, writer in enumerate(writers):
+            writer.epoch(dealt(range(start + parity, start + 200, 2), 2, start))
+        done = run(*command, "--to", "file:out", "--transaction-bytes", "300", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert run("cat", "out", cwd=tmp_path).stdout == lines(start + 200)
+    assert json.loads(done.stderr.splitlines()[-1])["records"] == 400
+    assert run(*command, cwd=tmp_path).stdout == lines(400)
+    refused = run("merge", "lanes:even", "--by-event-time", "--to", "file:out", cwd=tmp_path)
+    assert "The position belongs to 2 pipelines, but 1 are given" in refused.stderr
+
+
+def test_a_pipeline_that_holds_another_up_is_named(tmp_path: Path) -> None:
+    for name, numbers in (("even", range(0, 100, 2)), ("odd", range(1, 50, 2))):
+        LaneWriter(tmp_path / name, 2, pipeline=name).epoch(dealt(list(numbers), 2, 1))
+    with running("merge", "lanes:even", "lanes:odd", "--by-event-time", "--follow", "--json", cwd=tmp_path) as merger:
+        while '"waiting_for": ["odd-trades-0", "odd-trades-1"]' not in merger.said:
+            assert merger.process.poll() is None, merger.said
+        merger.process.send_signal(signal.SIGINT)
+        assert merger.wait() == 0
+
+
 def test_ctrl_c_ends_a_merger_that_waits_and_its_output_is_committed(tmp_path: Path) -> None:
     writer = written(tmp_path / "lanes")
     writer.epoch([[200], [201], [202]], only=[0, 1])
@@ -79,6 +104,8 @@ def test_cat_and_verify_read_lanes_in_order(tmp_path: Path) -> None:
         (["lanes:lanes", "--lanes", "3-1"], "'3-1' are no lanes"),
         (["lanes:lanes", "--late", "dead-letter"], "needs --to and --timeout-s"),
         (["lanes:lanes", "--to", "lanes:x", "--timeout-s", "1"], "A lane must be sorted"),
+        (["lanes:lanes", "--to", "lanes:x", "--by-event-time"], "so they cannot be a lane"),
+        (["lanes:lanes", "--by-event-time", "--shard", "0/2"], "cannot be used with --shard"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from procession import faults
+from procession.connectors.merge_target import open_target
 from procession.errors import ConfigError
 from procession.sdk import merged_by_event_time
+from procession.sdk.event_time_merge import merge_by_time_into
+from procession.sdk.transaction_log import committed_ranges
+from procession.verify.output_layout import stored
 from tests.sdk.lanes import LaneWriter, dealt
 
 
@@ -77,6 +82,47 @@ def test_a_merger_that_follows_gives_out_what_is_final_and_nothing_else_when_it_
         if given[-1] == 101:
             threading.Timer(0.05, merging.stop).start()
     assert given == sorted([*range(0, 102, 2), 1, 3, 101]), "later records may still be overtaken"
+
+
+class Killed(BaseException):
+    """The merger dies at a fault point."""
+
+
+@pytest.mark.parametrize("visit", [1, 2, 5])
+@pytest.mark.parametrize("point", ["merge:before-vote", "merge:after-vote", "merge:between-commits"])
+def test_a_merger_by_event_time_that_dies_continues_without_a_gap_or_a_double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, visit: int
+) -> None:
+    places = written(tmp_path / "a", "even", EVEN, [60, 130], 2), written(tmp_path / "b", "odd", ODD, [95], 3)
+    left = [visit]
+
+    def die(name: str) -> None:
+        left[0] -= name == point
+        if name == point and left[0] == 0:
+            raise Killed
+
+    def run() -> None:
+        output = open_target(f"file:{tmp_path / 'out'}", None)
+        try:
+            before = output.position or {}
+            merging = merged_by_event_time(*places, position=output.position)
+            merge_by_time_into(
+                merging, output, commits=before.get("commits", 0), transaction_bytes=100, is_following=False
+            )
+        finally:
+            output.close()
+
+    def numbers() -> list[int]:
+        log = tmp_path / "out" / "merged-0.txnlog"
+        return [int(line) for line in b"".join(stored(log).read(committed_ranges(log))).splitlines()]
+
+    with monkeypatch.context() as context:
+        context.setattr(faults, "point", die)
+        with pytest.raises(Killed):
+            run()
+    assert numbers() == list(range(len(numbers())))
+    run()
+    assert numbers() == list(range(400))
 
 
 def test_a_position_of_other_pipelines_is_refused(tmp_path: Path) -> None:

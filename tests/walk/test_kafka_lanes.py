@@ -1,15 +1,20 @@
-"""A pipeline on Spark whose lanes are the partitions of a topic: merged, they are what its ordered sink has."""
+"""A pipeline on Spark whose lanes are the partitions of a topic: merged, they are what its ordered sink has, also when
+broker, driver and merger are killed."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from procession.chaos.kafka_server import KafkaServer
 from procession.sdk import merged
-from tests.systems.kafka_broker import Kafka, needs_kafka
-from tests.walk.cluster import committed
-from tests.walk.commands import run
+from procession.supervisor.local_pipeline import DRIVER
+from procession.supervisor.settings import Settings
+from tests.systems.kafka_broker import Kafka, installed, needs_kafka
+from tests.walk.cluster import Cluster, committed, wait_for
+from tests.walk.commands import run, running
 
 pytestmark = [needs_kafka, pytest.mark.slow]
 
@@ -37,3 +42,41 @@ def test_merged_partitions_are_the_output_of_one_ordered_sink(kafka: Kafka, tmp_
     assert b"".join(record.payload + b"\n" for record in merging) == expected
     assert merging.report.epochs > 1
     merging.close()
+
+
+def test_kills_of_broker_driver_and_merger_lose_nothing_and_keep_the_order(tmp_path: Path) -> None:
+    installed()
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    settings = Settings(epoch_interval_s=0.02, epoch_records_max=300)
+    output = tmp_path / "merged"
+    with KafkaServer() as broker:
+        admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+        admin.create_topics([NewTopic("trades", 4, 1)])["trades"].result(30)
+        url = f"kafka://{broker.address}/trades"
+        arguments = ("merge", url, "--to", f"file:{output}", "--follow", "--verify", "--json")
+        with Cluster(tmp_path / "cluster", APP.replace("{url}", url), settings) as cluster:
+            assert cluster.local.start()
+            cluster.until_done(cluster.send(cluster.numbered(300)))
+            with running(*arguments, cwd=tmp_path) as merger:
+                wait_for(lambda: (output / "merged-0.txnlog").is_file(), "the merger begins", lambda: merger.said)
+                source = cluster.send(cluster.numbered(3000), rate=600)
+                time.sleep(1.0)  # somewhere in the middle
+                merger.process.kill()
+                broker.kill()
+                cluster.local.supervisor.kill(DRIVER)
+                broker.start()
+            with running(*arguments, cwd=tmp_path) as merger:
+                time.sleep(1.0)
+                broker.kill()
+                broker.start()
+                cluster.until_done(source)
+                expected = committed(cluster.directory / "out" / "lanes-plain-0")
+                wait_for(
+                    lambda: len(committed(output / "merged-0")) >= len(expected), "all is merged", lambda: merger.said
+                )
+                assert merger.process.poll() is None, merger.said
+            assert committed(output / "merged-0") == expected
+            records = merged(url, verify=True)
+            assert b"".join(record.payload + b"\n" for record in records) == expected
+            records.close()

@@ -87,6 +87,23 @@ def test_lanes_are_whole_after_a_crash(cluster: Cluster, point: str) -> None:
         assert merged_bytes(cluster, sink) == plain(cluster), sink
 
 
+@pytest.mark.slow
+def test_1_2_30_and_300_lanes_of_a_pipeline_give_the_sequence(tmp_path: Path) -> None:
+    counts = (1, 2, 30, 300)
+    sinks = "".join(f'spread.sink("lanes{count}", to="lanes:lanes{count}", lanes={count})\n' for count in counts)
+    (tmp_path / "app.py").write_text(APP.partition('spread.sink("few"')[0] + sinks)
+    (tmp_path / "input.txt").write_bytes(b"".join(b"line %d\n" % number for number in range(2000)))
+    limits = ("--listen", "127.0.0.1:0", "--epoch-records-max", "700")
+    done = run("run", "app.py", "--input", "input.txt", *limits, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = committed(tmp_path / "out" / "lanes-plain-0")
+    assert expected.count(b"\n") == 3600
+    for count in counts:
+        done = run("merge", f"lanes:lanes{count}", "--verify", "--to", f"file:merged{count}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert committed(tmp_path / f"merged{count}" / "merged-0") == expected, count
+
+
 @pytest.mark.parametrize("point", ["merge:before-vote", "merge:after-vote", slow("merge:between-commits")])
 def test_a_merger_that_is_killed_continues_where_its_output_ends(cluster: Cluster, tmp_path: Path, point: str) -> None:
     arguments = ("merge", f"lanes:{cluster.directory / 'few'}", "--to", f"file:{tmp_path / 'out'}")

@@ -57,7 +57,8 @@ def _measure_workload(given: ConfluxSetup, workload: str, server: KafkaServer, w
             # The order of contestants changes from round to round, so that other load affects all of them alike.
             for place in range(len(running)):
                 contestant = running[(number + place) % len(running)]
-                figures = _run(contestant, given.records if number else given.warm_records, given.rate)
+                idle = [other for other in running if other is not contestant]
+                figures = _run(contestant, given.records if number else given.warm_records, given.rate, idle)
                 if number:
                     runs[contestant.name].append(figures)
     found = {name: contestant_figures(results) for name, results in runs.items()}
@@ -70,8 +71,8 @@ def _measure_workload(given: ConfluxSetup, workload: str, server: KafkaServer, w
     }
 
 
-def _run(contestant: Contestant, records: int, rate: float) -> dict[str, Any]:
-    stamps, used_s = contestant.run(records, rate)
+def _run(contestant: Contestant, records: int, rate: float, idle: Sequence[Contestant]) -> dict[str, Any]:
+    stamps, used_s = contestant.run(records, rate, idle)
     check_numbers(stamps["number"], records, is_ordered=contestant.name != "unordered")
     return {**run_figures(stamps, records), "cpu_us_per_record": used_s / records * 1e6}
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from procession.bench.processes import cpu_total_s
+from procession.bench.processes import cpu_total_s, cpu_tree_s
 from procession.bench.window_sort_driver import READY
 from procession.bench.workload import WORKLOADS, expected_count
 from procession.chaos.kafka_server import KafkaServer
@@ -99,9 +99,14 @@ class Contestant:
     """Where the reader continues."""
     runs: int = 0
 
-    def run(self, records: int, rate: float) -> tuple[dict[str, Any], float]:
+    def cpu_s(self) -> float:
+        """Processor time of its processes so far."""
+        pids = map(self.supervisor.pid, self.supervisor.names)
+        return sum(cpu_tree_s(pid) for pid in pids if pid is not None)
+
+    def run(self, records: int, rate: float, idle: Sequence[Contestant]) -> tuple[dict[str, Any], float]:
         """Send this many records. Returns the stamps of all that came out, and the seconds of processor time of all
-        processes together."""
+        processes together: source, pipeline, broker and reader, without the contestants that are idle."""
         self.runs += 1
         output = self.work / f"stamps-{self.runs}.npz"
         wanted = {
@@ -113,12 +118,12 @@ class Contestant:
         }
         with _lines_of("stamped_reader", json.dumps(wanted)) as next_line:
             self._until("ready", next_line)
-            before_s = cpu_total_s()
+            before_s = _cpu_s(idle)
             name = f"{self.name}-{self.runs}"
             with _program("stamped_records", self.address, name, str(records), str(rate)) as source:
                 try:
                     self._until("read", next_line)
-                    used_s = cpu_total_s() - before_s
+                    used_s = _cpu_s(idle) - before_s
                     self.position = json.loads(self._until(None, next_line))
                     self._wait_for(lambda: source.poll() is not None)
                 finally:
@@ -220,6 +225,10 @@ def _start_baseline(supervisor: Supervisor, name: str, workload: str, given: Con
     if not supervisor.wait_ready():
         raise ProcessionError("the measurement was stopped before its end")
     return str(addresses(gateway)["listen"])
+
+
+def _cpu_s(idle: Sequence[Contestant]) -> float:
+    return cpu_total_s() - sum(contestant.cpu_s() for contestant in idle)
 
 
 def _is_announced(path: Path, pid: int) -> bool:

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from procession.bench import window_sort, workload
+from procession.bench.processes import cpu_total_s
 from procession.bench.window_sort import Stamps, bytes_of
 from procession.bench.workload import SINK, Segment
 from procession.commit.emitter import payloads, runs_for
@@ -55,6 +56,7 @@ class Listing1Setup:
     rounds: int
     epoch_records: int
     cores: int
+    variants: tuple[str, ...] = VARIANTS
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -88,9 +90,12 @@ class Timeline:
     waits: list[tuple[float, int]] = field(default_factory=list)
     """Seconds from the beginning of an epoch until a piece of its output was written, and the records of the piece."""
     is_over: threading.Event = field(default_factory=threading.Event)
+    cpu_s: list[float] = field(default_factory=list)
+    """Processor time of all processes at the end of each epoch."""
     _written: int = 0
 
     def epoch(self, stamps: Stamps) -> None:
+        self.cpu_s.append(cpu_total_s())
         if self.ends_ns:
             self.waits += [((at_ns - self.ends_ns[-1]) / 1e9, records) for at_ns, records in stamps]
         self._written += sum(records for _, records in stamps)
@@ -104,18 +109,20 @@ class Timeline:
         return {
             "records_per_second": timed / ((self.ends_ns[-1] - self.ends_ns[0]) / 1e9),
             "mean_latency_s": sum(wait * records for wait, records in self.waits) / written,
+            "cpu_us_per_record": (self.cpu_s[-1] - self.cpu_s[0]) / timed * 1e6,
         }
 
 
 def measure(given: Listing1Setup) -> dict[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in given.variants}
     counts = set()
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as work, _spark(given, Path(work)) as spark:
         workload.write_log(Path(work) / "log", given.records)
         for number in range(1 + given.rounds):
             # The order of variants alternates, so that background load affects all of them alike.
-            for variant in VARIANTS[number % 3 :] + VARIANTS[: number % 3]:
+            turn = number % len(given.variants)
+            for variant in given.variants[turn:] + given.variants[:turn]:
                 figures, count = run(spark, given, variant, Path(work), Path(work) / f"{number}-{variant}")
                 counts.add(count)
                 if number:
@@ -125,7 +132,13 @@ def measure(given: Listing1Setup) -> dict[str, Any]:
         for variant, results in found.items()
     }
     (records_out,) = counts
-    return {**medians, "ratios": ratios(found), "records": given.records, "records_out": records_out}
+    return {
+        **medians,
+        "ratios": ratios(found),
+        "rounds": found,
+        "records": given.records,
+        "records_out": records_out,
+    }
 
 
 @contextmanager
@@ -150,17 +163,24 @@ def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, floa
         return statistics.median(ours[name] / theirs[name] for ours, theirs in rounds)
 
     return {
-        "ordered_to_unordered_throughput": ratio("records_per_second", "unordered"),
-        "ordered_to_baseline_throughput": ratio("records_per_second", "baseline"),
-        "ordered_to_unordered_mean_latency": ratio("mean_latency_s", "unordered"),
-        "ordered_to_baseline_mean_latency": ratio("mean_latency_s", "baseline"),
+        f"ordered_to_{other}_{name}": ratio(figure, other)
+        for other in found
+        if other != "ordered"
+        for name, figure in (
+            ("throughput", "records_per_second"),
+            ("mean_latency", "mean_latency_s"),
+            ("cpu", "cpu_us_per_record"),
+        )
     }
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     for variant in VARIANTS:
         row = figures[variant]
-        yield f"{variant:10} {row['records_per_second']:11,.0f} records/s, mean latency {row['mean_latency_s']:6.3f} s"
+        yield (
+            f"{variant:10} {row['records_per_second']:11,.0f} records/s, mean latency {row['mean_latency_s']:6.3f} s,"
+            f" processor time {row['cpu_us_per_record']:5.2f} µs/record"
+        )
     found = figures["ratios"]
     yield (
         f"ordered / unordered {found['ordered_to_unordered_throughput']:.2f};"

@@ -46,8 +46,13 @@ def cpu_s(root: int) -> dict[str, float]:
 
 def cpu_total_s() -> float:
     """The processor time that this process and all below it have used so far, with those that have ended."""
-    used = sum(os.times()[:4])
-    for pid in _descendants(os.getpid()):
+    return cpu_tree_s(os.getpid())
+
+
+def cpu_tree_s(root: int) -> float:
+    """The processor time that a process and all below it have used so far, with those that have ended."""
+    used = 0.0
+    for pid in (root, *_descendants(root)):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from procession.cli.bench_command import Json, benchmarks_of
+from procession.cli.bench_command import benchmarks_of
+from procession.cli.bench_options import Json
 from procession.errors import ConfigError, UsageError
 
 

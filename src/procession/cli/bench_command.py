@@ -1,22 +1,20 @@
 """The commands `procession bench NAME`.
 
 As in `cli/main`, a command only parses and prints; the modules of `bench` measure. Each command also prints the
-command line that repeats the measurement.
+command line that repeats the measurement. Those about order are in `cli/order_benchmarks`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from procession.cli import order_benchmarks
+from procession.cli.bench_options import Json, Rounds, print_figures
 from procession.cli.command_options import with_groups
-from procession.errors import UsageError
 
 if TYPE_CHECKING:
     from procession.bench.measured_sink import SinkRounds
@@ -26,29 +24,9 @@ bench_app = typer.Typer(
     invoke_without_command=True,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Number of measurements of each variant, in turn.")]
 Directory = Annotated[Path | None, typer.Option("--dir", show_default="memory", help="Directory of the log.")]
 MIB = 1024 * 1024
 ALL = "all"
-
-
-class WorkloadName(StrEnum):
-    """Workloads of `bench/workload`."""
-
-    LISTING1 = "listing1"
-    W1 = "w1"
-    W2 = "w2"
-
-
-class ContestantName(StrEnum):
-    """Contestants of `bench/conflux_contestants`."""
-
-    LANES = "lanes"
-    ORDERED = "ordered"
-    UNORDERED = "unordered"
-    SEQUENTIAL = "sequential"
-    BASELINE = "baseline"
 
 
 @bench_app.callback()
@@ -61,6 +39,10 @@ def run_all(context: typer.Context) -> None:
 def benchmarks_of(group: Any) -> dict[str, Any]:
     """The commands of the group that measure one thing each."""
     return {name: command for name, command in group.commands.items() if name != ALL}
+
+
+for name, command in order_benchmarks.COMMANDS.items():
+    bench_app.command(name=name)(command)
 
 
 @bench_app.command(name="epoch-time")
@@ -76,22 +58,7 @@ def epoch_time(
     from procession.bench import epoch_time as bench
 
     figures = bench.measure(rounds, is_ablating=ablate)
-    _print(context, figures, bench.report_lines(figures))
-
-
-@bench_app.command(name="merge")
-def merge_speed(
-    context: typer.Context,
-    records: Annotated[int, typer.Option(min=4, help="Number of records.")] = 4_000_000,
-    lanes: Annotated[int, typer.Option(min=1, help="Number of lanes.")] = 30,
-    rounds: Rounds = 5,
-    as_json: Json = False,
-) -> None:
-    """Speed of a merger of lanes in memory, in records per second of processor time."""
-    from procession.bench import lane_merge_speed as bench
-
-    figures = bench.measure(records, lanes, rounds)
-    _print(context, figures, bench.report_lines(figures, lanes))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -100,7 +67,7 @@ def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) 
     from procession.bench import recovery as bench
 
     figures = bench.measure(rounds)
-    _print(context, {"parts": figures}, bench.report_lines(figures))
+    print_figures(context, {"parts": figures}, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -115,7 +82,7 @@ def kafka(
     from procession.supervisor.settings import load_settings
 
     figures = bench.measure(records, rounds, load_settings())
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -129,7 +96,7 @@ def decode(
     from procession.bench import decode as bench
 
     figures = bench.measure(frames, rounds)
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -144,7 +111,7 @@ def gateway(
     from procession.bench import gateway_throughput as bench
 
     figures = bench.measure(records, rounds, directory)
-    _print(context, {"producers": figures}, bench.report_lines(figures))
+    print_figures(context, {"producers": figures}, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -161,7 +128,7 @@ def producers(
     from procession.bench import producers as bench
 
     figures = bench.measure(records, rounds, connections, streams_each, directory)
-    _print(context, {"producers": figures}, bench.report_lines(figures))
+    print_figures(context, {"producers": figures}, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -184,7 +151,7 @@ def credits(  # noqa: A001  (its name on the command line)
 
     given = bench.CreditsSetup(rounds, seconds, rate, epoch_s, records, latency_target_s, lag_max, directory)
     figures = bench.measure(given)
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -197,86 +164,7 @@ def memory(
     from procession.bench import memory as bench
 
     figures = bench.measure(records)
-    _print(context, figures, bench.report_lines(figures))
-
-
-@bench_app.command()
-def listing1(
-    context: typer.Context,
-    workload: Annotated[
-        Literal["listing1", "w1", "w2"], typer.Option(help="Conflux's Listing 1, or one of its smaller workloads.")
-    ] = "listing1",
-    records: Annotated[int, typer.Option(min=1_000, help="Number of records.")] = 10_000_000,
-    burn_ns: Annotated[int, typer.Option(min=0, help="CPU time that each stage uses per record.")] = 0,
-    rounds: Rounds = 3,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch and per window.")] = 1_000_000,
-    as_json: Json = False,
-) -> None:
-    """Conflux's Listing 1 with order, without order, and with a window sort on the same Spark."""
-    import os
-
-    from procession.bench import listing1 as bench
-
-    figures = bench.measure(bench.Listing1Setup(workload, records, burn_ns, rounds, epoch_records, os.cpu_count() or 1))
-    _print(context, figures, bench.report_lines(figures))
-
-
-@bench_app.command()
-def conflux(
-    context: typer.Context,
-    workload: Annotated[
-        list[WorkloadName] | None,
-        typer.Option(show_default="all", help="Conflux's Listing 1 or one of its smaller workloads. Can be repeated."),
-    ] = None,
-    records: Annotated[int, typer.Option(min=1_000, help="Records per run.")] = 500_000,
-    burn_ns: Annotated[int, typer.Option(min=0, help="CPU time that each stage uses per record.")] = 1_000,
-    rounds: Rounds = 3,
-    epoch_records: Annotated[
-        int, typer.Option(min=1, help="Maximum number of records per epoch, and per window of the baseline.")
-    ] = 100_000,
-    rate: Annotated[
-        float, typer.Option(min=0, help="Records per second of the source. 0: as fast as it gets credits.")
-    ] = 0.0,
-    lanes: Annotated[int, typer.Option(min=0, help="Number of lanes. 0: one for each task of the last stage.")] = 0,
-    contestant: Annotated[
-        list[ContestantName] | None,
-        typer.Option(show_default="all", help="What takes part. Can be repeated."),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this HTML file.")
-    ] = None,
-    figures_file: Annotated[
-        Path | None, typer.Option("--figures", metavar="FILE", help="Write all figures and curves to this JSON file.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Conflux's evaluation: lanes and a merger, an ordered sink, no order, one task, and a window sort, over Kafka."""
-    from procession.bench import conflux as bench
-    from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
-
-    for path in filter(None, (report, figures_file)):
-        check_writable(path)
-    taking_part = tuple(name for name in CONTESTANTS if name in (contestant or CONTESTANTS))
-    given = ConfluxSetup(records, burn_ns, rounds, epoch_records, rate, lanes, taking_part)
-    figures = bench.measure(given, [str(name) for name in workload or WorkloadName])
-    figures["command"] = _command(context)
-    if report is not None:
-        from procession.bench.conflux_report import write_report
-
-        write_report(report, figures)
-    if figures_file is not None:
-        figures_file.write_text(json.dumps(figures, indent=1))
-    _print(context, figures, bench.report_lines(figures))
-
-
-def check_writable(path: Path) -> None:
-    """Raise UsageError before a long measurement if its result cannot be written."""
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UsageError(
-            f"The file {path} cannot be written: {error.strerror}.", next_step="Name a file in a directory of yours."
-        ) from error
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -297,7 +185,7 @@ def loop(
 
     settings = load_settings(epoch_records_max=epoch_records, epoch_target_s=0.0) if epoch_records else load_settings()
     figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command(name="epoch-sizes")
@@ -314,7 +202,7 @@ def epoch_sizes(
     from procession.bench import epoch_sizes as bench
 
     figures = bench.measure(records, rounds, size or bench.SIZES, rate, rate_s)
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -338,7 +226,7 @@ def state(
 
     sizes = keys, records, rounds, min(rounds, spark_rounds), epoch_records, many_keys, warm_epochs
     figures = bench.measure(bench.KeyedStateSetup(*sizes, os.cpu_count() or 1))
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +251,7 @@ def postgres(context: typer.Context, *, sizes: SinkSizes) -> None:
     from procession.bench import postgres_throughput as bench
 
     figures = bench.measure(sizes.load())
-    _print(context, figures, bench.report_lines(figures))
+    print_figures(context, figures, bench.report_lines(figures))
 
 
 @bench_app.command()
@@ -373,27 +261,4 @@ def delta(context: typer.Context, *, sizes: SinkSizes) -> None:
     from procession.bench import delta_throughput as bench
 
     figures = bench.measure(sizes.load())
-    _print(context, figures, bench.report_lines(figures))
-
-
-def _print(context: typer.Context, figures: dict[str, Any], lines: Iterable[str]) -> None:
-    command = _command(context)
-    if context.params["as_json"]:
-        print(json.dumps({**figures, "command": command}))
-        return
-    for line in lines:
-        print(line)
-    print(f"({command})")
-
-
-def _command(context: typer.Context) -> str:
-    return " ".join([f"procession bench {context.command.name}", *_options(context)])
-
-
-def _options(context: typer.Context) -> Iterable[str]:
-    """Yield the options of a command as they are typed, without those for its output and those that are not set."""
-    for option in context.command.params:
-        value = context.params.get(option.name or "")
-        if option.name not in ("as_json", "report", "figures_file") and value is not None and value is not False:
-            for each in value if isinstance(value, tuple | list) else [value]:
-                yield option.opts[0] if each is True else f"{option.opts[0]} {each}"
+    print_figures(context, figures, bench.report_lines(figures))

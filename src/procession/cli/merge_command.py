@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from procession.metrics import Metric, MetricsServer
+    from procession.sdk.event_time_merge import MergedByEventTime
     from procession.sdk.lane_files import OpenLanes
     from procession.sdk.lane_merge import LaneMerge
     from procession.sdk.merge_output import MergeOutput
@@ -72,6 +73,13 @@ def merge(
     instance: Annotated[
         str | None, typer.Option(metavar="PIPELINE-SINK", help="The sink, if several write lanes to one directory.")
     ] = None,
+    by_event_time: Annotated[
+        bool,
+        typer.Option(
+            "--by-event-time",
+            help="Merge the lanes of several pipelines by event time. Each PLACE has the lanes of one pipeline.",
+        ),
+    ] = False,
     framing: Annotated[
         Literal["lines", "raw"] | None,
         typer.Option(show_default="as the pipeline", help="Put a newline behind each record of a file, or nothing."),
@@ -87,7 +95,7 @@ def merge(
         bool, typer.Option("--json", help="Print progress and the result as JSON objects on standard error.")
     ] = False,
 ) -> None:
-    """Merge the lanes of a sink into the order of the sequential run.
+    """Merge the lanes of a sink into the order of the sequential run, or the lanes of several pipelines by event time.
 
     Ends where all lanes are complete now, or goes on with --follow. Any number of mergers may read the same lanes. With
     --to, a merger that starts again continues where its output ends. Lanes that do not belong together are refused.
@@ -96,7 +104,16 @@ def merge(
     from procession.sdk.lane_shards import KeyShard
     from procession.sdk.merged_records import lanes_at
 
+    if by_event_time:
+        refused = {"--timeout-s": timeout_s, "--shard": shard, "--lanes": lanes, "--instance": instance}
+        if named := next((name for name, value in refused.items() if value is not None), None):
+            raise UsageError(f"--by-event-time cannot be used with {named}.", next_step="Leave one of them out.")
     covers = None if lanes is None else _lane_numbers(lanes)
+    if to is not None and to.startswith("lanes:") and by_event_time:
+        raise UsageError(
+            "Records that are merged by event time have no order key, so they cannot be a lane.",
+            next_step="Write to file:DIR or kafka://HOST:PORT/TOPIC.",
+        )
     if to is not None and to.startswith("lanes:") and timeout_s is not None:
         raise UsageError("A lane must be sorted, so --timeout-s cannot write one.", next_step="Leave out --timeout-s.")
     if late == "dead-letter" and (to is None or timeout_s is None):
@@ -111,7 +128,8 @@ def merge(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    open_lanes = lanes_at(places, instance, buffer_bytes)
+    # By event time, the output has the framing of the first pipeline.
+    open_lanes = lanes_at(places[:1] if by_event_time else places, instance, buffer_bytes)
     with ExitStack() as stack:
         output: MergeOutput | None = None
         if to is not None:
@@ -121,7 +139,16 @@ def merge(
             lane = min(covers) if covers else 0
             output = open_target(to, state, framing=found, has_letters=late == "dead-letter", lane=lane)
             stack.callback(output.close)
-        merging = LaneMerge(open_lanes, options, output.position if output else None, stop=stop)
+        before = output.position if output else None
+        merging: LaneMerge | MergedByEventTime
+        if by_event_time:
+            from procession.sdk.event_time_merge import merged_by_event_time
+
+            merging = merged_by_event_time(
+                *places, follow=follow, position=before, verify=verify, buffer_bytes=buffer_bytes, stop=stop
+            )
+        else:
+            merging = LaneMerge(open_lanes, options, before, stop=stop)
         stack.callback(merging.close)
         progress = _ProgressPrinter(merging, as_json=as_json)
         stack.callback(progress.close)
@@ -129,10 +156,17 @@ def merge(
             stack.callback(_serve_metrics(merging, metrics).close)
         if output is None:
             _print_records(merging, framing)
-        else:
+        elif isinstance(merging, LaneMerge):
             from procession.sdk.merge_output import merge_into
 
             merge_into(merging, output, transaction_bytes=transaction_bytes)
+        else:
+            from procession.sdk.event_time_merge import merge_by_time_into
+
+            commits = int((before or {}).get("commits", 0))
+            merge_by_time_into(
+                merging, output, commits=commits, transaction_bytes=transaction_bytes, is_following=follow
+            )
         progress.finish()
 
 
@@ -155,20 +189,26 @@ def _framing(open_lanes: OpenLanes) -> str:
             lane.close()
 
 
-def _print_records(merging: LaneMerge, framing: str | None) -> None:
+def _print_records(merging: LaneMerge | MergedByEventTime, framing: str | None) -> None:
+    from procession.sdk.lane_merge import LaneMerge, MergedBatch
     from procession.sdk.merge_output import Lines
 
-    out = sys.stdout.buffer
-    for turn in merging.turns():
-        for batch in turn:
-            out.write(Lines(framing != "raw").messages(batch).joined)
+    out, lines = sys.stdout.buffer, Lines(framing != "raw")
+    if isinstance(merging, LaneMerge):
+        for turn in merging.turns():
+            for batch in turn:
+                out.write(lines.messages(batch).joined)
+            out.flush()
+        return
+    for rows in merging.batches():
+        out.write(lines.messages(MergedBatch(0, rows)).joined)
         out.flush()
 
 
 class _ProgressPrinter:
     """Prints progress to standard error, from a thread of its own, because the merger may wait for a lane."""
 
-    def __init__(self, merging: LaneMerge, *, as_json: bool) -> None:
+    def __init__(self, merging: LaneMerge | MergedByEventTime, *, as_json: bool) -> None:
         self._merging = merging
         self._as_json = as_json
         self._begun_s = time.monotonic()
@@ -207,7 +247,7 @@ class _ProgressPrinter:
         self._thread.join()
 
 
-def _serve_metrics(merging: LaneMerge, at: str) -> MetricsServer:
+def _serve_metrics(merging: LaneMerge | MergedByEventTime, at: str) -> MetricsServer:
     from procession.address import listening_socket, parse_address
     from procession.metrics import Metric, MetricsServer
 

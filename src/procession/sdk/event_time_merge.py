@@ -18,6 +18,7 @@ from procession.errors import ConfigError
 from procession.merge.sequence_merge import TIME_MIN, TimedSequence, final_counts, rows_by_time
 from procession.sdk.lane_files import BUFFER_BYTES
 from procession.sdk.lane_merge import POLL_S, LaneMerge, MergedBatch, MergeOptions, MergeReport
+from procession.sdk.merge_output import MergeOutput
 from procession.sdk.merged_records import MergedRecord, lanes_at
 
 Place = str | Path
@@ -66,6 +67,8 @@ class MergedByEventTime:
     def __init__(
         self, merges: Sequence[LaneMerge], positions: Sequence[Mapping[str, Any]], stop: threading.Event
     ) -> None:
+        self._waiting: _Sequence | None = None
+        """The sequence that is being read."""
         self._sequences = [_Sequence(merge, position) for merge, position in zip(merges, positions, strict=True)]
         self._stop = stop
 
@@ -79,7 +82,9 @@ class MergedByEventTime:
         is the one after the earlier batch."""
         while not self._stop.is_set():
             for sequence in self._sequences:
+                self._waiting = sequence
                 sequence.fill()
+            self._waiting = None
             if self._stop.is_set():
                 return  # the mergers were stopped; their lanes have not ended
             counts = final_counts(self._sequences)
@@ -92,6 +97,21 @@ class MergedByEventTime:
     def position(self) -> dict[str, Any]:
         """Where to continue, as JSON."""
         return {"sequences": [sequence.position for sequence in self._sequences]}
+
+    @property
+    def report(self) -> MergeReport:
+        """The progress of all pipelines together. If records wait for a pipeline, `waiting_for` has its lanes: those
+        that are known to be missing, or all of them."""
+        total, waiting = MergeReport(), self._waiting
+        for report in self.reports:
+            total.records += report.records
+            total.epochs += report.epochs
+            total.waiting_for += report.waiting_for
+            total.waited_s |= report.waited_s
+        others = [sequence for sequence in self._sequences if sequence is not waiting]
+        if waiting is not None and not total.waiting_for and not all(other.is_empty for other in others):
+            total.waiting_for = tuple(sorted(waiting.merge.position.get("at", ())))
+        return total
 
     @property
     def reports(self) -> list[MergeReport]:
@@ -111,8 +131,10 @@ def merged_by_event_time(
     *pipelines: Place | Sequence[Place],
     follow: bool = False,
     position: Mapping[str, Any] | None = None,
+    verify: bool = False,
     buffer_bytes: int = BUFFER_BYTES,
     poll_s: float = POLL_S,
+    stop: threading.Event | None = None,
 ) -> MergedByEventTime:
     """Merge the lanes of several pipelines by event time, the same way in every run.
 
@@ -123,8 +145,10 @@ def merged_by_event_time(
         pipelines: For each pipeline the place of its lanes, or a list of places.
         follow: Wait for more records until `stop` is called. Otherwise stop at the last epoch that all lanes have now.
         position: The `position` of an earlier merger of the same pipelines, in the same order.
+        verify: Check that each order key of a pipeline is greater than the one before it.
         buffer_bytes: Maximum bytes in memory per topic. Above it, partitions that are ahead are paused.
         poll_s: Seconds between polls of lanes that have nothing new.
+        stop: An event that ends the iteration, as the method `stop` does.
 
     Returns:
         The records, to be iterated once.
@@ -138,11 +162,37 @@ def merged_by_event_time(
             f"the position belongs to {len(positions)} pipelines, but {len(pipelines)} are given",
             next_step="give the same pipelines in the same order, or merge from the beginning",
         )
-    stop = threading.Event()
-    options = MergeOptions(is_following=follow, poll_s=poll_s)
+    stop = stop or threading.Event()
+    options = MergeOptions(is_following=follow, is_verifying=verify, poll_s=poll_s)
     merges = []
     for places, before in zip(pipelines, positions, strict=True):
         listed = [places] if isinstance(places, str | Path) else list(places)
         opener = lanes_at(listed, None, buffer_bytes)
         merges.append(LaneMerge(opener, options, before.get("lanes"), stop=stop))
     return MergedByEventTime(merges, positions, stop)
+
+
+def merge_by_time_into(
+    merging: MergedByEventTime, output: MergeOutput, *, commits: int, transaction_bytes: int, is_following: bool
+) -> None:
+    """Write the records to an output, and commit them with the position after them.
+
+    Args:
+        merging: The merger, at the output's position.
+        output: The output.
+        commits: Number of earlier commits, `commits` in the output's position.
+        transaction_bytes: Bytes after which a transaction ends.
+        is_following: Commit every batch, because the next one may take long to come.
+    """
+
+    def commit() -> None:
+        nonlocal commits
+        commits += 1
+        output.commit({**merging.position, "commits": commits}, label=f"n{commits}")
+
+    for rows in merging.batches():
+        output.write(MergedBatch(0, rows))
+        if is_following or output.pending_bytes >= transaction_bytes:
+            commit()
+    if output.pending_bytes:
+        commit()

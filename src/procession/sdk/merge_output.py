@@ -142,9 +142,10 @@ class MergeOutput:
     def end_of_epoch(self, epoch: int, merge: LaneMerge) -> None:
         self._append(self._main, self._form.end_of_epoch(epoch, merge))
 
-    def commit(self, position: Mapping[str, Any]) -> None:
-        """Commit all records since the last commit, and the position after them."""
-        suffix = f"merge.e{position['merged']}.t{position['turns']}"
+    def commit(self, position: Mapping[str, Any], label: str = "") -> None:
+        """Commit all records since the last commit, and the position after them. The label is unique in this output; by
+        default it is made of the position of a merger of lanes."""
+        suffix = f"merge.{label}" if label else f"merge.e{position['merged']}.t{position['turns']}"
         letters_txn = f"{self._letters_name}-{suffix}"
         if self._letters is not None:
             self._vote(self._letters, letters_txn, None)
