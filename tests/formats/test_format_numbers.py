@@ -55,7 +55,7 @@ from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
-from procession.supervisor import letter_replay, rollback, rollback_input, savepoint
+from procession.supervisor import letter_replay, rollback, rollback_input, savepoint, savepoint_volume
 from procession.wire import lane_blocks
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
@@ -304,6 +304,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`runs/` (`*.arrow`, `*.manifest`)": run_store.FORMAT,
         "`letters.journal`": letter_replay.FORMAT,
         "`savepoints/*/savepoint.json`": savepoint.FORMAT,
+        "a savepoint in a volume of object services": savepoint_volume.FORMAT,
         "`checkpoint/ROLLBACK`": rollback.FORMAT,
         "`rolled-back.json`, `gateway/replayed.json`, `gateway/rewound.json`": rollback_input.FORMAT,
         "`gateway/pins/*.pin`": input_pins.FORMAT,

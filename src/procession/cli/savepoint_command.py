@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from procession.cli.command_options import PipelineDirectory
+from procession.cli.command_options import PipelineDirectory, with_groups
+from procession.cli.replica_options import ReplicaAccess
+from procession.log_format import note
 
 if TYPE_CHECKING:
     from procession.supervisor.savepoint import Savepoint
@@ -28,7 +30,7 @@ NameOrCopy = Annotated[
     str,
     typer.Argument(
         metavar="NAME|PATH|URL",
-        help="The name of a savepoint, or a copy: its directory, with a /, or s3://BUCKET/PREFIX.",
+        help="The name of a savepoint, or a copy: its directory, with a /, s3://BUCKET/PREFIX, or sos://HOST:PORT,…/NAME.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -76,16 +78,22 @@ def list_savepoints(directory: PipelineDirectory = None, as_json: Json = False) 
 
 
 @savepoint_app.command()
-def describe(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+@with_groups
+def describe(
+    name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False, *, access: ReplicaAccess
+) -> None:
     """Show what a savepoint contains: its epoch, log positions, the ends of the sinks' outputs, and its stages."""
-    with _found(name, directory) as savepoint:
+    with _found(name, directory, access) as savepoint:
         _show(savepoint, as_json=as_json)
 
 
 @savepoint_app.command()
-def verify(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False) -> None:
+@with_groups
+def verify(
+    name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json = False, *, access: ReplicaAccess
+) -> None:
     """Read all files of a savepoint and compare them with their checksums."""
-    with _found(name, directory) as savepoint:
+    with _found(name, directory, access) as savepoint:
         files = savepoint.verify()
     result = {"name": savepoint.manifest["name"], "files": files, "bytes": savepoint.size_bytes, "is_intact": True}
     text = f"savepoint {savepoint.manifest['name']!r} is intact: {files:,} files, {savepoint.size_bytes:,} bytes"
@@ -93,24 +101,34 @@ def verify(name: NameOrCopy, directory: PipelineDirectory = None, as_json: Json 
 
 
 @savepoint_app.command()
+@with_groups
 def copy(
     name: NameOrCopy,
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="The new directory of the copy, or s3://BUCKET/PREFIX. Nothing is there yet."
+            metavar="TO",
+            help="The new directory of the copy, s3://BUCKET/PREFIX, or sos://HOST:PORT,…/NAME. Nothing is there yet.",
         ),
     ],
     directory: PipelineDirectory = None,
     as_json: Json = False,
+    *,
+    access: ReplicaAccess,
 ) -> None:
-    """Copy a savepoint to a new directory, for instance on another disk, or to S3, and verify the copy.
+    """Copy a savepoint to a new directory, for instance on another disk, to S3 or to object services, and verify the
+    copy.
 
-    For S3, credentials, region and endpoint come from the environment, such as AWS_ACCESS_KEY_ID."""
+    For S3, credentials, region and endpoint come from the environment, such as AWS_ACCESS_KEY_ID. Object services
+    (`procession sos`) need --replica-cookie-file."""
     from procession.supervisor.savepoint_store import is_remote, upload
+    from procession.supervisor.savepoint_volume import SCHEME, send, split_place
 
-    with _found(name, directory) as copied:
-        if is_remote(to):
+    with _found(name, directory, access) as copied:
+        if to.startswith(SCHEME):
+            addresses, volume = split_place(to)
+            send(copied, volume, access.load(addresses), note)
+        elif is_remote(to):
             upload(copied, to)
         else:
             copied = copied.copy(Path(to))
@@ -129,6 +147,7 @@ def drop(name: Name, directory: PipelineDirectory = None, as_json: Json = False)
 
 
 @savepoint_app.command()
+@with_groups
 def restore(
     name: NameOrCopy,
     to: Annotated[Path, typer.Argument(metavar="TO", help="The new pipeline's directory. It must not exist yet.")],
@@ -141,6 +160,8 @@ def restore(
         ),
     ] = "new",
     as_json: Json = False,
+    *,
+    access: ReplicaAccess,
 ) -> None:
     """Make a new pipeline's directory from a savepoint. Then start it with `procession run APP.PY --dir TO`.
 
@@ -148,7 +169,7 @@ def restore(
     what they sent after it."""
     from procession.supervisor.savepoint_restore import restore as make
 
-    with _found(name, directory, to.absolute().parent) as savepoint:
+    with _found(name, directory, access, to.absolute().parent) as savepoint:
         checkpoint_id = make(savepoint, to, continues_outputs=outputs == "continue")
     result = {"directory": str(to), "checkpoint_id": checkpoint_id, "epoch": savepoint.epoch, "outputs": outputs}
     text = (
@@ -158,12 +179,17 @@ def restore(
 
 
 @contextmanager
-def _found(name: str, directory: Path | None, beside: Path | None = None) -> Iterator[Savepoint]:
+def _found(name: str, directory: Path | None, access: ReplicaAccess, beside: Path | None = None) -> Iterator[Savepoint]:
     from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.savepoint import find, load
     from procession.supervisor.savepoint_store import downloaded, is_remote
+    from procession.supervisor.savepoint_volume import SCHEME, fetched, split_place
 
-    if is_remote(name):
+    if name.startswith(SCHEME):
+        addresses, volume = split_place(name)
+        with fetched(volume, access.load(addresses), beside, note) as savepoint:
+            yield savepoint
+    elif is_remote(name):
         with downloaded(name, beside) as savepoint:
             yield savepoint
     else:
