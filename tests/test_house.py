@@ -132,6 +132,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, str(self.path))
 
+    @property
+    def is_called_pure(self) -> bool:
+        return re.search(r"\bPure[.:]", ast.get_docstring(self.tree) or "") is not None
+
     @cached_property
     def imports(self) -> tuple[str, ...]:
         return tuple(self._imports())
@@ -191,7 +195,7 @@ def floor_breaches(modules: list[Module]) -> list[str]:
 
 
 def purity_breaches(modules: list[Module]) -> list[str]:
-    """What a pure module imports that is not pure, itself or through other modules of ours."""
+    """Impure imports, direct or through other modules, of modules that are pure by `PURE` or by their docstring."""
     by_name = {module.name: module for module in modules}
 
     def reached(name: str, seen: set[str]) -> Iterator[Module]:
@@ -206,7 +210,7 @@ def purity_breaches(modules: list[Module]) -> list[str]:
     return [
         f"{pure.name} is pure and imports {impure}, by way of {module.name}"
         for pure in modules
-        if matches(pure.name, PURE) and pure.name not in RUNNERS
+        if (matches(pure.name, PURE) or pure.is_called_pure) and pure.name not in RUNNERS
         for module in reached(pure.name, {""})
         if module.name not in RUNNERS
         for impure in module.imports
@@ -506,6 +510,12 @@ def test_a_planted_impure_import_is_found_even_through_another_module(name: str,
     impure = planted("gateway.sockets", "import socket")
     assert purity_breaches(between + impure + planted(name, text))
     assert not purity_breaches(between + impure + planted(name, "from procession.gateway import lines"))
+
+
+def test_a_module_that_calls_itself_pure_is_checked() -> None:
+    text = '"""Decides something. Pure."""\nimport time\n'
+    assert purity_breaches([Module(SOURCE / "sdk" / "x.py", "sdk.x", text)])
+    assert not purity_breaches([Module(SOURCE / "sdk" / "x.py", "sdk.x", text.replace("Pure", "Impure"))])
 
 
 def test_a_planted_pyspark_import_is_found() -> None:

@@ -1,4 +1,4 @@
-"""The schedule check: whether a recorded schedule can be run. Pure.
+"""The schedule check: whether a recorded schedule can be run.
 
 Invariant: an invalid step is reported before anything is started, with its name. A schedule without a step is invalid
 too, because somebody may have edited the file.

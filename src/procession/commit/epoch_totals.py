@@ -1,5 +1,4 @@
 """What the manifests of an epoch add up to: its ranges in the logs, the states that it leaves, and its counters.
-Pure.
 
 Invariant: an epoch starts exactly where the last one ended, in every log; anything else is a StorageError. Its counters
 are those of the previous epoch plus what its tasks counted. They are committed with the epoch, so nothing is counted

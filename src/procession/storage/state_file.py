@@ -1,7 +1,7 @@
 """A state file: the states of some keys, sorted by a hash of the key, never changed once it is written.
 
 Invariant: a file is read through a memory map and in bounded pieces, so it may be larger than memory. A lookup or merge
-costs what is requested, not what the file holds. A deleted key is in the file without a state. Pure.
+costs what is requested, not what the file holds. A deleted key is in the file without a state.
 `storage/state_store` layers the files.
 """
 
