@@ -47,7 +47,7 @@ from procession.operators.tables import SideTable
 from procession.sdk import ack_log, lane_files, lane_merge, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
-from procession.sos import object_file
+from procession.sos import file_operations, object_file
 from procession.sos import recovery as sos_recovery
 from procession.storage import batch_file, flight_reader, host_runs, run_store, segment, shared_files, state_version
 from procession.storage.flight_reader import FlightAccess, FlightLog, open_log
@@ -331,6 +331,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "`host.json` (`procession host`)": host_runs.FORMAT,
         "`volumes/*/volume.json`": sos_recovery.FORMAT,
         "`volumes/*/*.object`": object_file.FORMAT,
+        "the bytes of objects: a journal of file operations": file_operations.FORMAT,
         "manifests in Spark's rows": run_store.FORMAT,
     }
     assert rows == {name: str(number) for name, number in numbers.items()}
