@@ -103,9 +103,11 @@ class Cluster:
             assert self.supervisor.watch(LOOK_S), f"everything ended before {what}\n{self.tell()}"
 
     def until_done(self, source: str) -> None:
-        """Until a source has ended, and the end of its stream is committed too: then no epoch is open."""
+        """Until a source has ended, and the end of its stream is committed too: then no epoch is open, and its output is
+        visible. A gateway may learn of a commit before the sinks do."""
         self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
         self.until(self._is_quiet, "the last commit")
+        self.until(lambda: not any(self.prepared().values()), "all sinks to know what is decided")
 
     def _is_quiet(self) -> bool:
         status = self.status()
@@ -146,6 +148,7 @@ class Cluster:
         return {
             sink: tuple(transaction.txn_id for transaction in uncommitted(path))
             for sink, path in self.txnlogs().items()
+            if path.exists()
         }
 
     def java(self, driver_pid: int | None = None) -> int:
