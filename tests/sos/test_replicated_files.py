@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from procession.errors import ConfigError, FencedError, ProcessionError
 from procession.runtime.files import FileSystem, OpenMode
 from procession.runtime.host_files import HOST_FILES
+from procession.sos.adopted_folder import AdoptedFolder
 from procession.sos.directory_restore import STAGING, restore_directory
 from procession.sos.replicated_files import MARKER
 from procession.sos.replicated_host import replicated_host
@@ -35,14 +38,18 @@ class ServiceThread:
         for number in range(count):
             self.start(number)
 
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """In the thread of the services."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def start(self, number: int) -> None:
-        asyncio.run_coroutine_threadsafe(self.services.start(number), self._loop).result()
+        self.run(self.services.start(number))
 
     def stop(self, number: int, *, is_lost: bool = False) -> None:
-        asyncio.run_coroutine_threadsafe(self.services.stop(number, is_lost=is_lost), self._loop).result()
+        self.run(self.services.stop(number, is_lost=is_lost))
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.services.stop_all(), self._loop).result()
+        self.run(self.services.stop_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -239,3 +246,39 @@ def test_files_outside_are_passed_on(replicas: ServiceThread, tmp_path: Path) ->
             files.link(outside / "file", here / "file")
         assert files.names(here) == [MARKER]
     assert HOST_FILES.read(outside / "file") == b"x"
+
+
+def test_what_other_processes_write_into_an_adopted_folder_is_journalled_when_its_names_are_synced(
+    replicas: ServiceThread, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    adopted = {"rounds": (AdoptedFolder("state"), AdoptedFolder("rounds/places", is_rewritten=True))}
+    state, places = here / "state" / "task", here / "rounds" / "places"
+    with replicated_host(here, "v", replicas.options(), only=("rounds", "state"), adopted=adopted) as host:
+        files = host.files
+        make_directory(here / "rounds", files)
+        make_directory(here / "logs", files)
+        write_durably(here / "logs" / "other", b"not replicated", files)
+        state.mkdir(parents=True)
+        places.mkdir()
+        (state / "whole").write_bytes(b"x" * 3_000_000)
+        (state / "begun").write_bytes(b"beg")
+        (places / "a.json").write_bytes(b"1")
+        write_durably(here / "rounds" / "1", b"names them", files)
+        (state / "begun").write_bytes(b"begun")
+        (state / "gone").write_bytes(b"")
+        write_durably(here / "rounds" / "2", b"names them", files)
+        (state / "gone").unlink()
+        (places / "a.json").write_bytes(b"2")
+        write_durably(here / "rounds" / "3", b"names them", files)
+        (state / "later").write_bytes(b"of an epoch that is not decided")
+        assert pickle.loads(pickle.dumps(files)) is not files
+    found = restored(replicas, there)
+    assert {name: data for name, data in found.items() if not name.endswith("/")} == {
+        "rounds/1": b"names them",
+        "rounds/2": b"names them",
+        "rounds/3": b"names them",
+        "rounds/places/a.json": b"2",
+        "state/task/whole": b"x" * 3_000_000,
+        "state/task/begun": b"begun",
+    }

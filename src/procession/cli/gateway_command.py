@@ -200,7 +200,7 @@ def gateway(
         from procession.merge.event_time import declared_of
 
         declared = declared_of(read(event_time_streams, limits.streams_max), lateness_s, idle_timeout_s)
-    place = directory.resolve() if replication.replicas else directory
+    place = replication.place(directory)
     config = GatewayConfig(
         place,
         listen,

@@ -78,9 +78,12 @@ class ReplicationOptions:
     ] = ""
     access: ReplicaAccess
 
+    def place(self, directory: Path) -> Path:
+        """The directory, without symbolic links if it is replicated: files are found in it by their paths."""
+        return directory if self.replicas is None else directory.resolve()
+
     def host(self, directory: Path, name: str = "") -> AbstractContextManager[Host]:
-        """The host that the process runs on: this machine, with or without replicas. Paths below `directory` must be
-        absolute."""
+        """The host that the process runs on: this machine, with or without replicas."""
         from procession.errors import UsageError
         from procession.runtime.host import HOST
 
@@ -90,7 +93,7 @@ class ReplicationOptions:
             raise UsageError("--replicas needs --replica-volume.", next_step="Give the directory a name there.")
         from procession.sos.replicated_host import replicated_host
 
-        return replicated_host(directory, self.replica_volume, self.access.load(self.replicas), name=name)
+        return replicated_host(self.place(directory), self.replica_volume, self.access.load(self.replicas), name=name)
 
 
 @with_groups

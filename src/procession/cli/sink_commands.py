@@ -15,6 +15,7 @@ import typer
 
 from procession.cli.command_options import with_groups
 from procession.cli.connector_group import SinkGroup
+from procession.cli.replica_options import ReplicationOptions
 from procession.cli.tls_options import ServerTlsOptions
 from procession.exit_status import Status
 
@@ -82,18 +83,21 @@ def sink_file(
     as_json: Json = False,
     *,
     receive: ReceiveOptions,
+    replication: ReplicationOptions,
 ) -> None:
     """Write each output to one file. Its transaction log says which bytes are committed (see `cat`)."""
     from procession.connectors.file_sink import run_file_sink
 
-    run_file_sink(
-        directory,
-        receive.listen,
-        cookie=receive.cookie(),
-        tls=receive.tls.load(),
-        idempotent=idempotent or (),
-        tell=print_json if as_json else None,
-    )
+    with replication.host(directory) as host:
+        run_file_sink(
+            replication.place(directory),
+            receive.listen,
+            cookie=receive.cookie(),
+            tls=receive.tls.load(),
+            idempotent=idempotent or (),
+            tell=print_json if as_json else None,
+            files=host.files,
+        )
 
 
 @sink_app.command("epochs")
@@ -105,34 +109,41 @@ def sink_epochs(
     as_json: Json = False,
     *,
     receive: ReceiveOptions,
+    replication: ReplicationOptions,
 ) -> None:
     """Write one file per committed epoch, DIR/OUTPUT.epochs/POSITION-EPOCH.data. It appears at the commit."""
     from procession.connectors.epochs_sink import run_epochs_sink
 
-    run_epochs_sink(
-        directory,
-        receive.listen,
-        suffix=suffix,
-        is_empty_kept=empty,
-        cookie=receive.cookie(),
-        tls=receive.tls.load(),
-        tell=print_json if as_json else None,
-    )
+    with replication.host(directory) as host:
+        run_epochs_sink(
+            replication.place(directory),
+            receive.listen,
+            suffix=suffix,
+            is_empty_kept=empty,
+            cookie=receive.cookie(),
+            tls=receive.tls.load(),
+            tell=print_json if as_json else None,
+            files=host.files,
+        )
 
 
 @sink_app.command("lanes")
 @with_groups
-def sink_lanes(directory: Directory, as_json: Json = False, *, receive: ReceiveOptions) -> None:
+def sink_lanes(
+    directory: Directory, as_json: Json = False, *, receive: ReceiveOptions, replication: ReplicationOptions
+) -> None:
     """Write sorted lanes, one file each, for `procession merge`. Their transaction logs say what is committed."""
     from procession.connectors.lane_sink import run_lane_sink
 
-    run_lane_sink(
-        directory,
-        receive.listen,
-        cookie=receive.cookie(),
-        tls=receive.tls.load(),
-        tell=print_json if as_json else None,
-    )
+    with replication.host(directory) as host:
+        run_lane_sink(
+            replication.place(directory),
+            receive.listen,
+            cookie=receive.cookie(),
+            tls=receive.tls.load(),
+            tell=print_json if as_json else None,
+            files=host.files,
+        )
 
 
 @sink_app.command("stdout")

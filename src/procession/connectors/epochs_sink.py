@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,12 @@ import structlog
 from procession import faults
 from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError, UsageError
-from procession.runtime.host_files import sync
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.output import Output
 from procession.sdk.sink_directory import LISTEN, Tell, run_sink
 from procession.sdk.transaction_log import Transaction
-from procession.storage.durable import fsync_dir, storage_error
+from procession.storage.durable import fsync_dir, make_if_missing, renew_durably, storage_error
 from procession.tls import ServerTls
 
 SUFFIX = ".data"
@@ -42,18 +42,21 @@ log = structlog.get_logger()
 class EpochsOutput(Output):
     """The output of one instance. With `is_empty_kept`, an epoch without output gets an empty file."""
 
-    def __init__(self, base: Path, *, suffix: str = SUFFIX, is_empty_kept: bool = False) -> None:
+    def __init__(
+        self, base: Path, *, suffix: str = SUFFIX, is_empty_kept: bool = False, files: FileSystem = HOST_FILES
+    ) -> None:
         self.directory = epochs_directory(base)
+        self._files = files
         self._suffix = suffix
         self._is_empty_kept = is_empty_kept
-        self._pending = PendingFile(base.with_name(f"{base.name}.pending"))
+        self._pending = PendingFile(base.with_name(f"{base.name}.pending"), files)
         self._draft = base.with_name(f"{base.name}.renewed")
         """Outside of the directory, so that readers do not see it."""
         try:
-            self.directory.mkdir(exist_ok=True)
+            make_if_missing(self.directory, files)
         except OSError as error:
             raise storage_error(self.directory, "make", error) from error
-        fsync_dir(self.directory.parent)
+        fsync_dir(self.directory.parent, files)
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         if prepared is None or not self._has_file(prepared):
@@ -76,35 +79,35 @@ class EpochsOutput(Output):
         path = self.directory / file_name(transaction, self._suffix)
         self._pending.close()
         try:
-            if self._pending.path.exists():
-                if path.exists() and transaction.start < transaction.end:
+            if self._files.exists(self._pending.path):
+                if self._files.exists(path) and transaction.start < transaction.end:
                     raise StorageError(
                         f"{path} already exists.",
                         next_step="Move it away if it does not belong to this output, then start again.",
                         path=str(path),
                     )
-                os.rename(self._pending.path, path)
+                self._files.rename(self._pending.path, path)
                 faults.point("sink:epoch-renamed")
-                fsync_dir(self.directory)
+                fsync_dir(self.directory, self._files)
                 return
         except OSError as error:
             raise storage_error(path, "write", error) from error
-        if path.exists():
+        if self._files.exists(path):
             # An earlier process renamed it and may have failed to sync the directory: copy and rename it again.
             self._renew(path)
 
     def _renew(self, path: Path) -> None:
         try:
-            with open(path, "rb") as old, open(self._draft, "wb") as new:
-                shutil.copyfileobj(old, new)
-                new.flush()
-                sync(new.fileno())
-            os.rename(self._draft, path)
+            with self._files.open(path) as file:
+                size = file.size
+            renew_durably(path, size, self._files, self._draft)
         except FileNotFoundError:
             return  # a reader has removed it
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
         except OSError as error:
             raise storage_error(path, "write", error) from error
-        fsync_dir(self.directory)
 
     def abort(self, transaction: Transaction) -> None:
         self._pending.drop()
@@ -163,6 +166,7 @@ def run_epochs_sink(
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
     tell: Tell | None = None,
+    files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
     if not _SUFFIX.fullmatch(suffix) or len(suffix) > SUFFIX_CHARACTERS_MAX:
@@ -171,6 +175,6 @@ def run_epochs_sink(
         )
 
     def open_output(instance: str) -> EpochsOutput:
-        return EpochsOutput(directory / instance, suffix=suffix, is_empty_kept=is_empty_kept)
+        return EpochsOutput(directory / instance, suffix=suffix, is_empty_kept=is_empty_kept, files=files)
 
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell, files=files)

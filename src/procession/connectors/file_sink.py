@@ -114,17 +114,18 @@ def run_file_sink(
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
+    files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
-    open_output = opener(directory, idempotent)
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, idempotent=idempotent, tell=tell)
+    open_output = opener(directory, idempotent, files)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, idempotent=idempotent, tell=tell, files=files)
 
 
-def opener(directory: Path, idempotent: Collection[str] = ()) -> OpenOutput:
+def opener(directory: Path, idempotent: Collection[str] = (), files: FileSystem = HOST_FILES) -> OpenOutput:
     """Return a function that opens the output of an instance in this directory."""
 
     def open_output(instance: str) -> FileOutput:
         kind = RepeatableFileOutput if instance in idempotent else FileOutput
-        return kind(directory / f"{instance}.data")
+        return kind(directory / f"{instance}.data", files)
 
     return open_output

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from procession.connectors.file_sink import FileOutput
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.sdk.lane_files import LANE_SUFFIX
 from procession.sdk.output import OpenOutput
 from procession.sdk.payloads import Payloads
@@ -42,11 +44,21 @@ def run_lane_sink(
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
     tell: Tell | None = None,
+    files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
-    run_sink(lane_opener(directory), directory, listen, cookie=cookie, tls=tls, tell=tell, instances_max=INSTANCES_MAX)
+    run_sink(
+        lane_opener(directory, files),
+        directory,
+        listen,
+        cookie=cookie,
+        tls=tls,
+        tell=tell,
+        instances_max=INSTANCES_MAX,
+        files=files,
+    )
 
 
-def lane_opener(directory: Path) -> OpenOutput:
+def lane_opener(directory: Path, files: FileSystem = HOST_FILES) -> OpenOutput:
     """Return a function that opens the output of an instance in this directory."""
-    return lambda instance: LaneOutput(directory / f"{instance}{LANE_SUFFIX}")
+    return lambda instance: LaneOutput(directory / f"{instance}{LANE_SUFFIX}", files)

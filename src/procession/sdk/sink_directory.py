@@ -91,7 +91,7 @@ class SinkDirectory:
     def announce(self, address: Address) -> None:
         """Writes the address into the directory, for the process that started the sink."""
         facts = {"listen": str(address), "pid": os.getpid()}
-        write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode())
+        write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode(), self._files)
         if self._announce is not None:
             self._announce({"event": "listening", **facts})
 
@@ -114,6 +114,7 @@ def run_sink(
     idempotent: Collection[str] = (),
     tell: Tell | None = None,
     instances_max: int = INSTANCES_MAX,
+    files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve a sink until SIGTERM or SIGINT. Raises the error that stopped it otherwise.
 
@@ -128,8 +129,9 @@ def run_sink(
         idempotent: Instances whose Outputs accept the same positions again.
         tell: Called with each commit and abort.
         instances_max: Maximum number of instances.
+        files: The file system that the directory is on.
     """
-    sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, tell=tell)
+    sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, tell=tell, files=files)
     try:
         secret = make_secret(directory, Secret.SINKS) if cookie is None else cookie
         serve(sink_directory, listen, secret, tls, instances_max=instances_max)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from procession.runtime.files import FileSystem, HeldLock, OpenFile, OpenMode, Part
+from procession.sos.adopted_folder import AdoptedFolder
 from procession.sos.file_operations import (
     WRITE_BYTES_MAX,
     BeginSnapshot,
@@ -33,6 +33,7 @@ from procession.sos.file_operations import (
     WriteBytes,
     encode_operation,
 )
+from procession.sos.journalled_file import JournalledFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,19 +80,27 @@ class ReplicatedFiles:
         journal: ReplicationJournal,
         *,
         name: str = "",
+        only: Collection[str] = (),
+        adopted: Mapping[str, tuple[AdoptedFolder, ...]] | None = None,
         on_snapshot_due: Callable[[], None] = lambda: None,
         snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
     ) -> None:
-        """`name` is that of the directory when it is restored together with others."""
+        """`name` is that of the directory when it is restored together with others. `only`: what is replicated of it;
+        empty: all. `adopted`: folders to which other processes of ours write; what they have written is journalled
+        when a directory of the given name is synced."""
         self.inner = inner
         self.journal = journal
-        self._root = str(root)
+        self._root_path, self._root = root, str(root)
         self._prefix = "" if self._root == "." else f"{self._root}/"
         self._name = name
-        self._tree = FileTree()
+        self._only = frozenset(only)
+        self._adopted = adopted or {}
+        self.tree = FileTree()
         self._next_file = 1
         self._mutex = inner.mutex()
         self._copying: _Copying | None = None
+        self._moves = self._moving = 0
+        """Changes of names so far, and those that are being made: the disk has them before the journal."""
         self._on_snapshot_due = on_snapshot_due
         self._snapshot_bytes_min = snapshot_bytes_min
         self._snapshot_at = 0
@@ -102,7 +111,7 @@ class ReplicatedFiles:
     def begin(self) -> None:
         """Write all files that are there, as the beginning of a new journal. Returns when the quorum has them. Nothing
         may change them meanwhile."""
-        self._record(BeginSnapshot(self._name, is_reset=True))
+        self.record(BeginSnapshot(self._name, is_reset=True))
         self._adopt_directory(Path(self._root), self._name)
         self._finish_snapshot()
 
@@ -111,17 +120,17 @@ class ReplicatedFiles:
         not needed any more."""
         with self._mutex:
             self._add(BeginSnapshot(self._name, is_reset=False))
-            for directory in self._tree.directories:
+            for directory in self.tree.directories:
                 self._add(MakeDirectory(directory))
-            for name, file in self._tree.files.items():
+            for name, file in self.tree.files.items():
                 self._add(GiveName(name, file))
-            names = {file: name for name, file in self._tree.files.items()}
+            names = {file: name for name, file in self.tree.files.items()}
         for file, name in names.items():
             self._copy(file, name)
         self._finish_snapshot()
 
     def _finish_snapshot(self) -> None:
-        self._record(EndSnapshot())
+        self.record(EndSnapshot())
         self.journal.wait(self.journal.barrier())
         self._snapshot_at, self._is_snapshot_due = self.journal.bytes_added, False
 
@@ -130,22 +139,27 @@ class ReplicatedFiles:
         position = 0
         while True:
             with self._mutex:
-                size = self._tree.sizes.get(file, 0)
+                size = self.tree.sizes.get(file, 0)
                 if position >= size:
                     return
-                if self._tree.files.get(name) != file:
-                    name = next(name for name, other in self._tree.files.items() if other == file)
+                if self.tree.files.get(name) != file:
+                    name = next(name for name, other in self.tree.files.items() if other == file)
                 end = min(position + WRITE_BYTES_MAX, size)
-                copying = self._copying = _Copying(file, position, end)
+                copying, moves = _Copying(file, position, end), self._moves
+                self._copying = copying
             self.journal.room()
             try:
                 with self.inner.open(self._path(name)) as opened:
                     data = opened.read(end - position, position)
             except FileNotFoundError:
-                continue  # it has another name by now, or none
+                # It has another name by now, or none; or somebody else has removed it.
+                with self._mutex:
+                    if not self._moving and self._moves == moves and self.tree.files.get(name) == file:
+                        self._add(RemoveEntry(name))
+                continue
             with self._mutex:
                 self._copying = None
-                if copying.is_changed or self._tree.files.get(name) != file:
+                if copying.is_changed or self.tree.files.get(name) != file:
                     continue
                 if data:
                     self._add(WriteBytes(file, position, data))
@@ -153,11 +167,11 @@ class ReplicatedFiles:
 
     def _is_due(self) -> bool:
         added = self.journal.bytes_added - self._snapshot_at
-        return added > self._snapshot_bytes_min and added > 2 * sum(self._tree.sizes.values())
+        return added > self._snapshot_bytes_min and added > 2 * sum(self.tree.sizes.values())
 
     # Records
 
-    def _record(self, operation: FileOperation) -> None:
+    def record(self, operation: FileOperation) -> None:
         self.journal.room()
         with self._mutex:
             self._add(operation)
@@ -168,7 +182,7 @@ class ReplicatedFiles:
 
     def _add(self, operation: FileOperation) -> None:
         """The caller holds the mutex."""
-        self._tree.apply(operation)
+        self.tree.apply(operation)
         self.journal.add(encode_operation(operation))
 
     def touch(self, file: int, start: int, end: int) -> None:
@@ -183,12 +197,12 @@ class ReplicatedFiles:
         for part in parts:
             for start in range(0, len(part), WRITE_BYTES_MAX):
                 piece = part if len(part) <= WRITE_BYTES_MAX else part[start : start + WRITE_BYTES_MAX]
-                self._record(WriteBytes(file, position, piece if isinstance(piece, bytes) else bytes(piece)))
+                self.record(WriteBytes(file, position, piece if isinstance(piece, bytes) else bytes(piece)))
                 position += len(piece)
 
     def truncated(self, file: int, length: int) -> None:
         self.touch(file, length, 1 << 63)
-        self._record(TruncateFile(file, length))
+        self.record(TruncateFile(file, length))
 
     def wait(self, barrier: int) -> None:
         self.journal.wait(barrier)
@@ -200,7 +214,7 @@ class ReplicatedFiles:
             if self._journalled(path / entry) is None:
                 continue
             if self.inner.is_directory(path / entry):
-                self._record(MakeDirectory(child))
+                self.record(MakeDirectory(child))
                 self._adopt_directory(path / entry, child)
             else:
                 self._adopt_file(path / entry, child)
@@ -208,23 +222,29 @@ class ReplicatedFiles:
     def _adopt_file(self, path: Path, name: str) -> None:
         try:
             opened = self.inner.open(path)
+        except FileNotFoundError:
+            return  # of an earlier process that is about to end
         except OSError as error:
             if error.errno == errno.ENXIO:  # a socket
                 return
             raise
         with opened as file:
-            self._adopt(name, file)
+            self.adopt(name, file)
 
-    def _adopt(self, name: str, opened: OpenFile) -> int:
-        """Journal a file that is there with its bytes."""
+    def adopt(self, name: str, opened: OpenFile) -> int:
+        """Journal a file that is there with its bytes, as a new file. Returns its number."""
         with self._mutex:
             number, self._next_file = self._next_file, self._next_file + 1
-        self._record(GiveName(name, number))
+        self.record(GiveName(name, number))
         position = 0
         while data := opened.read(WRITE_BYTES_MAX, position):
-            self._record(WriteBytes(number, position, data))
+            self.record(WriteBytes(number, position, data))
             position += len(data)
         return number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Processes that this one starts read the files. They do not write to the journal."""
+        return _itself, (self.inner,)
 
     # Names
 
@@ -239,9 +259,13 @@ class ReplicatedFiles:
         if not text.startswith(self._prefix):
             return None
         below = text[len(self._prefix) :]
-        if below.partition("/")[0] in SKIPPED or _is_skipped_draft(below):
+        top = below.partition("/")[0]
+        if top in SKIPPED or top.startswith(f"{MARKER}.") or (self._only and top not in self._only):
             return None
-        return f"{self._name}/{below}" if self._name else below
+        return self._below(below)
+
+    def _below(self, path: str) -> str:
+        return f"{self._name}/{path}" if self._name else path
 
     def _path(self, name: str) -> Path:
         below = name[len(self._name) + 1 :] if self._name else name
@@ -263,14 +287,14 @@ class ReplicatedFiles:
         except BaseException:
             opened.close()
             raise
-        return ReplicatedFile(self, opened, number)
+        return JournalledFile(self, opened, number)
 
     def _opened(self, name: str, opened: OpenFile, mode: OpenMode) -> int:
-        number = self._tree.files.get(name)
+        number = self.tree.files.get(name)
         if mode is OpenMode.READ:
             return number or 0
         if number is None:
-            return self._adopt(name, opened)
+            return self.adopt(name, opened)
         if mode is OpenMode.REPLACE:
             self.truncated(number, 0)
         return number
@@ -293,38 +317,58 @@ class ReplicatedFiles:
     def make_directory(self, path: Path) -> None:
         self.inner.make_directory(path)
         if name := self._journalled(path):
-            self._record(MakeDirectory(name))
+            self.record(MakeDirectory(name))
 
     def rename(self, old: Path, new: Path) -> None:
-        names = self._journalled(old), self._journalled(new)
-        if (names[0] is None) is not (names[1] is None):
-            raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
-        self.inner.rename(old, new)
-        if names[0] and names[1]:
-            self._record(RenameEntry(names[0], names[1]))
+        names = self._both(old, new)
+        with self._move():
+            self.inner.rename(old, new)
+            if names is not None:
+                self.record(RenameEntry(*names))
 
     def link(self, old: Path, new: Path) -> None:
+        names = self._both(old, new)
+        self.inner.link(old, new)
+        if names is not None:
+            self.record(GiveName(names[1], self.tree.files[names[0]]))
+
+    def _both(self, old: Path, new: Path) -> tuple[str, str] | None:
+        """The names of both paths in the journal; None: they are not replicated."""
         names = self._journalled(old), self._journalled(new)
         if (names[0] is None) is not (names[1] is None):
             raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
-        self.inner.link(old, new)
-        if names[0] and names[1]:
-            self._record(GiveName(names[1], self._tree.files[names[0]]))
+        return (names[0], names[1]) if names[0] and names[1] else None
 
     def remove(self, path: Path) -> None:
-        self.inner.remove(path)
-        if name := self._journalled(path):
-            self._record(RemoveEntry(name))
+        with self._move():
+            self.inner.remove(path)
+            if name := self._journalled(path):
+                self.record(RemoveEntry(name))
 
     def remove_tree(self, path: Path) -> None:
-        self.inner.remove_tree(path)
-        if name := self._journalled(path):
-            self._record(RemoveEntry(name))
+        with self._move():
+            self.inner.remove_tree(path)
+            if name := self._journalled(path):
+                self.record(RemoveEntry(name))
+
+    @contextmanager
+    def _move(self) -> Iterator[None]:
+        """Names change in this block."""
+        with self._mutex:
+            self._moves += 1
+            self._moving += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._moving -= 1
 
     def sync_directory(self, path: Path) -> None:
         if self._journalled(path) is None:
             self.inner.sync_directory(path)
             return
+        for folder in self._adopted.get(path.name, ()):
+            folder.adopt(self, self._root_path / folder.path, self._below(folder.path))
         barrier = self.journal.barrier()
         self.inner.sync_directory(path)
         self.journal.wait(barrier)
@@ -339,50 +383,5 @@ class ReplicatedFiles:
         return self.inner.lock(path, waits=waits)
 
 
-def _is_skipped_draft(below: str) -> bool:
-    """A draft of the marker."""
-    return below.startswith(f"{MARKER}.")
-
-
-class ReplicatedFile:
-    """An open file whose changes are journalled."""
-
-    __slots__ = ("_files", "_inner", "_number")
-
-    def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int) -> None:
-        self._files = files
-        self._inner = inner
-        self._number = number
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    def read(self, length: int, position: int) -> bytes:
-        return self._inner.read(length, position)
-
-    def write(self, position: int, *parts: Part) -> None:
-        self._files.touch(self._number, position, position + sum(map(len, parts)))
-        self._inner.write(position, *parts)
-        self._files.written(self._number, position, parts)
-
-    def truncate(self, length: int) -> None:
-        self._files.touch(self._number, length, 1 << 63)
-        self._inner.truncate(length)
-        self._files.truncated(self._number, length)
-
-    def sync(self, *, is_data_only: bool = False) -> None:
-        barrier = self._files.journal.barrier()
-        self._inner.sync(is_data_only=is_data_only)
-        self._files.journal.wait(barrier)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def _itself(files: FileSystem) -> FileSystem:
+    return files

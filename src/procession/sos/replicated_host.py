@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from pathlib import Path
 import structlog
 
 from procession.errors import ProcessionError
-from procession.runtime.files import FileSystem
 from procession.runtime.host import HOST, Host
+from procession.sos.adopted_folder import AdoptedFolder
 from procession.sos.file_journal import FileJournal
 from procession.sos.replica_marker import ReplicaMarker
 from procession.sos.replicated_files import SNAPSHOT_BYTES_MIN, ReplicatedFiles
@@ -120,37 +120,35 @@ def replicated_host(
     options: ReplicaOptions,
     *,
     name: str = "",
+    only: Collection[str] = (),
+    adopted: Mapping[str, tuple[AdoptedFolder, ...]] | None = None,
     host: Host = HOST,
     snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
 ) -> Iterator[Host]:
-    """A host whose files below `directory` are replicated. `name` is that of the directory when it is restored.
+    """A host whose files below `directory` are replicated. The other arguments are those of `ReplicatedFiles`.
 
     Raises ConfigError, StorageError, or FencedError if another process has gone on from the replicas."""
     make_directory(directory, host.files)
     thread = ReplicaThread(volume_name, options, ReplicaMarker(directory, volume_name, host.files), host)
     thread.start()
-    try:
-        files = _begun(thread, directory, name, host.files, snapshot_bytes_min)
-        yield replace(host, files=files)
-    finally:
-        thread.stop()
 
-
-def _begun(
-    thread: ReplicaThread, directory: Path, name: str, inner: FileSystem, snapshot_bytes_min: int
-) -> ReplicatedFiles:
     def begin_snapshot() -> None:
         threading.Thread(target=thread.replace_journal, args=(files,), name="snapshot", daemon=True).start()
 
     files = ReplicatedFiles(
-        inner,
+        host.files,
         directory,
         thread.journal,
         name=name,
+        only=only,
+        adopted=adopted,
         on_snapshot_due=begin_snapshot,
         snapshot_bytes_min=snapshot_bytes_min,
     )
-    files.begin()
-    thread.retain(thread.fence)
-    log.info("replicas.ready", directory=str(directory), fence=thread.fence)
-    return files
+    try:
+        files.begin()
+        thread.retain(thread.fence)
+        log.info("replicas.ready", directory=str(directory), fence=thread.fence)
+        yield replace(host, files=files)
+    finally:
+        thread.stop()
