@@ -2,12 +2,13 @@
 
     header   magic "PRBF", u32 format, 56 zero bytes
     blocks   the schema, then the batches, as Arrow's IPC messages; each begins at a multiple of 64
-    index    for each block u64 position, u64 length, u64 mark, u32 rows, u32 crc32
+    index    for each block u64 position, u64 length, u32 mark, u32 omitted columns, u32 rows, u32 crc32
     trailer  u32 number of blocks, u32 crc32 of the index, magic "PRBE"
 
 Invariant: a block is used only after its checksum matches, and only requested blocks are read. A mark is a number that
-the writer gives to a batch, so that a reader can select batches without reading them. `storage/run_store` and
-`storage/state_file` use it.
+the writer gives to a batch, so that a reader can select batches without reading them. A writer may omit columns that
+are zero in a batch: bit n of `omitted columns` stands for column n. Most columns of an order key are zero in most
+batches. `storage/run_store` and `storage/state_file` use it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ from procession.runtime.host_files import HOST_FILES
 FORMAT = 1
 ALIGNMENT = 64
 
-_HEADER, _BLOCK, _TRAILER = struct.Struct("<4sI56x"), struct.Struct("<QQQII"), struct.Struct("<II4s")
+_HEADER, _BLOCK, _TRAILER = struct.Struct("<4sI56x"), struct.Struct("<QQIIII"), struct.Struct("<II4s")
 _BEGIN, _END = b"PRBF", b"PRBE"
 
 # The index as columns: a file may have a batch for each of a thousand tasks, and a reader wants those of one.
-_INDEX = np.dtype([("position", "<u8"), ("length", "<u8"), ("mark", "<u8"), ("rows", "<u4"), ("checksum", "<u4")])
+_INDEX = np.dtype(
+    [("position", "<u8"), ("length", "<u8"), ("mark", "<u4"), ("omitted", "<u4"), ("rows", "<u4"), ("checksum", "<u4")]
+)
 assert _INDEX.itemsize == _BLOCK.size
+
+
+OMITTED_MAX = 32
+"""Only the first columns can be omitted."""
+
+_zeros = np.zeros(64 * 1024, np.int64)
+"""Shared by all columns that were omitted. Never written."""
 
 
 class Target(Protocol):
@@ -47,36 +57,64 @@ class _Block(NamedTuple):
     position: int
     length: int
     mark: int
+    omitted: int
     rows: int
     checksum: int
 
 
 class BatchWriter:
-    """Writes one file, from its first byte to its last."""
+    """Writes one file, from its first byte to its last.
 
-    def __init__(self, target: Target, schema: pa.Schema) -> None:
+    Args:
+        target: What the bytes are written to.
+        schema: The columns.
+        omits_zeros: Leave out 64-bit columns of a batch that are zero in all rows. Readers see them all the same.
+    """
+
+    def __init__(self, target: Target, schema: pa.Schema, *, omits_zeros: bool = False) -> None:
         self._target = target
+        numbers = [place for place, kind in enumerate(schema.types[:OMITTED_MAX]) if kind == pa.int64()]
+        self._omissible = numbers if omits_zeros and len(numbers) < len(schema) else []
         self._position = 0
         self._blocks: list[_Block] = []
         self._put(_HEADER.pack(_BEGIN, FORMAT))
-        self._add(schema.serialize(), 0, 0)
+        self._add(schema.serialize(), 0, 0, 0)
 
     def write(self, batch: pa.RecordBatch, mark: int = 0) -> None:
-        self._add(batch.serialize(), mark, batch.num_rows)
+        omitted = [place for place in self._omissible if _is_zero(batch.column(place))]
+        if omitted:
+            kept = batch.select([place for place in range(batch.num_columns) if place not in omitted])
+            self._add(kept.serialize(), mark, sum(1 << place for place in omitted), batch.num_rows)
+        else:
+            self._add(batch.serialize(), mark, 0, batch.num_rows)
 
     def close(self) -> None:
         """Write what makes the file whole. The target stays open."""
         index = b"".join(_BLOCK.pack(*block) for block in self._blocks)
         self._put(index + _TRAILER.pack(len(self._blocks), crc32(index), _END))
 
-    def _add(self, data: pa.Buffer, mark: int, rows: int) -> None:
+    def _add(self, data: pa.Buffer, mark: int, omitted: int, rows: int) -> None:
         self._put(bytes(-self._position % ALIGNMENT))
-        self._blocks.append(_Block(self._position, data.size, mark, rows, crc32(data)))
+        self._blocks.append(_Block(self._position, data.size, mark, omitted, rows, crc32(data)))
         self._put(data)
 
     def _put(self, data: Any) -> None:
         self._target.write(data)
         self._position += len(data)
+
+
+def _is_zero(column: pa.Array) -> bool:
+    if column.null_count or not len(column):
+        return False
+    values = column.to_numpy()
+    return not values[0] and not values[-1] and not values.any()
+
+
+def _zero_column(rows: int) -> pa.Array:
+    global _zeros
+    if rows > len(_zeros):
+        _zeros = np.zeros(rows, np.int64)
+    return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(_zeros)])
 
 
 class BatchFile:
@@ -118,7 +156,14 @@ class BatchFile:
         block = _Block(*self._blocks[number].item())
         data = self._slice(block) if self._is_checked[number] else self._checked(block)
         self._is_checked[number] = 1
-        return pa.ipc.read_record_batch(data, self.schema)
+        if not block.omitted:
+            return pa.ipc.read_record_batch(data, self.schema)
+        omitted = [bool(block.omitted >> place & 1) for place in range(len(self.schema))]
+        kept = pa.schema([field for field, is_out in zip(self.schema, omitted, strict=True) if not is_out])
+        columns, zeros = iter(pa.ipc.read_record_batch(data, kept).columns), _zero_column(block.rows)
+        return pa.RecordBatch.from_arrays(
+            [zeros if is_out else next(columns) for is_out in omitted], schema=self.schema
+        )
 
     def batches(self, mark: int | None = None) -> Iterator[pa.RecordBatch]:
         """The batches in the order in which they were written: those with this mark, or all."""

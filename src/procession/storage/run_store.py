@@ -170,7 +170,7 @@ class RunStore:
             with pa.OSFile(str(folder / run.file), "wb") as file:
                 writer = None
                 for batch in batches:
-                    writer = writer or BatchWriter(file, batch.schema)
+                    writer = writer or BatchWriter(file, batch.schema, omits_zeros=True)
                     writer.write(batch, mark=run.bucket)
                 if writer is not None:
                     writer.close()
@@ -220,7 +220,7 @@ class RunWriter:
         try:
             if to not in self._files:
                 file = pa.OSFile(str(self._folder / name), "wb")
-                self._files[to] = file, BatchWriter(file, rows.schema)
+                self._files[to] = file, BatchWriter(file, rows.schema, omits_zeros=True)
             self._files[to][1].write(rows, mark=bucket)
         except OSError as error:
             raise storage_error(self._folder, "write runs in", error) from error
