@@ -216,6 +216,13 @@ def test_the_report_has_the_six_plots_and_needs_nothing_else(tmp_path: Path) -> 
     assert "1,330" in page, "the paper's figures are beside ours"
 
 
+def test_plots_are_also_files(tmp_path: Path) -> None:
+    conflux_report.write_plots(tmp_path, measured())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"listing1-figure-{number}.svg" for number in range(7, 13)
+    )
+
+
 def test_lines_tell_each_contestant_and_the_published_ratios() -> None:
     text = "\n".join(conflux.report_lines(measured()))
     assert all(name in text for name in CONTESTANTS)

@@ -65,6 +65,13 @@ def write_report(path: Path, figures: Mapping[str, Any]) -> None:
     path.write_text(page(figures), encoding="utf-8")
 
 
+def write_plots(directory: Path, figures: Mapping[str, Any]) -> None:
+    """Write the plots of each workload as files, such as `listing1-figure-7.svg`."""
+    for workload, result in figures["workloads"].items():
+        for name, (_, drawing) in plots(result).items():
+            (directory / f"{workload}-{name}.svg").write_text(drawing, encoding="utf-8")
+
+
 def page(figures: Mapping[str, Any]) -> str:
     title = "Order at scale: the evaluation of Conflux on Procession"
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'

@@ -34,7 +34,11 @@ def _options(context: typer.Context) -> Iterable[str]:
     """Yield the options of a command as they are typed, without those for its output and those that are not set."""
     for option in context.command.params:
         value = context.params.get(option.name or "")
-        if option.name not in ("as_json", "report", "figures_file") and value is not None and value is not False:
+        if (
+            option.name not in ("as_json", "report", "figures_file", "plots")
+            and value is not None
+            and value is not False
+        ):
             for each in value if isinstance(value, tuple | list) else [value]:
                 yield option.opts[0] if each is True else f"{option.opts[0]} {each}"
 

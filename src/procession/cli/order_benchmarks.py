@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from procession.cli.bench_options import Json, Rounds, check_writable, command_line, print_figures
+from procession.errors import UsageError
 
 
 class WorkloadName(StrEnum):
@@ -119,12 +120,17 @@ def conflux(
     figures_file: Annotated[
         Path | None, typer.Option("--figures", metavar="FILE", help="Write all figures and curves to this JSON file.")
     ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each plot of a workload to an SVG file in this directory.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Conflux's evaluation: lanes and a merger, an ordered sink, no order, one task, and a window sort, over Kafka."""
     from procession.bench import conflux as bench
     from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
 
+    if plots is not None and not plots.is_dir():
+        raise UsageError(f"There is no directory {plots} for the plots.", next_step="Create it.")
     for path in filter(None, (report, figures_file)):
         check_writable(path)
     taking_part = tuple(name for name in CONTESTANTS if name in (contestant or CONTESTANTS))
@@ -135,6 +141,10 @@ def conflux(
         from procession.bench.conflux_report import write_report
 
         write_report(report, figures)
+    if plots is not None:
+        from procession.bench.conflux_report import write_plots
+
+        write_plots(plots, figures)
     if figures_file is not None:
         figures_file.write_text(json.dumps(figures, indent=1))
     print_figures(context, figures, bench.report_lines(figures))
