@@ -40,8 +40,9 @@ POLICY = RestartPolicy(delay_first_s=0.05, delay_max_s=0.05, kills_max=1000)
 class Cluster:
     """The parts of one app, supervised. Use it as a context."""
 
-    def __init__(self, directory: Path, app: str, settings: Settings) -> None:
+    def __init__(self, directory: Path, app: str, settings: Settings, patience_s: float = PATIENCE_S) -> None:
         self.directory = directory
+        self.patience_s = patience_s
         self.app = directory / "app.py"
         self.app.write_text(app)
         self.graph = load_app(self.app).graph
@@ -97,7 +98,7 @@ class Cluster:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Look after the parts until this holds."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while not holds():
             assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.tell()}"
             assert self.supervisor.watch(LOOK_S), f"everything ended before {what}\n{self.tell()}"

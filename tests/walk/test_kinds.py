@@ -29,6 +29,8 @@ FIRST, RECORDS = 1_930, 80
 """In the second input, event time makes a leap."""
 TYPED_RECORDS = 24
 """For each of the typed sources."""
+PATIENCE_S = 600.0
+"""An epoch has some two hundred tasks: seconds on quiet cores, half a minute on busy ones. It only ends a hang."""
 
 THREADS, TWO_EXECUTORS = "local[4,2]", "local-cluster[2,2,1024]"
 WAYS = [(THREADS, 20, 4), (THREADS, 50, 1), (THREADS, 1_000, 2)]
@@ -48,7 +50,7 @@ class World:
             master=master,
             state_keys_max=9,
         )
-        self.cluster = Cluster(directory, APP.replace("{tasks}", str(tasks)), settings)
+        self.cluster = Cluster(directory, APP.replace("{tasks}", str(tasks)), settings, PATIENCE_S)
         self.sent: list[tuple[int, int, bytes]] = []
         self.turn = 0
 
@@ -107,6 +109,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * PATIENCE_S)
 @pytest.mark.parametrize("victim", ["worker", "executor", "driver", "jvm"])
 def test_i11_every_keyed_stage_writes_what_the_sequential_run_would_have_written_whoever_is_killed(
     world: World, victim: str

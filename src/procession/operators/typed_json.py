@@ -44,7 +44,8 @@ class TypedJson:
         try:
             return self.validator.validate_json(payload, strict=self.is_strict)
         except ValueError as error:
-            raise ValueError(f"not a {self.record.__name__}: {reason_of(error)}") from None
+            name = self.record.__name__
+            raise ValueError(f"not {'an' if name[0] in 'AEIOU' else 'a'} {name}: {reason_of(error)}") from None
 
 
 def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
