@@ -1,4 +1,4 @@
-"""What a driver refuses before it claims the checkpoint or starts Spark."""
+"""What a driver refuses before it claims the checkpoint or starts Spark, and how it notices the end of the query."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from procession.driver.driver import DriverConfig, run_driver
-from procession.errors import ConfigError
+from procession.commit.checkpoint import Checkpoint
+from procession.driver.app_file import load_app
+from procession.driver.driver import Driver, DriverConfig, run_driver
+from procession.errors import ConfigError, RoundError
+from procession.exit_status import HOPELESS, status_of
 from procession.storage.host_runs import DIRECTORY_VARIABLE
 
 APP = """
@@ -32,3 +35,33 @@ def test_host_services_that_could_not_be_used_are_refused_at_the_start(
         run_driver(DriverConfig(tmp_path / "app.py", directory, directory / "gateway", host_services=True))
     assert caught.value.next_step
     assert not (directory / "checkpoint").exists()
+
+
+class EndedQuery:
+    """A query whose thread has ended without an error, as Spark's does when the text of one overflows its stack."""
+
+    isActive = False  # noqa: N815  (Spark's name)
+
+    def awaitTermination(self) -> None:  # noqa: N802  (Spark's name)
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_query_that_ends_by_itself_is_a_failure_and_the_driver_is_started_again(
+    tmp_path: Path, is_stopping: bool
+) -> None:
+    (tmp_path / "app.py").write_text(APP.format(exchange="runs"))
+    app = load_app(tmp_path / "app.py")
+    checkpoint = Checkpoint.claim(tmp_path / "checkpoint", name="walk", fingerprint=app.graph.fingerprint())
+    driver = Driver(DriverConfig(tmp_path / "app.py", tmp_path, tmp_path / "gateway"), app, checkpoint, print)
+    if is_stopping:
+        driver._is_stopping.set()
+    driver._await_end(EndedQuery())
+    if is_stopping:
+        assert driver._error is None
+    else:
+        assert isinstance(driver._error, RoundError)
+        assert status_of(driver._error) not in HOPELESS, "the supervisor restarts it"

@@ -366,6 +366,8 @@ class Driver:
         except Exception as error:  # a failure inside Spark is passed on as it is
             if not self._is_stopping.is_set():
                 self._failed(error_in_text(str(error)) or error)
+        if self._is_running:  # Spark matches the text of an error with a regular expression, and can fail at that
+            self._failed(RoundError("Spark ended the query without an error; logs/spark.log may say why"))
         self._events.put("ended")
 
     def _handle_signals(self, end: Callable[[], object] | None = None) -> None:

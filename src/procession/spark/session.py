@@ -73,7 +73,7 @@ LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
 (`spark/executor_check`) must be able to say so."""
 
 JAVA_OPTIONS = (
-    "-Xss4m",  # Spark matches whole Python tracebacks with one regular expression, which overflows the default stack
+    "-Xss16m",  # Spark matches whole Python tracebacks with one regular expression, which overflows smaller stacks
     "-XX:TieredStopAtLevel=1",  # the JVM handles only manifests: prefer fast compilation to fast code
     "-XX:+UseSerialGC",  # a small heap on few cores
     "-Xshare:auto",
