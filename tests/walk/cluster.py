@@ -104,8 +104,8 @@ class Cluster:
             assert self.supervisor.watch(LOOK_S), f"everything ended before {what}\n{self.tell()}"
 
     def until_done(self, source: str) -> None:
-        """Until a source has ended, and the end of its stream is committed too: then no epoch is open, and its output is
-        visible. A gateway may learn of a commit before the sinks do."""
+        """Until a source has ended, and the end of its stream is committed too: then no epoch is open, and its output
+        is visible. A gateway may learn of a commit before the sinks do."""
         self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
         self.until(self._is_quiet, "the last commit")
         self.until(lambda: not any(self.prepared().values()), "all sinks to know what is decided")
