@@ -267,6 +267,14 @@ def test_the_input_is_kept_from_a_position_before_the_epoch_and_let_go_with_the_
     assert InputPins(gateway).all() == {}
 
 
+def test_a_name_alone_makes_a_savepoint_and_a_misspelt_command_does_not(pipeline: StoredPipeline) -> None:
+    command("before-release", "--dir", pipeline.directory)
+    assert [savepoint.manifest["name"] for savepoint in savepoints(pipeline.directory)] == ["before-release"]
+    refused = CliRunner().invoke(savepoint_app, ["verfy", "--dir", str(pipeline.directory)])
+    assert refused.exit_code != 0
+    assert len(savepoints(pipeline.directory)) == 1
+
+
 def test_the_input_of_a_gateway_on_another_machine_is_not_kept(pipeline: StoredPipeline) -> None:
     gateway = pipeline.directory / "gateway"
     gateway.mkdir()

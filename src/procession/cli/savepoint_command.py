@@ -9,10 +9,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from procession.cli.command_options import PipelineDirectory, with_groups
 from procession.cli.replica_options import ReplicaAccess
@@ -21,8 +23,20 @@ from procession.log_format import note
 if TYPE_CHECKING:
     from procession.supervisor.savepoint import Savepoint
 
+
+class SavepointGroup(TyperGroup):
+    """`procession savepoint NAME` is `procession savepoint create NAME`. A misspelt command is an error."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not get_close_matches(args[0], self.commands, cutoff=0.7):
+            args = ["create", *args]
+        return super().resolve_command(ctx, args)
+
+
 savepoint_app = typer.Typer(
-    help="Keep the state of a pipeline under a name, look at it, or start a pipeline from it.", no_args_is_help=True
+    cls=SavepointGroup,
+    help="Keep the state of a pipeline under a name (`savepoint NAME`), look at it, or start a pipeline from it.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the savepoint.")]
