@@ -71,6 +71,32 @@ def test_ctrl_c_ends_a_merger_that_waits_and_its_output_is_committed(tmp_path: P
     assert run("cat", "out", cwd=tmp_path).stdout == lines(200)
 
 
+def test_inversions_after_a_time_out_are_those_of_an_independent_count(tmp_path: Path) -> None:
+    writer = written(tmp_path / "lanes", 1)
+    for epoch in range(1, 6):
+        writer.epoch(dealt(range(epoch * 100, epoch * 100 + 100), 3, epoch), only=[0, 2])
+    arguments = ("merge", "lanes:lanes", "--to", "file:out", "--follow", "--timeout-s", "0.3", "--json")
+    with running(*arguments, cwd=tmp_path) as merger:
+        while '"epochs": 6' not in merger.said:  # the silent lane was passed over
+            assert merger.process.poll() is None, merger.said
+        for epoch in range(1, 6):
+            writer.commit(epoch, 1)
+        while '"records": 600' not in merger.said:
+            assert merger.process.poll() is None, merger.said
+        merger.process.send_signal(signal.SIGINT)
+        assert merger.wait() == 0
+    numbers = [int(line) for line in run("cat", "out", cwd=tmp_path).stdout.splitlines()]
+    assert sorted(numbers) == list(range(600))
+    greatest, inversions = -1, 0
+    for number in numbers:
+        inversions += number < greatest
+        greatest = max(greatest, number)
+    last = json.loads(merger.said.splitlines()[-1])
+    assert last["inversions"] == {"shop-trades-1": inversions}
+    assert inversions > 100
+    assert last["passed_over"]["shop-trades-1"] >= 1
+
+
 def test_a_lane_that_is_waited_for_is_in_the_metrics(tmp_path: Path) -> None:
     writer = written(tmp_path / "lanes")
     writer.epoch([[200], [201], [202]], only=[0, 1])

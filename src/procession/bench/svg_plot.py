@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 22, 12, 44
 LEGEND_ROW = 18
 TICKS = 6
 COLOURS = ("#0b6e4f", "#1b66c9", "#8f8f8f", "#7a4fb5", "#c0392b", "#d98e04")
