@@ -124,6 +124,10 @@ HistoryBytes = Annotated[
     int | None,
     typer.Option(min=65536, show_default="33554432", help="Maximum size of the history of epochs, in bytes."),
 ]
+Emitters = Annotated[
+    int | None,
+    typer.Option(show_default="0", help="Processes that send to sinks with several connections. 0: the driver sends."),
+]
 StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Maximum keys whose state a task keeps in memory.")
 ]
@@ -236,6 +240,7 @@ class DriverSettings(EpochSettings):
 
     answer_timeout_s: AnswerTimeout = None
     sink_refusals_max: SinkRefusals = None
+    emitters: Emitters = None
     state_keys_max: StateKeys = None
     dead_letter_share_max: DeadLetterShare = None
     dead_letter_records_min: DeadLetterRecords = None

@@ -246,6 +246,7 @@ def driver(
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,
         sink_refusals_max=settings.sink_refusals_max,
+        emitters=settings.emitters,
         state_keys_max=settings.state_keys_max,
         dead_letter_share_max=settings.dead_letter_share_max,
         dead_letter_records_min=settings.dead_letter_records_min,

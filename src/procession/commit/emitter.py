@@ -8,6 +8,7 @@ sends the messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,14 +44,24 @@ def _batches(store: Runs, epoch: int, runs: Sequence[Run], columns: Sequence[str
     return (batch for path in paths for batch in path)
 
 
-def emission(store: Runs, action: EmitEpoch, manifests: Sequence[Manifest], options: SinkOptions) -> Iterator[pa.Array]:
-    """What a connection gets of an epoch."""
-    sink = options.sink or action.sink
-    runs = runs_for(sink, options.bucket, manifests)
+class ConnectionRuns(NamedTuple):
+    """What a connection gets of an epoch: its runs, and the number of records in all connections of its sink."""
+
+    runs: Sequence[Run]
+    total: int
+
+
+def connection_runs(options: SinkOptions, manifests: Sequence[Manifest]) -> ConnectionRuns:
+    sink = options.sink or options.name
+    total = sum(run.count for run in runs_for(sink, None, manifests)) if options.lane is not None else 0
+    return ConnectionRuns(runs_for(sink, options.bucket, manifests), total)
+
+
+def emission(store: Runs, action: EmitEpoch, given: ConnectionRuns, options: SinkOptions) -> Iterator[pa.Array]:
+    """The messages for a connection, piece by piece."""
     if options.lane is None:
-        return messages(store, action.epoch, runs, options)
-    total = sum(run.count for run in runs_for(sink, None, manifests))
-    return lane_messages(store, action.epoch, action.txn, runs, total, options.lane, options.pack_bytes_max)
+        return messages(store, action.epoch, given.runs, options)
+    return lane_messages(store, action.epoch, action.txn, given.runs, given.total, options.lane, options.pack_bytes_max)
 
 
 def messages(store: Runs, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:

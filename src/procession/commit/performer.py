@@ -22,7 +22,8 @@ from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
-from procession.commit.emitter import emission, length_of, payloads, runs_for
+from procession.commit.emitter import connection_runs, length_of, payloads
+from procession.commit.epoch_link import LinkMaker, direct_links
 from procession.commit.epoch_totals import check_joined, counted, joined, versions_after
 from procession.commit.round_events import (
     Acknowledge,
@@ -47,7 +48,7 @@ from procession.commit.round_events import (
 )
 from procession.commit.round_record import RoundRecord, acknowledged_epoch, next_positions
 from procession.commit.round_state import RoundPhase
-from procession.commit.sink_link import SinkLink, SinkOptions
+from procession.commit.sink_link import SinkOptions
 from procession.commit.stop_reasons import unsendable
 from procession.errors import LocalProtocolError, ProcessionError, RoundError, StorageError
 from procession.storage.durable import storage_error
@@ -116,6 +117,7 @@ class CommitPerformer:
         tables: TableVersions | None = None,
         letters: DeadLetterLimit | None = None,
         uniform: Callable[[float, float], float] = random.uniform,
+        make_link: LinkMaker | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._checkpoint = checkpoint
@@ -125,7 +127,8 @@ class CommitPerformer:
         self._keyed = keyed or {}
         self._tables = tables
         self._letters = letters
-        self._links = {options.name: SinkLink(options, self._handle, callbacks.say, uniform) for options in sinks}
+        make = make_link or direct_links(runs, uniform)
+        self._links = {each.name: make(each, self._handle, callbacks.say) for each in sinks}
         self._epoch: OpenEpoch | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they were started
         self._idle = asyncio.Event()
@@ -166,7 +169,7 @@ class CommitPerformer:
         ranges = [manifest for manifest in manifests if manifest.stage == 0]
         check_joined(epoch, ranges, last.last if last is not None else 0)
         positions = next_positions(last, self._acknowledged, [manifest.positions for manifest in ranges])
-        runs = {name: self._runs_for(name, manifests) for name in self._links}
+        runs = {name: connection_runs(link.options, manifests).runs for name, link in self._links.items()}
         starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
@@ -181,7 +184,7 @@ class CommitPerformer:
             acknowledged=acknowledged_epoch(last, self._acknowledged),
         )
 
-    def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, list[Run]]) -> dict[str, int]:
+    def _counted(self, epoch: int, manifests: Sequence[Manifest], runs: Mapping[str, Sequence[Run]]) -> dict[str, int]:
         last, limit = self._coordinator.rounds.get(epoch - 1), self._letters
         before = last.counters if last is not None else {}
         counters = counted(before, manifests, runs, self._keyed)
@@ -190,10 +193,6 @@ class CommitPerformer:
         letters = [run for sink_runs in runs.values() for run in sink_runs if run.to == limit.sink]
         count = sum(run.count for run in letters)
         return judged(before, counters, limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py())
-
-    def _runs_for(self, name: str, manifests: Sequence[Manifest]) -> list[Run]:
-        options = self._links[name].options
-        return runs_for(options.sink or name, options.bucket, manifests)
 
     async def _next_sides(self, epoch: int) -> Mapping[str, str]:
         """The versions of tables that the next epoch reads."""
@@ -300,7 +299,7 @@ class CommitPerformer:
             return  # the round was ended before its turn came
         try:
             link = self._links[action.sink]
-            await link.emit(action, emission(self._runs, action, self._epoch.manifests, link.options))
+            await link.emit(action, connection_runs(link.options, self._epoch.manifests))
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:

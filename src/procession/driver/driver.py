@@ -27,6 +27,7 @@ from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.dead_letter_share import DeadLetterLimit
+from procession.commit.emitter_client import emitter_links
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
@@ -86,6 +87,8 @@ class DriverConfig:
     answer_timeout_s: float = 30.0
     sink_refusals_max: int = REFUSALS_MAX
     state_keys_max: int = KEYS_MAX
+    emitters: int = 0
+    """Number of processes that send to sinks with several connections; 0: this process sends."""
     dead_letter_share_max: float = 0.5
     dead_letter_records_min: int = 1000
     jvm_timeout_s: float = 30.0
@@ -243,9 +246,9 @@ class Driver:
 
         async def make() -> CommitPerformer:
             sinks = sink_options(graph, config)
-            performer = CommitPerformer(
-                coordinator, checkpoint, self._runs, sinks, callbacks, self._states, keyed, tables, dead_letters
-            )
+            make_link = emitter_links(config.emitters, self._runs) if config.emitters else None
+            given = coordinator, checkpoint, self._runs, sinks, callbacks, self._states, keyed, tables, dead_letters
+            performer = CommitPerformer(*given, make_link=make_link)
             performer.start()
             return performer
 

@@ -285,7 +285,7 @@ class LocalPipeline:
         argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
         argv += ["--sink-refusals-max", str(settings.sink_refusals_max)]
         argv += ["--history-bytes-max", str(settings.history_bytes_max)]
-        argv += ["--state-keys-max", str(settings.state_keys_max)]
+        argv += ["--state-keys-max", str(settings.state_keys_max), "--emitters", str(settings.emitters)]
         argv += ["--dead-letter-share-max", str(settings.dead_letter_share_max)]
         argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
         argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]

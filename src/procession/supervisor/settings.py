@@ -161,6 +161,13 @@ class Settings(BaseSettings):
     draft_counts: bool = Field(False, description="Producers of the draft protocol may request counts in ACKs.")
     draft_debug: bool = Field(False, description="Producers of the draft protocol may request faults. For tests only.")
     gateways: int = Field(1, ge=1, le=64, description="Number of gateways, each a process.")
+    emitters: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Number of processes that send output to sinks with several connections (`connections=`,"
+        " `lanes=`), so that the driver does not have to. 0 means that the driver sends it.",
+    )
     state_keys_max: int = Field(
         1_000_000,
         ge=1,

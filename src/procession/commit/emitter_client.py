@@ -1,0 +1,218 @@
+"""The driver's side of emitter processes: starts them, gives orders, and passes on what they report.
+
+Invariant: an emitter process that ends is a lost connection for each of its sinks, and nothing else. Another one is
+started, connects again, and lists what the sinks have voted for; the coordinator settles it as after every lost
+connection. Upstream: `commit/performer`; downstream: `commit/emitter_process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from procession.commit.emitter import ConnectionRuns
+from procession.commit.emitter_frames import (
+    Answer,
+    FrameReader,
+    GatewaysLeft,
+    LinkFailed,
+    OpenAgain,
+    OpenConnections,
+    Request,
+    Said,
+    SendDecision,
+    SendRuns,
+    read_answer,
+    written_request,
+)
+from procession.commit.epoch_link import EpochLink, LinkMaker, Report, Say, direct_links
+from procession.commit.round_events import EmitEpoch, SinkConnected, SinkLost
+from procession.commit.sink_link import LINGER_S, SinkOptions
+from procession.commit.stop_reasons import unsendable
+from procession.errors import ProcessionError, RemoteProtocolError
+from procession.storage.run_store import RunStore
+
+log = structlog.get_logger("commit")
+
+READ_BYTES = 65_536
+RESTART_S = 0.2
+"""Time before an emitter process that has ended is started again."""
+ENDS_MAX = 10
+"""Number of ends in a row, without a connection to a sink in between, after which the pipeline stops."""
+
+
+class EmitterLink:
+    """A connection that an emitter process holds."""
+
+    def __init__(self, client: EmitterClient, options: SinkOptions, report: Report) -> None:
+        self.options = options
+        self.report = report
+        self.is_connected = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ends the connection for good."""
+        self._client = client
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        self._client.start()
+        try:
+            await self.ended
+        finally:
+            await self._client.close()
+
+    async def emit(self, action: EmitEpoch, given: ConnectionRuns) -> None:
+        if self.is_connected:
+            self._client.order(SendRuns(action, given))
+
+    def phase2(self, txn: str, commit: bool) -> None:
+        if self.is_connected:
+            self._client.order(SendDecision(self.options.name, txn, commit))
+
+    def reconnect(self, delay_s: float) -> None:
+        self._client.order(OpenAgain(self.options.name, delay_s))
+
+    def workers_left(self, names: tuple[str, ...]) -> None:
+        self._client.left[self.options.name] = names
+        self._client.order(GatewaysLeft(self.options.name, names))
+
+    def lost(self) -> None:
+        if self.is_connected:
+            self.is_connected = False
+            self.report(SinkLost(self.options.name))
+
+
+class EmitterClient:
+    """One emitter process, started again whenever it ends, and its connections."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._links: dict[str, EmitterLink] = {}
+        self._say: Say = print
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ends = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.left: dict[str, tuple[str, ...]] = {}
+        """The gateways that have left, as each link was told last."""
+
+    def link(self, options: SinkOptions, report: Report, say: Say) -> EmitterLink:
+        self._say = say
+        found = self._links[options.name] = EmitterLink(self, options, report)
+        return found
+
+    def start(self) -> None:
+        """All links were made."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._failed)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def order(self, request: Request) -> None:
+        """Passes a request on, unless there is no process: what is asked of a lost connection is asked again."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(written_request(request))
+
+    async def _run(self) -> None:
+        while True:
+            await self._session()
+            self._ends += 1
+            if self._ends >= ENDS_MAX:
+                raise ProcessionError(
+                    f"The process that sends to {', '.join(self._links)} has ended {self._ends} times in a row.",
+                    next_step="Its log says why. Set emitters to 0 to send from the driver.",
+                )
+            self._say(f"the process that sends to {', '.join(self._links)} has ended; starting another")
+            await asyncio.sleep(RESTART_S)
+
+    async def _session(self) -> None:
+        """Starts a process, and passes on what it reports until it ends."""
+        process, here = _started()
+        self.process = process
+        reader, writer = await asyncio.open_connection(sock=here)
+        log.info("emitter.started", pid=process.pid, sinks=list(self._links))
+        try:
+            self._writer = writer
+            self.order(OpenConnections(str(self._runs), tuple(link.options for link in self._links.values())))
+            for name, names in self.left.items():
+                self.order(GatewaysLeft(name, names))
+            frames = FrameReader()
+            with suppress(ConnectionError):
+                while data := await reader.read(READ_BYTES):
+                    for document in frames.take(data):
+                        self._take(read_answer(document))
+        except RemoteProtocolError as error:
+            log.error("emitter.garbled", reason=error.sentence)
+        finally:
+            self._writer = None
+            writer.close()
+            await asyncio.shield(self._reap(process))
+            for link in self._links.values():
+                link.lost()
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for the end of a process that the driver has left: it sends what was written first."""
+        wait = asyncio.get_running_loop().run_in_executor(None, process.wait)
+        try:
+            await asyncio.wait_for(asyncio.shield(wait), LINGER_S)
+        except TimeoutError:
+            process.kill()
+            await wait
+        log.info("emitter.ended", pid=process.pid, status=process.returncode)
+
+    def _take(self, answer: Answer) -> None:
+        match answer:
+            case Said(sentence):
+                self._say(sentence)
+            case LinkFailed(sink, error, is_unsendable):
+                self._end(self._links[sink], unsendable(sink, error.sentence) if is_unsendable else error)
+            case event:
+                link = self._links[event.sink]
+                if isinstance(event, SinkLost):
+                    link.is_connected = False
+                elif isinstance(event, SinkConnected):
+                    link.is_connected, self._ends = True, 0
+                link.report(event)
+
+    def _failed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for link in self._links.values():
+                self._end(link, error)
+
+    @staticmethod
+    def _end(link: EmitterLink, error: BaseException) -> None:
+        if not link.ended.done():
+            link.ended.set_exception(error)
+
+
+def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A new process, and the socket that leads to it."""
+    here, there = socket.socketpair()
+    with there:
+        argv = [sys.executable, "-m", "procession.commit.emitter_process", str(there.fileno())]
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(),)), here
+
+
+def emitter_links(count: int, runs: RunStore) -> LinkMaker:
+    """Links for a driver: sinks with several connections are sent to by `count` processes, the others directly. All of
+    one sink's connections are made one after the other, so each process gets its share of them."""
+    direct: Callable[[SinkOptions, Report, Say], EpochLink] = direct_links(runs)
+    clients = itertools.cycle([EmitterClient(runs.directory) for _ in range(count)])
+
+    def make(options: SinkOptions, report: Report, say: Say) -> EpochLink:
+        if options.bucket is None:
+            return direct(options, report, say)
+        return next(clients).link(options, report, say)
+
+    return make

@@ -1,0 +1,114 @@
+"""The emitter process: sends the runs of an epoch over its connections, on behalf of a driver.
+
+Invariant: it decides nothing. Every phase 2 is an order of the driver, given after the driver has read its fence. When
+the driver is gone, so is this process, and the driver's successor settles what was voted for, as it would for a
+connection of its own. Upstream: `commit/emitter_client` in the driver;
+downstream: `commit/sink_link`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from procession.commit.emitter_frames import (
+    Answer,
+    FrameReader,
+    GatewaysLeft,
+    LinkFailed,
+    OpenAgain,
+    OpenConnections,
+    Request,
+    Said,
+    SendDecision,
+    SendRuns,
+    read_request,
+    written_answer,
+)
+from procession.commit.epoch_link import EpochLink, direct_links
+from procession.errors import LocalProtocolError, ProcessionError
+from procession.log_format import configure
+from procession.storage.run_store import RunStore
+
+READ_BYTES = 65_536
+
+
+class EmitterProcess:
+    """The connections of this process. `writer` leads to the driver."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._links: dict[str, EpochLink] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Do what the driver asks for, until it closes the connection."""
+        frames = FrameReader()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for document in frames.take(data):
+                    self._do(read_request(document))
+        except ConnectionError:
+            pass  # the driver is gone
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _do(self, request: Request) -> None:
+        match request:
+            case OpenConnections(runs, options):
+                make = direct_links(RunStore(Path(runs)))
+                for each in options:
+                    link = self._links[each.name] = make(each, self._answer, self._say)
+                    self._spawn(each.name, link.run())
+            case SendRuns(action, given):
+                self._spawn(action.sink, self._links[action.sink].emit(action, given))
+            case SendDecision(sink, txn, commit):
+                self._links[sink].phase2(txn, commit)
+            case OpenAgain(sink, delay_s):
+                self._links[sink].reconnect(delay_s)
+            case GatewaysLeft(sink, names):
+                self._links[sink].workers_left(names)
+
+    def _say(self, sentence: str) -> None:
+        self._answer(Said(sentence))
+
+    def _answer(self, answer: Any) -> None:
+        written: Answer = answer
+        self._writer.write(written_answer(written))
+
+    def _spawn(self, sink: str, work: Coroutine[Any, Any, None]) -> None:
+        async def watched() -> None:
+            try:
+                await work
+            except ProcessionError as error:
+                self._answer(LinkFailed(sink, error, isinstance(error, LocalProtocolError)))
+
+        task = asyncio.create_task(watched())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A bug: this process ends, the driver starts another one, and both say so.
+            asyncio.get_running_loop().stop()
+            raise error
+
+
+async def serve(descriptor: int) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+    await EmitterProcess(writer).serve(reader)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its driver, which first ends the round
+    configure("info")
+    asyncio.run(serve(int(sys.argv[1])))

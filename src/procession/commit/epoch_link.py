@@ -1,0 +1,59 @@
+"""A connection to a sink, as the performer uses it: it gets runs and sends what they hold.
+
+Invariant: it does not matter to the round who reads the runs. `DirectLink` reads them in this process; an
+`EmitterLink` (`commit/emitter_client`) passes them to another process, which has a `DirectLink`. Upstream:
+`commit/performer`; downstream: `commit/sink_link`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from procession.commit.emitter import ConnectionRuns, emission
+from procession.commit.round_events import EmitEpoch, Event
+from procession.commit.sink_link import SinkLink, SinkOptions
+from procession.storage.run_store import Runs
+
+Report = Callable[[Event], None]
+Say = Callable[[str], None]
+
+
+class EpochLink(Protocol):
+    """One connection. The methods are those of `SinkLink`, except that `emit` takes runs."""
+
+    options: SinkOptions
+
+    async def run(self) -> None: ...
+
+    async def emit(self, action: EmitEpoch, given: ConnectionRuns) -> None: ...
+
+    def phase2(self, txn: str, commit: bool) -> None: ...
+
+    def reconnect(self, delay_s: float) -> None: ...
+
+    def workers_left(self, names: tuple[str, ...]) -> None: ...
+
+
+class DirectLink:
+    """A connection of this process, and the store with the runs that go over it."""
+
+    def __init__(self, link: SinkLink, runs: Runs) -> None:
+        self.options = link.options
+        self._link = link
+        self._runs = runs
+        self.run, self.phase2 = link.run, link.phase2
+        self.reconnect, self.workers_left = link.reconnect, link.workers_left
+
+    async def emit(self, action: EmitEpoch, given: ConnectionRuns) -> None:
+        await self._link.emit(action, emission(self._runs, action, given, self.options))
+
+
+LinkMaker = Callable[[SinkOptions, Report, Say], EpochLink]
+"""Makes the link of a connection. It reports events and sentences by these functions."""
+
+
+def direct_links(runs: Runs, uniform: Callable[[float, float], float] = random.uniform) -> LinkMaker:
+    """Connections of this process. `uniform` draws times to wait."""
+    return lambda options, report, say: DirectLink(SinkLink(options, report, say, uniform), runs)
