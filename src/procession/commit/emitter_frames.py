@@ -1,4 +1,4 @@
-"""What a driver and an emitter process say to each other, as bytes. Pure.
+"""What a driver and an emitter process say to each other, as bytes.
 
 Invariant: a frame is a length and a JSON document, at most FRAME_BYTES_MAX bytes. The driver first says which
 connections to open, then what to do on each; the process answers with the events of the round. Used by

@@ -1,9 +1,9 @@
 """The lane emitter: the runs of an epoch for one lane as lane blocks, with a frontier behind them.
 
 Invariant: a lane gets its records sorted by the order key, in whole blocks, and one frontier per epoch, even without
-records. The frontier names the group of lanes and the number of records that the epoch has in all of them. The driver
-reads the runs and sends the blocks, as for every sink. An executor could call `lane_messages` for its own lane, because
-it needs only the lane's runs and the transaction. `wire/lane_blocks` has the format.
+records. The frontier names the group of lanes and the number of records that the epoch has in all of them. It needs
+only the lane's runs and the transaction, so an emitter process can send a lane as well as the driver.
+`wire/lane_blocks` has the format.
 """
 
 from __future__ import annotations
