@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from procession.cli.main import app as cli
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.errors import ConfigError, StorageError
-from procession.supervisor.job_status import jobs, sentences, status
+from procession.supervisor.job_status import sentences, status
+from procession.supervisor.pipeline_snapshot import jobs
 from procession.supervisor.run_claim import LOCK, claimed, holder, running, stop
 
 HOLDER = """
@@ -97,6 +101,21 @@ def test_the_status_counts_what_is_committed_also_without_a_gateway(
     (stopped,) = jobs()
     assert (stopped["state"], stopped["epoch"], stopped["committed"], stopped["lag"]) == ("stopped", 0, 7, None)
     assert "does not run" in "\n".join(sentences(stopped))
+    assert stopped["verdict"]["outcome"] == "unknown"  # it has no history
+    listed = CliRunner().invoke(cli, ["jobs"]).stdout.splitlines()
+    assert listed[0].split() == [
+        "pipeline",
+        "state",
+        "since",
+        "pid",
+        "epoch",
+        "committed",
+        "records/s",
+        "lag",
+        "verdict",
+    ]
+    assert listed[1].split() == ["app", "stopped", "-", "-", "0", "7", "-", "-", "unknown"]
+    assert json.loads(CliRunner().invoke(cli, ["stop", "--json"]).stdout) == {"stopped": None}
     with held(directory) as process:
         found = status(directory)
         assert (found["state"], found["pid"], found["lag"]) == ("running", process.pid, None)

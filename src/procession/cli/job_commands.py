@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-COLUMNS = ("pipeline", "state", "pid", "epoch", "committed", "records_per_s", "lag")
+COLUMNS = ("pipeline", "state", "started_s", "pid", "epoch", "committed", "records_per_s", "lag", "verdict")
+TITLES = {"started_s": "since", "records_per_s": "records/s"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +45,22 @@ class ControlOptions:
 
 
 def jobs(as_json: Json = False) -> None:
-    """List the pipelines in .procession: which of them run, what they have committed, and how fast they are."""
+    """List the pipelines in .procession: which of them run and since when, what they have committed, how fast they are,
+    and the verdict on their epochs."""
     from procession.cli.streams_table import aligned
-    from procession.supervisor.job_status import jobs as find
+    from procession.supervisor.pipeline_snapshot import jobs as find
 
     found = find()
     if as_json:
         print(json.dumps({"jobs": found}))
         return
     rows = [[_cell(column, job[column]) for column in COLUMNS] for job in found]
-    titles = [column.replace("records_per_s", "records/s") for column in COLUMNS]
-    lines = aligned(titles, rows, ("pipeline", "state")) if rows else ["there is no pipeline in .procession"]
+    titles = [TITLES.get(column, column) for column in COLUMNS]
+    lines = (
+        aligned(titles, rows, ("pipeline", "state", "since", "verdict"))
+        if rows
+        else ["there is no pipeline in .procession"]
+    )
     print("\n".join(lines))
 
 
@@ -74,6 +81,7 @@ def status(
 def stop(
     directory: PipelineDirectory = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait until it has stopped.")] = 90.0,
+    as_json: Json = False,
 ) -> None:
     """Stop a pipeline as Ctrl-C does, and wait until it has stopped. Does nothing if it does not run."""
     from procession.cli.streams_table import chosen_pipeline
@@ -81,7 +89,8 @@ def stop(
 
     directory = chosen_pipeline(directory)
     pid = end(directory, timeout_s)
-    print(f"no pipeline runs in {directory}" if pid is None else f"stopped the pipeline in {directory} (process {pid})")
+    text = f"no pipeline runs in {directory}" if pid is None else f"stopped the pipeline in {directory} (process {pid})"
+    print(json.dumps({"stopped": pid}) if as_json else text)
 
 
 @with_groups
@@ -134,4 +143,8 @@ def _intake(at: ControlOptions) -> Intake:
 def _cell(column: str, value: object) -> str:
     if value is None:
         return "-"
+    if column == "started_s" and isinstance(value, float):
+        return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
+    if isinstance(value, dict):
+        return str(value["outcome"])
     return f"{value:,.0f}" if isinstance(value, int | float) and column != "pid" else str(value)

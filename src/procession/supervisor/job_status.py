@@ -17,8 +17,6 @@ from procession.commit.epoch_totals import app_counters
 from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError
 from procession.storage.driver_claim import checkpoint_of
-from procession.storage.secret import Secret, find_secret
-from procession.supervisor.cookies import PIPELINES
 from procession.supervisor.progress import PipelineProgress
 from procession.supervisor.run_app import last_round
 from procession.supervisor.run_claim import DRAINED, running
@@ -94,13 +92,6 @@ def _progress(progress: PipelineProgress) -> dict[str, Any]:
         "state": "paused" if progress.paused else "running",
         "disks_low": [str(path) for path in progress.disks_low],
     }
-
-
-def jobs(root: Path = PIPELINES) -> list[dict[str, Any]]:
-    """The status of every pipeline under this directory, by name. Figures of gateways that other users or secrets
-    protect are None."""
-    directories = sorted({path.parent.parent for path in root.glob("*/checkpoint/pipeline.json")})
-    return [status(directory, find_secret(directory, Secret.CONTROL)) for directory in directories]
 
 
 def sentences(found: Mapping[str, Any]) -> Iterator[str]:

@@ -19,8 +19,9 @@ from procession.driver.driver_reports import EPOCHS, PLAN, STATUS
 from procession.driver.epoch_log import EpochTail, older
 from procession.errors import ProcessionError
 from procession.sdk.transaction_log import TransactionTail
-from procession.storage.secret import GATEWAY
+from procession.storage.secret import GATEWAY, Secret, find_secret
 from procession.supervisor.content_check import BYTES_MAX, ContentCheck
+from procession.supervisor.cookies import PIPELINES
 from procession.supervisor.epoch_history import RecentEpochs, stages_of
 from procession.supervisor.job_status import PATIENCE_S
 from procession.supervisor.job_status import status as job_status
@@ -34,6 +35,11 @@ from procession.verify.verdict import Outcome
 
 PREPARED_MAX = 10
 """Maximum number of prepared transactions of a sink in a snapshot."""
+JOB_FIELDS = (
+    *("pipeline", "directory", "state", "pid", "app", "started_s", "epoch", "committed", "records_out", "late"),
+    *("dead_letters", "counters", "records_per_s", "lag", "away", "paused", "disks_low"),
+)
+"""What `procession jobs` says about a pipeline, apart from the verdict."""
 STREAMS_MAX = 200
 """Maximum number of streams in a snapshot: those with the largest lag. The others are counted."""
 
@@ -222,6 +228,17 @@ class PipelineSnapshots:
             keys = sum(count for task in version.tasks for _, count in task)
             found.append({"stage": name, "kind": version.kind, "files": len(files), "bytes": size, "entries": keys})
         return sorted(found, key=lambda state: -int(state["bytes"]))
+
+
+def jobs(root: Path = PIPELINES) -> list[dict[str, Any]]:
+    """The status of every pipeline under this directory, by name, with its verdict. Contents are not compared. Figures
+    of gateways that other users or secrets protect are None."""
+    found = []
+    for directory in sorted({path.parent.parent for path in root.glob("*/checkpoint/pipeline.json")}):
+        snapshots = PipelineSnapshots(directory, find_secret(directory, Secret.CONTROL), contents_bytes_max=0)
+        snapshot = snapshots.take()
+        found.append({name: snapshot[name] for name in (*JOB_FIELDS, "verdict")})
+    return found
 
 
 def _combine(verdict: dict[str, Any], contents: Mapping[str, Any] | None) -> None:
