@@ -185,6 +185,7 @@ def test_a_restore_needs_an_empty_directory_and_one_that_was_interrupted_is_done
 def test_a_sync_waits_for_the_quorum(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     with replicated(replicas, here) as files, files.open(here / "file", OpenMode.NEW) as file:
+        files.sync_directory(here)
         for number in (0, 1):
             replicas.stop(number)
         file.write(0, b"x")

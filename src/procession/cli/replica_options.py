@@ -82,18 +82,46 @@ class ReplicationOptions:
         """The directory, without symbolic links if it is replicated: files are found in it by their paths."""
         return directory if self.replicas is None else directory.resolve()
 
-    def host(self, directory: Path, name: str = "") -> AbstractContextManager[Host]:
+    def host(self, directory: Path) -> AbstractContextManager[Host]:
         """The host that the process runs on: this machine, with or without replicas."""
+        from procession.runtime.host import HOST
+
+        if (options := self._load()) is None:
+            return nullcontext(HOST)
+        from procession.sos.replicated_host import replicated_host
+
+        return replicated_host(self.place(directory), self.replica_volume, options)
+
+    def driver_host(self, directory: Path, *, is_spare: bool) -> AbstractContextManager[Host]:
+        """The same for a driver: of the pipeline's directory, its checkpoint, its states and its table copies."""
         from procession.errors import UsageError
         from procession.runtime.host import HOST
 
-        if self.replicas is None:
+        if (options := self._load()) is None:
             return nullcontext(HOST)
-        if not self.replica_volume:
-            raise UsageError("--replicas needs --replica-volume.", next_step="Give the directory a name there.")
+        if is_spare:
+            raise UsageError(
+                "A spare driver cannot use replicas.", next_step="Leave --spare out: a driver is started again."
+            )
+        from procession.sos.adopted_folder import AdoptedFolder
         from procession.sos.replicated_host import replicated_host
 
-        return replicated_host(self.place(directory), self.replica_volume, self.access.load(self.replicas), name=name)
+        # Tasks write states, and the source's process writes where logs are, before the driver syncs what names them.
+        adopted = {
+            "rounds": (AdoptedFolder("state"), AdoptedFolder("sides")),
+            "offsets": (AdoptedFolder("checkpoint/gateways", is_rewritten=True),),
+        }
+        place, only = self.place(directory), ("checkpoint", "state", "sides")
+        return replicated_host(place, self.replica_volume, options, only=only, adopted=adopted)
+
+    def _load(self) -> ReplicaOptions | None:
+        from procession.errors import UsageError
+
+        if self.replicas is None:
+            return None
+        if not self.replica_volume:
+            raise UsageError("--replicas needs --replica-volume.", next_step="Give the directory a name there.")
+        return self.access.load(self.replicas)
 
 
 @with_groups

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.errors import ConfigError, StorageError
 from procession.runtime.files import FileSystem, OpenFile, OpenMode
 from procession.runtime.host import HOST, Host
 from procession.sos.file_operations import (
@@ -53,7 +53,7 @@ async def restore_directory(
     make_directory(directory, files)
     _clear(directory, files)
     fences: list[int] = []
-    volume = ReplicatedVolume(volume_name, options, may_begin=False, on_claim=fences.append, host=host)
+    volume = ReplicatedVolume(volume_name, options, may_begin=False, on_create=fences.append, host=host)
     try:
         await volume.open(say)
         replay = JournalReplay(directory / STAGING, files)
@@ -64,6 +64,7 @@ async def restore_directory(
         marker = ReplicaMarker(restored.path, volume_name, files)
         for fence in fences:
             marker.add(fence)
+        marker.begun()
         files.remove_tree(directory / STAGING)
         fsync_dir(directory, files)
     finally:
@@ -168,11 +169,12 @@ class JournalReplay:
 
     def finish(self, directory: Path) -> RestoredDirectory:
         """Put the files where they belong, and sync everything."""
-        base = next((base for base in self._bases if base.is_complete), None)
-        if base is None:
-            raise RemoteProtocolError("the volume has no complete journal of a directory")
         for known in self._bases:
             self._close(known.place)
+        base = next((base for base in self._bases if base.is_complete), None)
+        if base is None:
+            # Whoever began the journal was lost before it had written its files, and so before anything was synced.
+            base = JournalBase(self._staging, self._bases[-1].root if self._bases else "")
         files, tree = self._files, base.tree
         try:
             folders = {base.root} if base.root else set[str]()

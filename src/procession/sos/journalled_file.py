@@ -1,6 +1,7 @@
 """An open file whose changes are journalled.
 
-Invariant: the disk has a change before the journal, and a sync waits for both. `sos/replicated_files` opens it.
+Invariant: the disk has a change before the journal, and a sync waits for both; that of a file whose name is not durable
+yet leaves the wait for the quorum to the sync of its directory. `sos/replicated_files` opens it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 class JournalledFile:
     """An open file whose changes are journalled."""
 
-    __slots__ = ("_files", "_inner", "_number")
+    __slots__ = ("_files", "_inner", "_named_at", "_number")
 
-    def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int) -> None:
+    def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int, *, is_new: bool) -> None:
+        """`is_new`: whether its name is not durable before a directory is synced."""
         self._files = files
         self._inner = inner
         self._number = number
+        self._named_at = files.directory_syncs if is_new else -1
 
     @property
     def size(self) -> int:
@@ -44,7 +47,9 @@ class JournalledFile:
     def sync(self, *, is_data_only: bool = False) -> None:
         barrier = self._files.journal.barrier()
         self._inner.sync(is_data_only=is_data_only)
-        self._files.journal.wait(barrier)
+        if self._named_at != self._files.directory_syncs:
+            self._files.journal.wait(barrier)
+        # Otherwise nobody relies on the file before the directory is synced, which waits for all of this.
 
     def close(self) -> None:
         self._inner.close()

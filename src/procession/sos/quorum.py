@@ -176,7 +176,6 @@ class QuorumWriter:
     def _claim(self, fence: int) -> list[ev.QuorumAction]:
         self._enter(QuorumPhase.CLAIMING)
         self.fence = fence
-        self._own_fences |= {fence}
         for copy in self.copies:
             copy.holds = 0
             copy.stop()
@@ -221,6 +220,7 @@ class QuorumWriter:
             last = self._own
             head = next_head(last, self._wanted, is_established=self._established == last.number)
         self.chain.append(ChainLink(self.fence, head, 0, 0))
+        self._own_fences |= {self.fence}  # now only: others may have claimed the same number, and won
         self._appends = 0
         self._enter(QuorumPhase.WRITING_BACK)
         return []

@@ -1,7 +1,8 @@
 """The file that says which replicas a directory belongs to, and which of their objects this machine has written.
 
-Invariant: a fence is in the file before it is claimed. So a directory whose replicas end with another fence is not the
-newest one: another machine has gone on from the replicas. The file is not replicated.
+Invariant: a fence is in the file before its object is created, and only if this machine has won it. So a directory
+whose replicas end with another fence is not the newest one: another machine has gone on from the replicas. The file is
+not replicated.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class ReplicaMarker:
         self._volume = volume
         self._files = files
         self.fences: list[int] = []
+        self.has_begun = False
+        """Whether the replicas had the directory at some time. If they are empty after that, they were lost."""
         found = read_if_there(self._path, files)
-        self.is_there = found is not None
         if found is None:
             return
         try:
             document = json.loads(found)
             check_format(self._path, document["format"], FORMAT)
             named, self.fences = str(document["volume"]), [int(fence) for fence in document["fences"]]
+            self.has_begun = bool(document["has_begun"])
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(
                 f"The file {self._path} is damaged.",
@@ -52,6 +55,19 @@ class ReplicaMarker:
     def add(self, fence: int) -> None:
         """Durable when this returns."""
         self.fences = [*self.fences, fence][-FENCES_MAX:]
-        document = {"format": FORMAT, "volume": self._volume, "fences": self.fences}
+        self._write()
+
+    def begun(self) -> None:
+        """The replicas have the directory."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._write()
+
+    def _write(self) -> None:
+        document = {
+            "format": FORMAT,
+            "volume": self._volume,
+            "fences": self.fences,
+            "has_begun": self.has_begun,
+        }
         write_durably(self._path, json.dumps(document).encode(), self._files)
-        self.is_there = True

@@ -96,6 +96,8 @@ class ReplicatedFiles:
         self._only = frozenset(only)
         self._adopted = adopted or {}
         self.tree = FileTree()
+        self.directory_syncs = 0
+        """How many were begun."""
         self._next_file = 1
         self._mutex = inner.mutex()
         self._copying: _Copying | None = None
@@ -282,12 +284,13 @@ class ReplicatedFiles:
         opened = self.inner.open(path, mode)
         if name is None:
             return opened
+        is_new = name not in self.tree.files
         try:
             number = self._opened(name, opened, mode)
         except BaseException:
             opened.close()
             raise
-        return JournalledFile(self, opened, number)
+        return JournalledFile(self, opened, number, is_new=is_new)
 
     def _opened(self, name: str, opened: OpenFile, mode: OpenMode) -> int:
         number = self.tree.files.get(name)
@@ -367,6 +370,7 @@ class ReplicatedFiles:
         if self._journalled(path) is None:
             self.inner.sync_directory(path)
             return
+        self.directory_syncs += 1
         for folder in self._adopted.get(path.name, ()):
             folder.adopt(self, self._root_path / folder.path, self._below(folder.path))
         barrier = self.journal.barrier()

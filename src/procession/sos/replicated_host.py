@@ -94,9 +94,9 @@ class ReplicaThread:
         volume = ReplicatedVolume(
             self._volume_name,
             self._options,
-            may_begin=not marker.is_there,
+            may_begin=not marker.has_begun,
             own_fences=marker.fences,
-            on_claim=marker.add,
+            on_create=marker.add,
             host=self._host,
         )
         try:
@@ -129,7 +129,8 @@ def replicated_host(
 
     Raises ConfigError, StorageError, or FencedError if another process has gone on from the replicas."""
     make_directory(directory, host.files)
-    thread = ReplicaThread(volume_name, options, ReplicaMarker(directory, volume_name, host.files), host)
+    marker = ReplicaMarker(directory, volume_name, host.files)
+    thread = ReplicaThread(volume_name, options, marker, host)
     thread.start()
 
     def begin_snapshot() -> None:
@@ -147,6 +148,7 @@ def replicated_host(
     )
     try:
         files.begin()
+        marker.begun()
         thread.retain(thread.fence)
         log.info("replicas.ready", directory=str(directory), fence=thread.fence)
         yield replace(host, files=files)

@@ -78,14 +78,14 @@ class ReplicatedVolume:
         *,
         may_begin: bool = True,
         own_fences: Collection[int] | None = None,
-        on_claim: Callable[[int], None] = lambda fence: None,
+        on_create: Callable[[int], None] = lambda fence: None,
         host: Host = HOST,
     ) -> None:
-        """`own_fences`: continue only a history that ends with one of these objects; None: any. `on_claim` is called
-        with each fence before it is claimed."""
+        """`own_fences`: continue only a history that ends with one of these objects; None: any. `on_create` is
+        called with the number of each object of this writer before it is created."""
         options.check()
-        self._on_claim = on_claim
-        self._claimed = 0
+        self._on_create = on_create
+        self._created = 0
         self.name = name
         self._options = options
         self._host = host
@@ -240,9 +240,9 @@ class ReplicatedVolume:
         match action:
             case ev.SendRead(source):
                 self._send(source, action)
-            case ev.SendClaim(_, fence) if fence > self._claimed:
-                self._claimed = fence
-                self._on_claim(fence)
+            case ev.SendCreate(_, fence, number) if number == fence > self._created:
+                self._created = fence
+                self._on_create(fence)
                 self._send(action.replica, action)
             case ev.SendClaim() | ev.SendCreate() | ev.SendAppend() | ev.SendRetain():
                 self._send(action.replica, action)
