@@ -39,7 +39,7 @@ def nanoseconds(time: Any, unit: Unit = "s") -> int:
     Raises TypeError or ValueError."""
     ns = _exact(time, unit)
     if not -TIME_MAX <= ns <= TIME_MAX:
-        raise ValueError(f"the time {time} is out of range")
+        raise ValueError(f"the time {time} is out of range, more than 73 years from 1970")
     return ns
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_the_list_shows_what_may_be_chosen(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines] == [case.short for case in CASES]
     list_cases(as_json=True)
     assert json.loads(capsys.readouterr().out)[0] == {"short": CASES[0].short, "case": CASES[0].name}
+
+
+def test_the_error_of_a_sink_that_ends_is_told(tmp_path: Path) -> None:
+    sink = f"{PROCESSION} sink parquet {tmp_path}/table {{dir}} --listen {{listen}}"
+    command = [*shlex.split(f"{PROCESSION} sink check --only gap"), "--", *shlex.split(sink)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "The sink says: A record is not JSON: " in done.stdout
+    assert "Next: " in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["file", "epochs"])

@@ -39,7 +39,7 @@ class ConnectorCommand(TyperCommand):
 
     def load(self) -> Any:
         """The command itself. Raises ConfigError if a package that it needs is missing."""
-        check_installed(self._connector, f"procession {self._kind} {self._connector.name}")
+        check_installed(self._connector, f"the command procession {self._kind} {self._connector.name}")
         return load_command(self._kind, self._connector)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:

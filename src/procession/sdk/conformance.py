@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from procession.sdk import conformance_cases
 from procession.sdk.scripted_worker import CrashPointNotReached, ScriptedWorker, expect, reply
 from procession.sdk.sink_process import SinkProcess
+from procession.sdk.sink_server import FAILED
 from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
 
 CASE_TIMEOUT_S = 120.0
+ENDING_S, SOON_S = 10.0, 0.2
+"""How long to wait for the end of a sink that says that it fails, and of one that broke a case."""
 
 BOTH = (True, False)
 POINTS: dict[str, tuple[bool, ...]] = {
@@ -76,6 +79,7 @@ class Conformance:
     async def run(self, case: ConformanceCase) -> Finding:
         """Play a case, with an instance of its own."""
         story = ScriptedWorker(self._trial, f"case-{len(self._cases_run)}", tuple(self._cases_run))
+        said_bytes = self._trial.said_bytes()
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
                 await case.play(story)
@@ -84,7 +88,9 @@ class Conformance:
         except TimeoutError:
             return Finding(CaseOutcome.BROKEN, "it did not answer in time")
         except (AssertionError, ConnectionError) as error:
-            return Finding(CaseOutcome.BROKEN, str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            words = await self._trial.last_words(said_bytes, ENDING_S if FAILED in why else SOON_S)
+            return Finding(CaseOutcome.BROKEN, f"{why}. The sink says: {words}" if words else why)
         finally:
             self._trial.disarm()
             story.close()

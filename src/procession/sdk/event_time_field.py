@@ -44,10 +44,12 @@ class EventTimeField:
                 # Decimal, because a float would round the written value.
                 found.append(_moment(self._value(json.loads(payload, parse_float=Decimal)), self.unit))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                reason = f"it has no field {self.name!r}" if isinstance(error, KeyError) else str(error)
+                is_missing = isinstance(error, KeyError)
+                reason = f"it has no field {self.name!r}" if is_missing else str(error)
+                step = "Name" if is_missing else f"Correct the time, or the unit, which is {self.unit!r}; or name"
                 raise ConfigError(
                     f"Message {number} of {stream} has no event time: {reason}.",
-                    next_step="Name a field that all records have as event-time field, or remove the option.",
+                    next_step=f"{step} a field that all records have as event-time field, or remove the option.",
                 ) from error
         times = all_nanoseconds(found, "ns")
         return np.zeros(0, np.int64) if times is None else times

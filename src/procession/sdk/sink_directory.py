@@ -151,6 +151,7 @@ def serve(
         log.warning("sink.open", listen=listen, reason="anybody who reaches this port can write, without a secret")
     with listening_socket(parse_address(listen), sink_directory.previous()) as listener:
         sink_directory.announce(address_of(listener))
+        log.info("sink.listening", listen=str(address_of(listener)))
         server = SinkServer(
             sink_directory.open_participant,
             cookie=cookie,

@@ -10,6 +10,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,9 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 60.0
 LOOK_S = 0.02
 LAST_LINES_BYTES = 2000
+
+ERROR = "error: "
+"""How our programs begin the sentence that they end with."""
 
 Visible = Callable[[Path, str], bytes]
 """What a reader of the output sees: of the sink's directory, and an instance."""
@@ -98,6 +102,24 @@ class SinkProcess:
             await asyncio.to_thread(self._process.wait, END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError from None
+
+    def said_bytes(self) -> int:
+        """How much the program has written to its standard error so far, over all of its lives."""
+        return self.stderr.stat().st_size if self.stderr.exists() else 0
+
+    async def last_words(self, after: int, timeout_s: float) -> str:
+        """What the program says of its end, if it ends in this time: the last of what it wrote behind this many
+        bytes."""
+        if self._process is None:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, timeout_s)
+            with self.stderr.open("rb") as file:
+                file.seek(max(after, self.said_bytes() - LAST_LINES_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+            first = max((row for row, line in enumerate(lines) if line.startswith(ERROR)), default=len(lines) - 1)
+            return " ".join(line.strip() for line in lines[first:]).removeprefix(ERROR)
+        return ""
 
     def visible(self, instance: str) -> bytes | None:
         """The output as a reader sees it; None without a command that reads it."""

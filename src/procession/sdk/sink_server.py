@@ -68,7 +68,7 @@ COLUMNS_FROM_MESSAGES = 100_000
 """Number of messages after which decoding by columns is worth its start-up cost."""
 WRITE_BYTES_MAX = 64 * 1024
 CREDITS = 2**31 - 1  # flow control is left to TCP; enough for peers that count credits
-
+FAILED = "the sink failed"
 _INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 
 log = structlog.get_logger()
@@ -203,7 +203,7 @@ class SinkServer:
         except SinkStopping:
             pass
         except Exception as error:  # whatever the author's Output raised, a vote may be lost
-            session.say_error("the sink failed")
+            session.say_error(FAILED)
             if self._failure and not self._failure.done():
                 self._failure.set_exception(error)
         finally:
