@@ -18,6 +18,7 @@ import pytest
 from procession.address import Address, listening_socket
 from procession.exit_status import Status
 from procession.spark.session import JAVA_OPTIONS, archive_options, spark_home
+from procession.supervisor import cleanup
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import jvms, wait_for
 from tests.walk.commands import error_line, run, running
@@ -28,6 +29,7 @@ from pathlib import Path
 from procession import Pipeline
 
 def held(payload):
+    (Path(__file__).parent / "started").touch()
     while (Path(__file__).parent / "wait").exists():
         time.sleep(0.01)
     return payload
@@ -64,6 +66,32 @@ def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(pl
     assert "Spark's JVM did not answer for 5 s and was killed" in log
     assert output(place, "hang-output-0") == LINES
     assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
+
+
+def test_the_process_that_plans_epochs_is_killed_and_the_driver_starts_again_with_one_sentence(place: Path) -> None:
+    (place / "wait").touch()
+    with running(*ARGUMENTS, "--epoch-records-max", "10", cwd=place) as command:
+        wait_for(lambda: "ready: connectors" in command.said, "the pipeline", lambda: command.said)
+        driver = json.loads((place / ".procession" / "hang" / "driver.json").read_text())["pid"]
+        (jvm,) = jvms(driver)
+        wait_for((place / "started").exists, "a task", lambda: command.said)
+        for planner in planners(jvm):
+            os.kill(planner, signal.SIGKILL)
+        (place / "wait").unlink()
+        assert command.wait() == Status.DONE, command.said
+        assert "driver ended with status" in command.said
+    log = (place / ".procession" / "hang" / "logs" / "driver.log").read_text()
+    assert "The Python process in which Spark plans epochs has ended." in log
+    assert "Traceback" not in log
+    assert output(place, "hang-output-0") == LINES
+
+
+def planners(jvm: int) -> list[int]:
+    """The processes of the JVM that plan epochs."""
+    children = [entry.pid for entry in cleanup.processes() if entry.parent == jvm]
+    found = [pid for pid in children if b"source_runner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert found
+    return found
 
 
 def silent_java(place: Path) -> str:

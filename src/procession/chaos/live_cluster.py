@@ -38,7 +38,7 @@ from procession.verify.decided import Decisions
 from procession.verify.decisions import DecisionReader
 
 STORY_BYTES_MAX = 4000
-WORKER_DAEMON = "procession.spark.worker_daemon"
+WORKER_DAEMON = "procession.spark.worker_daemon pyspark.worker"
 """In the command of the process that forks Spark's Python workers."""
 ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
@@ -225,7 +225,7 @@ class LiveCluster(ABC):
         return [pid for pid in self._session_of(DRIVER) if "CoarseGrainedExecutorBackend" in _command_of(pid)]
 
     def workers(self) -> list[int]:
-        """Return Spark's Python workers, which its daemon forks."""
+        """Return the Python workers of Spark's tasks, which their daemon forks."""
         session = [entry for entry in cleanup.processes() if entry.pid in self._session_of(DRIVER)]
         daemons = {entry.pid for entry in session if WORKER_DAEMON in _command_of(entry.pid) and entry.parent != 1}
         return [entry.pid for entry in session if entry.parent in daemons]

@@ -39,11 +39,11 @@ from procession.driver.epoch_log import LOG_BYTES_MAX
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.round_times import coordinator_of
 from procession.driver.sink_connections import epoch_limits, sink_options
-from procession.driver.spark_process import Query, SparkProcess, ends
+from procession.driver.spark_process import Query, SparkProcess, ends, query_error
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
-from procession.errors import ProcessionError, RoundError, error_in_text
+from procession.errors import ProcessionError, RoundError
 from procession.planner.graph import Exchange, Graph
 from procession.spark.epoch_size import EpochPace
 from procession.spark.java import check_java
@@ -368,7 +368,7 @@ class Driver:
             query.awaitTermination()
         except Exception as error:  # a failure inside Spark is passed on as it is
             if not self._is_stopping.is_set():
-                self._failed(error_in_text(str(error)) or error)
+                self._failed(query_error(error))
         if self._is_running:  # Spark matches the text of an error with a regular expression, and can fail at that
             self._failed(RoundError("Spark ended the query without an error; logs/spark.log may say why"))
         self._events.put("ended")

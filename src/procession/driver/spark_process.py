@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from procession.driver.scratch_directory import ScratchDirectory
-from procession.errors import ProcessionError
+from procession.errors import ProcessionError, RoundError, error_in_text
 from procession.planner.plan import Plan
 from procession.spark.master import (
     LOCAL_CLUSTER,
@@ -43,6 +43,11 @@ STARTED = time.monotonic()
 COMMAND_STARTED = "PROCESSION_COMMAND_STARTED"
 """Environment variable with the start time of the command that started the driver, on the monotonic clock."""
 
+SOURCE_RUNNER = "PythonStreamingSourceRunner"
+"""Spark's class that talks to the Python process in which epochs are planned."""
+CONNECTION_ENDED = ("java.io.EOFException", "Connection reset", "Broken pipe", "failed to connect back")
+"""What Java says of a connection whose other end is gone."""
+
 Say = Callable[[str], None]
 
 
@@ -64,6 +69,17 @@ def ends(query: Query) -> bool:
         return not query.isActive
     except Exception:  # a timeout in Spark, or a JVM that does not answer: the state of the query is unknown
         return False
+
+
+def query_error(error: Exception) -> Exception:
+    """The error that ended a query, without Spark's trace if it has a sentence of ours, or if it is the end of the
+    Python process that plans epochs: Spark does not start that one again, so the driver has to."""
+    trace = f"{error}\n{getattr(error, '_stackTrace', '')}"
+    if (ours := error_in_text(trace)) is not None:
+        return ours
+    if SOURCE_RUNNER in trace and any(sign in trace for sign in CONNECTION_ENDED):
+        return RoundError("The Python process in which Spark plans epochs has ended.")
+    return error
 
 
 class SparkProcess:
