@@ -183,6 +183,13 @@ def notice_silence(connected: socket.socket | None, silence_s: float = SILENCE_S
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def send_at_once(connected: socket.socket | None) -> None:
+    """Send small replies without waiting until the peer has acknowledged earlier ones, which takes 40 ms. asyncio does
+    this for sockets that it made itself, not for those of a listener that it was given."""
+    if connected is not None and connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 def kept(address: Address) -> socket.socket:
     """Return a socket that reserves the port for a server that is restarted there. It accepts no connections, and
     `listening_socket` does not choose the port for another server."""

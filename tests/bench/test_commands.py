@@ -32,6 +32,7 @@ NAMES = (
     "kafka",
     "postgres",
     "delta",
+    "replication",
 )
 
 
@@ -124,3 +125,11 @@ def test_the_loop_tells_how_we_compare_with_it() -> None:
         one = figures["forms"][form]
         assert min(one["records_per_second"], one["loop_records_per_second"], one["ratio"], one["start_s"]) > 0
         assert {"gateway", "source", "Python workers"} <= one["cpu_us_per_record"].keys()
+
+
+@pytest.mark.slow  # two gateways, and two replicas for one of them
+def test_the_cost_of_replicas_is_told() -> None:
+    figures = benched("replication", "--records", "20000", "--rounds", "1")
+    assert figures["share"] > 0
+    assert figures["replicated_bytes_per_byte"] > 0.5
+    assert figures["replicated_file_ms"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zlib
@@ -19,7 +20,7 @@ from procession.address import Address, address_of, listening_socket
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.sos import sos_frames as sf
 from procession.sos.sos_client import SosClient, SosUnreachable
-from procession.sos.sos_server import SosConfig, SosServer, check_sos_config, open_store
+from procession.sos.sos_server import SosConfig, SosServer, SosSession, check_sos_config, open_store
 from procession.sos.volume_rules import RefusalCode, RequestRefused
 from procession.tls import ClientTls
 from tests.certificates import Authority
@@ -235,3 +236,23 @@ def test_the_command_makes_a_secret_serves_and_stops(tmp_path: Path) -> None:
         process.wait()
         if process.stderr is not None:
             process.stderr.close()
+
+
+def test_a_small_reply_does_not_wait_for_the_acknowledgement_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, found = SosSession.run, []
+
+    async def run_session(self: SosSession) -> None:
+        connected = self._writer.get_extra_info("socket")
+        found.append(connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        await before(self)
+
+    monkeypatch.setattr(SosSession, "run", run_session)
+
+    async def work() -> None:
+        async with served(tmp_path) as address:
+            (await SosClient.open(address, SECRET)).close()
+
+    run(work)
+    assert found == [1]

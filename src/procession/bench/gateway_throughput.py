@@ -80,7 +80,7 @@ def encoded(stream_id: int, records: int) -> memoryview:
 def through_loopback(loads: Sequence[memoryview]) -> float:
     """The seconds that a loop which only receives takes."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as waiting:
-        start, senders = _forked(lambda load, _: _send_plainly(server.getsockname(), load), loads)
+        start, senders = forked(lambda load, _: _send_plainly(server.getsockname(), load), loads)
         for _ in loads:
             waiting.register(server.accept()[0], selectors.EVENT_READ)
         buffer = bytearray(READ_BYTES)
@@ -109,19 +109,19 @@ def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | No
             def producing(
                 some: Sequence[memoryview], records_per_stream: int, first_stream: int
             ) -> tuple[Any, list[Any]]:
-                return _forked(
-                    lambda load, number: _produce(gateway.address, load, records_per_stream, first_stream + number),
+                return forked(
+                    lambda load, number: produce(gateway.address, load, records_per_stream, first_stream + number),
                     some,
                 )
 
             start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)
             start.set()
-            _until(lambda: client.status()["is_columnar"])
+            until(lambda: client.status()["is_columnar"])
             start, senders = producing(loads, records, 1)
-            _until(lambda: client.status()["streams_total"] == 1 + len(loads))
+            until(lambda: client.status()["streams_total"] == 1 + len(loads))
             start.set()
             began = time.perf_counter()
-            _until(lambda: client.status()["next_sequence"] == WARM_RECORDS + records * len(loads))
+            until(lambda: client.status()["next_sequence"] == WARM_RECORDS + records * len(loads))
             took_s = time.perf_counter() - began
         for sender in warming + senders:
             sender.join()
@@ -153,20 +153,18 @@ def running(directory: str, *options: str) -> Iterator[Running]:
             gateway.terminate()
 
 
-def _until(is_reached: Callable[[], bool]) -> None:
+def until(is_reached: Callable[[], bool]) -> None:
     while not is_reached():
         time.sleep(LOOK_S)
 
 
 def _address(directory: Path) -> tuple[str, int]:
-    _until((directory / "gateway.json").exists)
+    until((directory / "gateway.json").exists)
     host, _, port = json.loads((directory / "gateway.json").read_text())["listen"].rpartition(":")
     return host, int(port)
 
 
-def _forked(
-    send: Callable[[memoryview, int], Callable[[], None]], loads: Sequence[memoryview]
-) -> tuple[Any, list[Any]]:
+def forked(send: Callable[[memoryview, int], Callable[[], None]], loads: Sequence[memoryview]) -> tuple[Any, list[Any]]:
     """A process for each load: connected at once, and sending when the event is set."""
     start = FORK.Event()
 
@@ -191,7 +189,7 @@ def _send_plainly(address: tuple[str, int], load: memoryview) -> Callable[[], No
     return go
 
 
-def _produce(address: tuple[str, int], load: memoryview, records: int, stream_id: int) -> Callable[[], None]:
+def produce(address: tuple[str, int], load: memoryview, records: int, stream_id: int) -> Callable[[], None]:
     """A producer that spends the credits it has, and waits when it has none."""
     peer = socket.create_connection(address)
     framer = Framer()

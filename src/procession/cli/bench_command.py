@@ -155,6 +155,21 @@ def credits(  # noqa: A001  (its name on the command line)
 
 
 @bench_app.command()
+def replication(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 2_000_000,
+    rounds: Rounds = 3,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Cost of two replicas on this machine: throughput of a gateway, processor time, and a durable file."""
+    from procession.bench import replication as bench
+
+    figures = bench.measure(records, rounds, directory)
+    print_figures(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
 def memory(
     context: typer.Context,
     records: Annotated[int, typer.Option(min=1, help="Number of records of the demo.")] = 2_000_000,

@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from procession.address import Address, address_of, notice_silence, parse_address, peer_of
+from procession.address import Address, address_of, notice_silence, parse_address, peer_of, send_at_once
 from procession.errors import ConfigError, RemoteProtocolError
 from procession.runtime.host import HOST, Host
 from procession.sos.sos_connection import SosConnection, SosEvent, SosViolation
@@ -138,6 +138,7 @@ class SosSession:
         self._deadline = asyncio.timeout(config.handshake_timeout_s)
         writer.transport.set_write_buffer_limits(WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
+        send_at_once(writer.get_extra_info("socket"))
 
     async def run(self) -> None:
         try:
