@@ -55,6 +55,7 @@ def examine(directory: Path, listen: str, settings: Settings) -> Iterator[Machin
     yield _python()
     good = {
         "master": f"Spark runs on {settings.master or 'threads of the driver'}",
+        "conf": "no Spark property that Procession sets itself is given",
         "java": "Spark finds a Java that it can use",
     }
     for name, check in start_checks(settings, listen):
