@@ -14,10 +14,11 @@ from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
 from procession.gateway import retired_file
 from procession.gateway.confirmation import check_offered
-from procession.gateway.gateway_directory import load_snapshot, save_snapshot
+from procession.gateway.gateway_directory import MemberFile, load_snapshot, save_snapshot
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.input_pins import InputPins, pin_new_gateway
 from procession.gateway.log_rows import LogRow, batch_of
+from procession.gateway.members import Member, MemberStatus, written
 from procession.gateway.retired_streams import HEADER, RetiredStreams
 from procession.gateway.snapshot import Position, Snapshot
 from procession.sdk.transaction_log import Transaction, TransactionLog
@@ -166,6 +167,13 @@ def test_a_record_that_waits_in_the_log_and_cannot_be_sent_again_is_a_reason(fed
         roll_back(fed.directory, savepoint)
 
 
+def test_a_savepoint_without_the_positions_of_the_streams_is_a_reason(fed: Place) -> None:
+    savepoint = made(fed)
+    savepoint = replace(savepoint, manifest={**savepoint.manifest, "has_streams": False})
+    with pytest.raises(ConfigError, match="does not know the committed positions of the streams"):
+        roll_back(fed.directory, savepoint)
+
+
 def test_a_later_rollback_does_not_offer_the_rows_that_were_left_out(fed: Place, path: Path) -> None:
     with IngressLog(fed.directory / "gateway" / "log", committed_end=2) as log:
         offsets = json.dumps({"gateway-0": log.offset(2).as_json()})
@@ -254,3 +262,11 @@ def test_a_gateway_that_joins_keeps_its_input_for_the_savepoints_that_are_there(
     assert InputPins(arrived.directory / "gateway-2").all()["good"].sequence == 0
     pin_new_gateway(arrived.directory / "gateway", arrived.directory / "gateway-1")
     assert InputPins(arrived.directory / "gateway-1").all()["good"].sequence == 0
+
+
+def test_a_gateway_that_has_left_with_later_records_is_named(arrived: Place) -> None:
+    savepoint = several(arrived, (5, 6))
+    gone = Member("gateway-1", "i", "", "", str(arrived.directory / "gateway-1" / "log"), standing=MemberStatus.LEFT)
+    MemberFile(arrived.directory / "gateway").save(written({"gateway-1": gone}))
+    with pytest.raises(ConfigError, match="gateway-1 has left the pipeline, and its log has later records"):
+        roll_back(arrived.directory, savepoint)
