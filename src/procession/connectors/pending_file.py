@@ -59,11 +59,15 @@ class PendingFile:
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         """Append bytes. The first ones after `drop` set the start of the transaction."""
+        self.write(position, Payloads.of(payloads).joined)
+
+    def write(self, position: int, *parts: bytes | memoryview) -> None:
+        """Append parts, as `append` does, one behind the other."""
         if self._file is None:
             self._start = position
             self._file = self._made()
         try:
-            self._file.write(position - self._start, Payloads.of(payloads).joined)
+            self._file.write(position - self._start, *parts)
         except OSError as error:
             raise storage_error(self.path, "write", error) from error
 

@@ -8,11 +8,11 @@ knows that it has all that was voted for. Upstream: outputs that publish records
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
 
 from procession.connectors.pending_file import PendingFile
 from procession.errors import RecordError, StorageError
@@ -39,8 +39,8 @@ class PendingRecords:
 
     def append(self, batch: pa.RecordBatch, output_bytes: int) -> None:
         body = memoryview(batch.serialize())
-        header = HEADER.pack(body.nbytes, zlib.crc32(body), output_bytes)
-        self._file.append(self._size, [b"".join((header, body))])
+        header = HEADER.pack(body.nbytes, crc32(body), output_bytes)
+        self._file.write(self._size, header, body)
         self._size += HEADER.size + body.nbytes
         self.output_bytes += output_bytes
 
@@ -81,7 +81,7 @@ class PendingRecords:
             if size > self._size - position:
                 raise self._damaged(f"it ends within a batch at byte {position}")
             body = self._bytes(position, position + size)
-            if zlib.crc32(body) != checksum:
+            if crc32(body) != checksum:
                 raise self._damaged(f"the batch at byte {position} has another checksum")
             position += size
             yield body, output_bytes
