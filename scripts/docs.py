@@ -150,6 +150,11 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("sos.volume_rules", "OBJECT_CHUNKS_MAX", "appends to one object"),
     ("sos.quorum_copies", "LAG_BYTES_MAX", "bytes on the way to a replica that is slower than the others"),
     ("sos.quorum_copies", "COPY_BYTES", "bytes that are read at once for a replica that lags"),
+    (
+        "gateway.gateway_directory",
+        "UNREPLICATED_BYTES_MAX",
+        "changes that wait for replicas before producers do",
+    ),
     ("sos.file_journal", "PENDING_BYTES_MAX", "changes of files that wait for the write quorum"),
     ("sos.file_operations", "WRITE_BYTES_MAX", "data of one record of a journal on replicas"),
     ("sos.file_operations", "NAME_BYTES_MAX", "a name in a journal on replicas"),

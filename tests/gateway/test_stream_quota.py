@@ -7,6 +7,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+from procession.gateway.gateway_directory import UNREPLICATED_BYTES_MAX
 from procession.gateway.gateway_events import AckIntervalPassed, SessionClosed
 from procession.merge.event_time import DeclaredOrder
 from procession.wire.messages import Notify, NotifyAck
@@ -254,6 +255,25 @@ async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_rese
     site.gateway.handle(AckIntervalPassed())
     assert not site.status["is_disk_short"]
     assert talk(waited_for, 1, ids, times) > 0
+
+
+@in_loop
+async def test_while_the_replicas_lag_nobody_gets_credit(tmp_path: Path) -> None:
+    site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
+    client, ids, times = Client(site, 1), itertools.count(), itertools.count()
+    host = site.gateway.host
+    site.gateway.host = replace(host, unreplicated_bytes=lambda: UNREPLICATED_BYTES_MAX + 1)
+    site.gateway.check_disk()
+    talk(client, 1, ids, times)
+    await site.epoch()
+    site.gateway.handle(AckIntervalPassed())
+    assert site.status["are_replicas_behind"]
+    assert talk(client, 1, ids, times) <= 1, "what its NOTIFY took, and nothing else"
+    site.gateway.host = host
+    site.gateway.check_disk()
+    site.gateway.handle(AckIntervalPassed())
+    assert not site.status["are_replicas_behind"]
+    assert talk(client, 1, ids, times) > 0
 
 
 @in_loop

@@ -65,6 +65,7 @@ class CreditFlow:
         """Number of rows that only the gateway uses and that are never committed."""
         self._unappended: deque[UnappendedRows] = deque()
         self.is_disk_short = False
+        self.are_replicas_behind = False
         """Whether the disk is low on space. No credits are granted then."""
         self.is_disk_full = False
         """Whether less than half of the minimum space is free. Producers are not read then."""
@@ -121,12 +122,12 @@ class CreditFlow:
     @property
     def is_withheld(self) -> bool:
         """Whether no session gets credits, whatever it waits for."""
-        return self.is_disk_short or self.is_paused
+        return self.is_disk_short or self.is_paused or self.are_replicas_behind
 
     @property
     def is_closed(self) -> bool:
         """Whether no session is read, whatever it sends."""
-        return self.is_disk_full or self.is_paused
+        return self.is_disk_full or self.is_paused or self.are_replicas_behind
 
     @property
     def is_over(self) -> bool:
@@ -159,6 +160,7 @@ class CreditFlow:
             "credits": self._limits.credits,
             "buffered": self.buffered,
             "is_disk_short": self.is_disk_short,
+            "are_replicas_behind": self.are_replicas_behind,
             "is_paused": self.is_paused,
             "is_over": self.is_over,
         }

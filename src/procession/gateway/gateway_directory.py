@@ -22,6 +22,8 @@ log = structlog.get_logger("gateway")
 
 SNAPSHOT = "positions.json"
 MEMBERS = "gateways.json"
+UNREPLICATED_BYTES_MAX = 16 * 1024 * 1024
+"""Producers are not read while more bytes than this are on their way to the replicas."""
 PAUSED = "paused"
 """The file that keeps a gateway paused over restarts."""
 
@@ -64,6 +66,17 @@ def check_free_space(flow: CreditFlow, directory: Path, bytes_min: int, files: F
             log.info("gateway.disk_has_room", producers="go on", **space)
     flow.is_disk_short = is_short
     flow.is_disk_full = free_bytes < bytes_min // 2
+
+
+def check_replicas(flow: CreditFlow, unreplicated_bytes: int) -> None:
+    """Tell flow control whether the replicas lag, and log changes: producers wait instead of the event loop."""
+    is_behind = unreplicated_bytes > UNREPLICATED_BYTES_MAX
+    if is_behind is not flow.are_replicas_behind:
+        if is_behind:
+            log.warning("gateway.replicas_behind", producers="wait", unreplicated_bytes=unreplicated_bytes)
+        else:
+            log.info("gateway.replicas_caught_up", producers="go on", unreplicated_bytes=unreplicated_bytes)
+    flow.are_replicas_behind = is_behind
 
 
 def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None:

@@ -22,7 +22,7 @@ from procession.gateway import gateway_events as ev
 from procession.gateway import input_pins, retired_file
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
-from procession.gateway.gateway_directory import check_free_space, is_paused, keep_paused, save_snapshot
+from procession.gateway.gateway_directory import check_free_space, check_replicas, is_paused, keep_paused, save_snapshot
 from procession.gateway.gateway_options import GatewayConfig
 from procession.gateway.gateway_status import status_of
 from procession.gateway.global_registry import LEADER
@@ -198,7 +198,8 @@ class GatewayPerformer:
         self.handle(ev.RowsAppended(self.log.next_sequence))
 
     def check_disk(self) -> None:
-        """Withholds credits while the disk is low on space."""
+        """Withholds credits while the disk is low on space, or the replicas lag."""
+        check_replicas(self.state.flow, self.host.unreplicated_bytes())
         check_free_space(self.state.flow, self.log.directory, self.config.disk_free_bytes_min, self.host.files)
 
     async def pause(self, paused: bool, *, is_kept: bool) -> None:

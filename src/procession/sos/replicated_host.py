@@ -151,6 +151,6 @@ def replicated_host(
         marker.begun()
         thread.retain(thread.fence)
         log.info("replicas.ready", directory=str(directory), fence=thread.fence)
-        yield replace(host, files=files)
+        yield replace(host, files=files, unreplicated_bytes=lambda: thread.journal.pending_bytes)
     finally:
         thread.stop()
