@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from procession.gateway.members import Member, MemberStatus, written
 from procession.gateway.retired_streams import HEADER, RetiredStreams
 from procession.gateway.snapshot import Position, Snapshot
 from procession.sdk.transaction_log import Transaction, TransactionLog
+from procession.storage.durable import lock_directory
 from procession.storage.log import IngressLog
 from procession.storage.segment import KIND_RECORD
 from procession.supervisor.rollback import roll_back
@@ -269,4 +271,13 @@ def test_a_gateway_that_has_left_with_later_records_is_named(arrived: Place) -> 
     gone = Member("gateway-1", "i", "", "", str(arrived.directory / "gateway-1" / "log"), standing=MemberStatus.LEFT)
     MemberFile(arrived.directory / "gateway").save(written({"gateway-1": gone}))
     with pytest.raises(ConfigError, match="gateway-1 has left the pipeline, and its log has later records"):
+        roll_back(arrived.directory, savepoint)
+
+
+def test_a_gateway_that_still_runs_is_named(arrived: Place) -> None:
+    savepoint = several(arrived, (5, 6))
+    with (
+        closing(lock_directory(arrived.directory / "gateway-1" / "log")),
+        pytest.raises(ConfigError, match="gateway-1 still runs"),
+    ):
         roll_back(arrived.directory, savepoint)

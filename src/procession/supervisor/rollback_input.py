@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ from procession.gateway.snapshot import Snapshot
 from procession.planner.connector_registry import load, source_of
 from procession.record import id_in_share
 from procession.storage.driver_claim import checkpoint_of
-from procession.storage.durable import write_durably
+from procession.storage.durable import lock_directory, write_durably
 from procession.storage.log import IngressLog
 from procession.storage.log_ranges import FIRST_GATEWAY, LogOffset, numbered_from
 from procession.storage.log_reader import LogReader
@@ -127,10 +128,16 @@ class LaterInput:
         data = path.read_bytes()
         return data, parse_offsets(data, path)
 
-    def elsewhere(self) -> list[str]:
-        """Gateways whose directories are not here."""
+    def unusable(self) -> list[str]:
+        """Gateways whose directories are not here, or that run."""
         named = {*self.last.offsets, *self.saved_offsets[1]}
-        return [f"the log of {name} is on another machine" for name in sorted(named - self.gateways.keys())]
+        found = [f"the log of {name} is on another machine" for name in sorted(named - self.gateways.keys())]
+        for name, gateway in self.gateways.items():
+            try:
+                lock_directory(gateway.directory / "log").close()
+            except ProcessionError:
+                found.append(f"{name} still runs")
+        return found
 
     @cached_property
     def departed(self) -> frozenset[str]:
@@ -210,7 +217,7 @@ class KeptInput:
         self.offsets, self._from = input_.saved_offsets
 
     def problems(self) -> list[str]:
-        if found := self._input.elsewhere():
+        if found := self._input.unusable():
             return found
         gateways = self._input.gateways
         starts = {name: self._from.get(name, LogOffset()) for name in self._input.last.offsets}
@@ -278,7 +285,7 @@ class RewoundInput:
         self._ends: dict[str, LogOffset] = {}
 
     def problems(self) -> list[str]:
-        if found := self._input.elsewhere():
+        if found := self._input.unusable():
             return found
         gateways = self._input.gateways
         if any(gateway.is_in_event_time for gateway in gateways.values()):
@@ -378,10 +385,7 @@ def _positions(snapshot: Snapshot, directory: Path) -> dict[int, int]:
 
 def _next_number(directory: Path) -> int:
     """The number of a file of retired streams that is not there yet."""
-    number = 0
-    while retired_file.path_of(directory, number).exists():
-        number += 1
-    return number
+    return next(number for number in count() if not retired_file.path_of(directory, number).exists())
 
 
 def possible(ways: Sequence[InputAgain]) -> tuple[InputAgain | None, list[str]]:
