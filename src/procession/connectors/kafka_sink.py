@@ -179,10 +179,12 @@ class KafkaOutput(Output):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         for message in self._cut(Payloads.of(payloads)):
-            for messages in self._messages(message):
+            batches = list(self._messages(message))
+            for number, messages in enumerate(batches, 1):
                 check_sizes(messages, self._guard.message_bytes_max, self._topic)
                 check_times(messages, self._guard.facts.settings, self._topic, time.time_ns() // UNITS["ms"])
-                self._pending.append(messages, message.edges[-1])
+                # The bytes of a block are counted once, with its last batch.
+                self._pending.append(messages, message.edges[-1] if number == len(batches) else 0)
         if self._pending.output_bytes > self._options.epoch_bytes_max:
             raise StorageError(
                 f"An epoch has more than {self._options.epoch_bytes_max} bytes, the limit of this sink.",
