@@ -120,8 +120,12 @@ class DirectoryWriter(SimulatedWriter):
             try:
                 await restore_directory(VOLUME, options, DIRECTORY, host=self._host)
             except ProcessionError as error:
-                if "no volume" not in error.sentence or self._directory_oracle.acknowledged:
+                if "no volume" not in error.sentence:
                     raise
+                if self._directory_oracle.acknowledged:
+                    # The first writer has begun since: the operator tries again.
+                    self.later(0.0, self.kill)
+                    return
                 # The first writer was lost before it had begun.
                 files.remove_tree(DIRECTORY)
         make_directory(DIRECTORY, files)
