@@ -119,6 +119,7 @@ SINKS = [
     "taken-back",
     "typed-tops",
     "fields-tops",
+    "pieces",
     "dead-letter",
     COUNTERS,
 ]
