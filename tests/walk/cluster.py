@@ -108,7 +108,7 @@ class Cluster:
         is visible. A gateway may learn of a commit before the sinks do."""
         self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
         self.until(self._is_quiet, "the last commit")
-        self.until(lambda: not any(self.prepared().values()), "all sinks to know what is decided")
+        self.until(lambda: not any(map(uncommitted, self._all_txnlogs())), "all sinks to know what is decided")
 
     def _is_quiet(self) -> bool:
         status = self.status()
@@ -139,6 +139,10 @@ class Cluster:
     def txnlogs(self) -> dict[str, Path]:
         directories = self.local.sink_directories
         return {sink: directories[sink] / f"{self.graph.name}-{sink}-0.txnlog" for sink in directories}
+
+    def _all_txnlogs(self) -> list[Path]:
+        """Of all connections."""
+        return [path for place in set(self.local.sink_directories.values()) for path in place.glob("*.txnlog")]
 
     def committed(self, sink: str) -> bytes:
         """What is visible of a sink's output: the ranges that its transaction log commits, which must be in order."""
