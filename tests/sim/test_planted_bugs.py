@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from procession.sim.fault_plan import FaultPlan
 from procession.sim.oracle import InvariantViolation
@@ -42,10 +43,11 @@ def neighbours(bug: Bug) -> Iterator[FaultPlan]:
         yield replace(plan, seed=chance.getrandbits(32), faults=tuple(faults))
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [pytest.param(bug, id=bug.plant.__name__, marks=[pytest.mark.slow] if bug.is_slow else []) for bug in BUGS],
-)
+def cases(bugs: Iterable[Bug]) -> list[ParameterSet]:
+    return [pytest.param(bug, id=bug.plant.__name__, marks=[pytest.mark.slow] if bug.is_slow else []) for bug in bugs]
+
+
+@pytest.mark.parametrize("bug", cases(BUGS))
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
     if bug.has_plan:
@@ -56,7 +58,7 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
     assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.blind_seed is not None], ids=lambda bug: bug.plant.__name__)
+@pytest.mark.parametrize("bug", cases(bug for bug in BUGS if bug.blind_seed is not None))
 def test_a_planted_bug_is_found_from_outside(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what sinks show, what producers are told and what stops: not because a rule that we made was not kept."""
     assert bug.blind_seed is not None

@@ -68,6 +68,7 @@ def test_a_jvm_that_hangs_is_killed_and_replaced_and_nothing_of_spark_is_left(pl
     assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_process_that_plans_epochs_is_killed_and_the_driver_starts_again_with_one_sentence(place: Path) -> None:
     (place / "wait").touch()
     with running(*ARGUMENTS, "--epoch-records-max", "10", cwd=place) as command:
