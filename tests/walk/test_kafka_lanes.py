@@ -55,6 +55,7 @@ def test_kills_of_broker_driver_and_merger_lose_nothing_and_keep_the_order(tmp_p
         admin.create_topics([NewTopic("trades", 4, 1)])["trades"].result(30)
         url = f"kafka://{broker.address}/trades"
         arguments = ("merge", url, "--to", f"file:{output}", "--follow", "--verify", "--json")
+        (tmp_path / "cluster").mkdir()
         with Cluster(tmp_path / "cluster", APP.replace("{url}", url), settings) as cluster:
             assert cluster.local.start()
             cluster.until_done(cluster.send(cluster.numbered(300)))
