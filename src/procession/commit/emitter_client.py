@@ -12,7 +12,6 @@ import itertools
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,6 @@ import structlog
 from procession.commit.emitter import ConnectionRuns
 from procession.commit.emitter_frames import (
     Answer,
-    FrameReader,
     GatewaysLeft,
     LinkFailed,
     OpenAgain,
@@ -30,6 +28,7 @@ from procession.commit.emitter_frames import (
     Said,
     SendDecision,
     SendRuns,
+    documents,
     read_answer,
     written_request,
 )
@@ -42,7 +41,6 @@ from procession.storage.run_store import RunStore
 
 log = structlog.get_logger("commit")
 
-READ_BYTES = 65_536
 RESTART_S = 0.2
 """Time before an emitter process that has ended is started again."""
 ENDS_MAX = 10
@@ -147,11 +145,9 @@ class EmitterClient:
             self.order(OpenConnections(str(self._runs), tuple(link.options for link in self._links.values())))
             for name, names in self.left.items():
                 self.order(GatewaysLeft(name, names))
-            frames = FrameReader()
             with suppress(ConnectionError):
-                while data := await reader.read(READ_BYTES):
-                    for document in frames.take(data):
-                        self._take(read_answer(document))
+                async for document in documents(reader):
+                    self._take(read_answer(document))
         except RemoteProtocolError as error:
             log.error("emitter.garbled", reason=error.sentence)
         finally:
@@ -207,7 +203,7 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
 def emitter_links(count: int, runs: RunStore) -> LinkMaker:
     """Links for a driver: sinks with several connections are sent to by `count` processes, the others directly. All of
     one sink's connections are made one after the other, so each process gets its share of them."""
-    direct: Callable[[SinkOptions, Report, Say], EpochLink] = direct_links(runs)
+    direct = direct_links(runs)
     clients = itertools.cycle([EmitterClient(runs.directory) for _ in range(count)])
 
     def make(options: SinkOptions, report: Report, say: Say) -> EpochLink:

@@ -7,8 +7,9 @@ connections to open, then what to do on each; the process answers with the event
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from procession.tls import ClientTls
 from procession.wire.lane_blocks import LaneIdentity
 
 LENGTH_BYTES = 4
+READ_BYTES = 65_536
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """A run takes about 150 bytes, so this is enough for 400,000 runs of one connection and epoch."""
 EVENTS: Mapping[str, type[Event]] = {
@@ -182,6 +184,14 @@ class FrameReader:
             del self._waiting[:end]
             if not isinstance(document, dict):
                 raise RemoteProtocolError("A frame of an emitter is not a JSON object.")
+            yield document
+
+
+async def documents(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    """The documents of the other side, until it closes the connection."""
+    frames = FrameReader()
+    while data := await reader.read(READ_BYTES):
+        for document in frames.take(data):
             yield document
 
 

@@ -2,8 +2,7 @@
 
 Invariant: it decides nothing. Every phase 2 is an order of the driver, given after the driver has read its fence. When
 the driver is gone, so is this process, and the driver's successor settles what was voted for, as it would for a
-connection of its own. Upstream: `commit/emitter_client` in the driver;
-downstream: `commit/sink_link`.
+connection of its own. Upstream: `commit/emitter_client` in the driver; downstream: `commit/sink_link`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 from procession.commit.emitter_frames import (
     Answer,
-    FrameReader,
     GatewaysLeft,
     LinkFailed,
     OpenAgain,
@@ -27,6 +25,7 @@ from procession.commit.emitter_frames import (
     Said,
     SendDecision,
     SendRuns,
+    documents,
     read_request,
     written_answer,
 )
@@ -34,8 +33,6 @@ from procession.commit.epoch_link import EpochLink, direct_links
 from procession.errors import LocalProtocolError, ProcessionError
 from procession.log_format import configure
 from procession.storage.run_store import RunStore
-
-READ_BYTES = 65_536
 
 
 class EmitterProcess:
@@ -48,11 +45,9 @@ class EmitterProcess:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Do what the driver asks for, until it closes the connection."""
-        frames = FrameReader()
         try:
-            while data := await reader.read(READ_BYTES):
-                for document in frames.take(data):
-                    self._do(read_request(document))
+            async for document in documents(reader):
+                self._do(read_request(document))
         except ConnectionError:
             pass  # the driver is gone
         finally:
