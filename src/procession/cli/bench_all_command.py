@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from procession.cli.bench_command import benchmarks_of
+from procession.cli.bench_command import ALL, bench_app, benchmarks_of
 from procession.cli.bench_options import Json
 from procession.errors import ConfigError, UsageError
 
 
+@bench_app.command(name=ALL)
 def compare_all(
     context: typer.Context,
     only: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Can be repeated.")] = None,

@@ -12,6 +12,11 @@ from procession.verify.semantics import Semantics, case_lines
 from procession.verify.verifier import compare
 
 
+def semantics() -> None:
+    """Show the meanings of "once": examples/doubler.py on 1, 2, 3 in five cases, each with its verdict."""
+    print(five_cases())
+
+
 def shown(expected: Sequence[str], committed: Sequence[str]) -> Semantics | None:
     """Return the semantics that an output shows."""
     return compare([_chunks(expected)], _chunks(committed)).semantics

@@ -1,0 +1,118 @@
+"""The commands `procession run` and `procession demo`: run an app with everything it needs.
+
+As in `cli/main`, they only parse and print; `supervisor/run_app` and `supervisor/demo` do the work.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from procession.cli.cluster_command import ClusterOptions
+from procession.cli.command_options import (
+    AppSettings,
+    EpochSettings,
+    Gateways,
+    PipelineSettings,
+    SpareDriver,
+    with_groups,
+)
+from procession.exit_status import Status
+from procession.log_format import note
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@with_groups
+def demo(
+    records: Annotated[int, typer.Option(min=1, help="Number of records.")] = 200_000,
+    crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(show_default="random", help="With --crash: seed that decides which process is killed when."),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", show_default="a temporary directory", help="Work in this directory and keep it."),
+    ] = None,
+    as_json: Json = False,
+    gateways: Gateways = None,
+    spare_driver: SpareDriver = None,
+    *,
+    epochs: EpochSettings,
+    cluster: ClusterOptions,
+) -> None:
+    """Stream records through a gateway, Spark and a file sink, and compare the output with the input, byte for byte."""
+    import secrets
+
+    from procession.supervisor.demo import Demo, sentence
+    from procession.supervisor.progress import Display
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(**epochs.given(), gateways=gateways, spare_driver=spare_driver)
+    with Display() as display, cluster.joined(display.say) as hosts:
+        chosen = secrets.randbelow(10_000) if seed is None else seed
+        place = directory.resolve() if directory else None
+        figures = Demo(records, settings, chosen, crash, place, display, hosts).run()
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if figures["outcome"] != "clean":
+        if not as_json and figures["outcome"] != "stopped":
+            print(f"verdict: {figures['outcome']}")
+        raise typer.Exit(Status.UNCLEAN)
+
+
+@with_groups
+def run(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input",
+            help="Send this file, or the files of a pattern in quotes, and exit when they are committed (repeatable).",
+        ),
+    ] = None,
+    event_time: Annotated[
+        str | None,
+        typer.Option(
+            "--event-time-field",
+            "--event-time",
+            metavar="FIELD",
+            help="With --input: JSON field that holds a record's event time.",
+        ),
+    ] = None,
+    event_time_unit: Annotated[
+        str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
+    ] = "s",
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
+        ),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
+    sets: AppSettings = None,
+    as_json: Json = False,
+    *,
+    given: PipelineSettings,
+    cluster: ClusterOptions,
+) -> None:
+    """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
+    from procession.driver.app_values import export
+    from procession.sdk.event_time_field import checked_unit
+    from procession.supervisor.run_app import is_clean, run_app, sentence
+    from procession.supervisor.settings import load_settings
+
+    settings = load_settings(**given.given())
+    export(sets or [])
+    checked_unit(event_time_unit)
+    field = ["--event-time-field", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
+    with cluster.joined(note) as hosts:
+        figures = run_app(
+            app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field, cluster=hosts
+        )
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if not is_clean(figures):
+        raise typer.Exit(Status.UNCLEAN)
