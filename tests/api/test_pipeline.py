@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from procession import aggregates, windows
 from procession.api import pipeline as pipeline_module
 from procession.api.pipeline import Pipeline
-from procession.api.stage import Stage
 from procession.commit.checkpoint import Checkpoint
 from procession.errors import PlanError
 from procession.planner.graph import Kind, OnError, PayloadCodec, SinkFraming
-from procession.planner.keys import RecordKey
 from tests.planner.pipelines import asked
 
 
@@ -62,30 +59,6 @@ def test_dead_letters_are_one_more_sink() -> None:
     assert small().graph().dead_letter is None
 
 
-def test_the_fingerprint_stays_when_stages_change_and_not_when_sources_or_sinks_do() -> None:
-    def fingerprint(sink: str = "out", source: str = "in", stages: int = 0, **options: Any) -> str:
-        pipeline = Pipeline("p", **options)
-        stage = pipeline.source(source)
-        for _ in range(stages):
-            stage = stage.map(bytes.upper)
-        stage.sink(sink, to="file:out")
-        return pipeline.graph().fingerprint()
-
-    assert fingerprint() == fingerprint(stages=2) == fingerprint(parallelism=7) == fingerprint(dead_letter="file:dead")
-    assert len({fingerprint(), fingerprint(sink="other"), fingerprint(source="other")}) == 3
-
-
-def test_how_many_connections_a_sink_has_and_what_by_belongs_to_the_checkpoint_and_one_changes_no_fingerprint() -> None:
-    def fingerprint(**options: Any) -> str:
-        pipeline = Pipeline("p", order="key")
-        pipeline.source("in").sink("out", to="file:out", **options)
-        return pipeline.graph().fingerprint()
-
-    assert fingerprint() == fingerprint(connections=1) == fingerprint(order="stream")
-    others = [{"connections": 2}, {"connections": 3}, {"connections": 2, "order": "stream"}]
-    assert len({fingerprint(), *(fingerprint(**options) for options in others)}) == 4
-
-
 def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what_to_do(tmp_path: Path) -> None:
     def claim(connections: int) -> None:
         pipeline = Pipeline("p", order="key")
@@ -100,20 +73,6 @@ def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what
     assert "make it a sink of lines over 2 connections by key again, or start over" in caught.value.next_step
     with pytest.raises(PlanError, match="was a sink of lines over 2 connections by key"):
         claim(1)
-
-
-def test_each_connection_of_a_sink_is_a_participant_with_an_instance_of_its_own() -> None:
-    pipeline = Pipeline("p", order="key", dead_letter="file:dead")
-    pipeline.source().sink("one", to="file:out").sink("more", to="file:out", connections=2)
-    assert [
-        (participant.name, participant.sink.name, participant.instance, participant.bucket)
-        for participant in pipeline.graph().participants
-    ] == [
-        ("one", "one", "p-one-0", None),
-        ("more.0", "more", "p-more-0", 0),
-        ("more.1", "more", "p-more-1", 1),
-        ("dead-letter", "dead-letter", "p-dead-letter-0", None),
-    ]
 
 
 def test_several_connections_and_a_total_order_are_refused_with_two_ways_out() -> None:
@@ -277,51 +236,3 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
     with pytest.raises(PlanError, match="was made when it wrote text"):
         claim()
     claim(source="bytes")  # text and bytes are written alike
-
-
-KEYED: dict[str, Callable[[Stage], Stage]] = {
-    "map_stateful": lambda stage: stage.map_stateful(divmod),
-    "filter_stateful": lambda stage: stage.filter_stateful(divmod),
-    "flat_map_stateful": lambda stage: stage.flat_map_stateful(divmod),
-    "reduce": lambda stage: stage.reduce(max),
-    "rolling": lambda stage: stage.rolling(aggregates.count()),
-    "distinct": lambda stage: stage.distinct(),
-    "join": lambda stage: stage.join(stage.filter(bool), within_s=1, join=max),
-}
-
-
-@pytest.mark.parametrize("word", KEYED)
-def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_told_what_to_write(word: str) -> None:
-    source = Pipeline("p").source()
-    before = source.key_by(len).map(list).rebalance(parallelism=3).flat_map(list).merge(source.key_by(max))
-    stage = KEYED[word](before)
-    assert stage._pipeline._nodes[-1].key == RecordKey((len, max) if word != "join" else (len, max, len, max))
-    without_key = {
-        "no key_by": source.map(list),
-        "another key": source.key_by(len).rebalance(max).map(list),
-        "a stage's own key": source.key_by(len).reduce(max, key=max),
-        "windows": source.key_by(len).window(windows.counting(3), aggregates.count()),
-        "a transform": source.key_by(len).transform(list),
-    }
-    for what, place in without_key.items():
-        with pytest.raises(PlanError, match="no key") as caught:
-            KEYED[word](place)
-        assert "key=" in caught.value.next_step, what
-        assert "key_by" in caught.value.next_step, what
-    with pytest.raises(PlanError, match="and records of 'source' without one") as caught:
-        KEYED[word](source.key_by(len).merge(source.map(list)))
-    assert "after the merge" in caught.value.next_step
-
-
-def test_windows_and_aggregates_are_by_the_key_of_key_by_and_their_results_are_not() -> None:
-    source = Pipeline("p").source()
-    for way, kinds in ((source, ("window", "aggregate")), (source.key_by(len), ("window_by_key", "aggregate_by_key"))):
-        nodes = way._pipeline._nodes
-        totals = way.window(windows.counting(3), aggregates.count())
-        assert nodes[-1].kind.value == kinds[0]
-        way.aggregate(aggregates.count())
-        assert nodes[-1].kind.value == kinds[1]
-        totals.aggregate(aggregates.collect())
-        assert nodes[-1].kind is Kind.AGGREGATE
-    source.key_by(len).reduce(max).distinct()
-    assert nodes[-1].key == RecordKey((len,)), "a stage that takes the key hands it on"

@@ -171,13 +171,13 @@ def test_a_function_that_raises_stop_iteration_errs_on_that_record_and_ends_noth
 def test_a_function_is_called_once_for_each_record_also_when_it_errs_on_some() -> None:
     called: list[bytes] = []
 
-    def look(payload: bytes) -> bytes:
+    def observe(payload: bytes) -> bytes:
         called.append(payload)
         return picky(payload)  # type: ignore[no-any-return]
 
     payloads = [b"a", b"bad", b"c", b"b", b"b2", b"d"]
     pipeline = Pipeline("p", dead_letter="file:dead")
-    pipeline.source().map(look).filter(look).sink("out", to="file:out")
+    pipeline.source().map(observe).filter(observe).sink("out", to="file:out")
     outputs(pipeline.graph(), batch_of(payloads))
     # Depth first, as a run without parallelism would.
     assert called == [b"a", b"aa", b"bad", b"c", b"cc", b"b", b"b2", b"d", b"dd"]
@@ -214,12 +214,12 @@ def test_a_dead_letter_tells_all_that_is_needed_to_send_the_record_again() -> No
 def test_map_batches_sees_every_column_of_the_rows_that_are_left() -> None:
     seen: list[dict[str, Any]] = []
 
-    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def observe(batch: pa.RecordBatch) -> pa.RecordBatch:
         seen.extend(batch.to_pylist())
         return batch
 
     pipeline = Pipeline("p")
-    pipeline.source().filter(lambda payload: payload != b"x").map_batches(look).sink("out", to="file:out")
+    pipeline.source().filter(lambda payload: payload != b"x").map_batches(observe).sink("out", to="file:out")
     assert outputs(pipeline.graph(), batch_of([b"x", b"y", b"x", b"z"]))["out"] == b"y\nz\n"
     assert [(row["payload"], row["message_id"], row["stream_id"], row["key"]) for row in seen] == [
         (b"y", 10, 7, b"k"),
