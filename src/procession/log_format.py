@@ -38,7 +38,7 @@ def note(sentence: str) -> None:
     _print_event(NOTE_PREFIX + sentence, NOTED, "info", {"sentence": sentence})
 
 
-def tell_error(error: ProcessionError) -> None:
+def print_error(error: ProcessionError) -> None:
     """Print the error that ended the command: the sentence, the next step, then the indented traceback."""
     trace = str(error.fields.get("trace", "")).rstrip()
     texts = {"sentence": error.sentence, "next_step": error.next_step, "trace": trace}
@@ -46,7 +46,7 @@ def tell_error(error: ProcessionError) -> None:
     _print_event(f"{ERROR_PREFIX}{error.explain()}{_below(trace)}", FAILED, "error", fields)
 
 
-def tell_crash(trace: str) -> None:
+def print_crash(trace: str) -> None:
     """Print the whole traceback of a bug that ended the command."""
     last = (trace.strip().splitlines() or [""])[-1]
     _print_event(trace.rstrip(), FAILED, "error", {"sentence": last, "trace": trace.rstrip()})
@@ -123,16 +123,16 @@ def keep_quiet() -> None:
         configure("warning", is_ours=False)
 
 
-def tell_uncaught_as_sentences() -> None:
+def print_uncaught_as_sentences() -> None:
     """In a user's program: print an uncaught ProcessionError as its sentence and next step, without a traceback unless
     `PROCESSION_LOG=debug` is set. A hook of the program itself is kept."""
     if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _tell_uncaught
+        sys.excepthook = _print_uncaught
 
 
-def _tell_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, ProcessionError) and os.environ.get(LEVEL_VARIABLE, "").lower() != "debug":
-        tell_error(error)
+        print_error(error)
     else:
         sys.__excepthook__(kind, error, trace)
 

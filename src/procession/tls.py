@@ -189,11 +189,11 @@ class _Certificates:
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls = tls
-        self._seen = self._look()
+        self._seen = self._fingerprints()
         self._context = tls.context()
 
     def context(self) -> ssl.SSLContext:
-        seen = self._look()
+        seen = self._fingerprints()
         if seen != self._seen:
             try:
                 self._context = self._tls.context()
@@ -203,7 +203,7 @@ class _Certificates:
             self._seen = seen
         return self._context
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _fingerprints(self) -> list[tuple[int, int, int] | None]:
         return [_fingerprint(path) for path in self._tls.files]
 
 

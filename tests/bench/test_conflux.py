@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -54,7 +55,7 @@ def test_a_source_makes_each_number_once_with_the_time_of_its_creation() -> None
 
 
 @pytest.mark.parametrize("workload", ["listing1", "w1", "w2"])
-@pytest.mark.parametrize("contestant", ["lanes", "ordered", "sequential"])
+@pytest.mark.parametrize("contestant", ["lanes", "blocks", "ordered", "sequential"])
 def test_every_ordered_contestant_gives_the_sequential_run(workload: str, contestant: str) -> None:
     pipeline = conflux_pipeline(workload, contestant, 0, "kafka://127.0.0.1:9/t", 2)
     inputs = [bytes(record) for record in records(list(range(300)))]
@@ -114,25 +115,26 @@ def test_a_consumer_notes_when_it_returns_messages_and_how_many_of_each_partitio
 
 
 def test_stamps_of_partitions_and_polls_meet_at_the_record() -> None:
-    # Partition 0 has the records 1, 3 and a frontier, then 6; partition 1 has 2 and 5 and a frontier.
+    # Partition 0 has the records 1, 3 and a frontier, then 6; partition 1 has 2 and 5 in one message and a frontier.
     appended = {
-        0: AppendedMessages(np.array([1, 3, -1, 6]), np.array([10, 11, 12, 30])),
-        1: AppendedMessages(np.array([2, 5, -1]), np.array([20, 21, 22])),
+        0: AppendedMessages(np.array([1, 3, 6]), np.array([0, 1, 3]), np.array([10, 11, 12, 30])),
+        1: AppendedMessages(np.array([2, 5]), np.array([0, 0]), np.array([20, 22])),
     }
-    polls = [Poll(100, {0: 2, 1: 1}), Poll(200, {0: 1, 1: 2}), Poll(300, {0: 1})]
+    polls = [Poll(100, {0: 2, 1: 1}), Poll(200, {0: 1, 1: 1}), Poll(300, {0: 1})]
     emissions = [Emission(250, records([1, 2, 3, 5])), Emission(350, records([6]))]
     for emission in emissions:
         emission.records["processed_ns"] = 5
     stamps = stamps_of(emissions, polls, appended)
     assert stamps["number"].tolist() == [1, 2, 3, 5, 6]
-    assert stamps["sunk_ns"].tolist() == [10, 20, 11, 21, 30]
-    assert stamps["consumed_ns"].tolist() == [100, 100, 100, 200, 300]
+    assert stamps["sunk_ns"].tolist() == [10, 20, 11, 20, 30]
+    assert stamps["consumed_ns"].tolist() == [100, 100, 100, 100, 300]
     assert stamps["emitted_ns"].tolist() == [250, 250, 250, 250, 350]
 
 
 def test_a_record_without_a_time_is_an_error() -> None:
+    appended = {0: AppendedMessages(np.array([1]), np.array([0]), np.array([3]))}
     with pytest.raises(StorageError, match="processed_ns"):
-        stamps_of([Emission(9, records([1]))], [Poll(5, {0: 1})], {0: AppendedMessages(np.array([1]), np.array([3]))})
+        stamps_of([Emission(9, records([1]))], [Poll(5, {0: 1})], appended)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_the_published_ratios_are_those_of_the_issue() -> None:
 
 
 def measured() -> dict[str, Any]:
-    waits = dict(zip(CONTESTANTS, (40, 30, 20, 80, 100), strict=True))
+    waits = dict(zip(CONTESTANTS, (40, 35, 30, 20, 80, 100), strict=True))
     found = {}
     for name, wait_ms in waits.items():
         rounds = [conflux_figures.run_figures(stamps(500, wait_ms + step), 500) for step in (1, 0, 2)]
@@ -240,8 +242,22 @@ def test_two_epochs_may_be_in_flight() -> None:
     assert (given.in_flight, given.warm_records, given.lanes_of("listing1")) == (200_000, 500_000, 2)
 
 
+def test_a_run_that_is_stopped_has_the_figures_of_the_workloads_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured_workload(_: ConfluxSetup, workload: str, *__: object) -> str:
+        if workload == "w2":
+            raise KeyboardInterrupt
+        return workload
+
+    monkeypatch.setattr(conflux, "KafkaServer", nullcontext)
+    monkeypatch.setattr(conflux, "_measure_workload", measured_workload)
+    found: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(figures["workloads"] for figures in conflux.measure(ConfluxSetup(1000, 0, 1, 100), ["w1", "w2"]))
+    assert found == [{"w1": "w1"}]
+
+
 @needs_kafka
-@pytest.mark.slow  # five pipelines on Spark
+@pytest.mark.slow  # six pipelines on Spark
 def test_all_contestants_run_and_every_output_is_checked(tmp_path: Path) -> None:
     sizes = ("--records", "3000", "--epoch-records", "1000", "--rounds", "1", "--burn-ns", "0", "--workload", "w1")
     report, figures = tmp_path / "report.html", tmp_path / "figures.json"

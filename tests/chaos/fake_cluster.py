@@ -115,7 +115,7 @@ class FakeCluster:
     def gateways(self) -> list[str]:
         return []
 
-    def story(self) -> str:
+    def log_tails(self) -> str:
         return "the story of all parts"
 
     def set_clocks_right(self) -> None:

@@ -30,7 +30,7 @@ def cluster(tmp_path: Path) -> Iterator[ChaosCluster]:
 def until(cluster: ChaosCluster, holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < deadline, cluster.story()
+        assert time.monotonic() < deadline, cluster.log_tails()
         cluster.stage.watch(0.05)
 
 

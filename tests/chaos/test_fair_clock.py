@@ -50,12 +50,12 @@ def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        assert toiling.look({child.pid}) == CpuTime(), "the first look has nothing to compare with"
+        assert toiling.measure({child.pid}) == CpuTime(), "the first measurement has nothing to compare with"
         child.stdin.write("go\n")
         child.stdout.readline()
-        worked = toiling.look({child.pid})
-        slept = toiling.look({child.pid})
+        worked = toiling.measure({child.pid})
+        slept = toiling.measure({child.pid})
         child.stdin.write("end\n")
     assert worked.ran_s > 0.01
     assert slept.ran_s < worked.ran_s
-    assert toiling.look({os.getpid() + 10_000_000}) == CpuTime()
+    assert toiling.measure({os.getpid() + 10_000_000}) == CpuTime()

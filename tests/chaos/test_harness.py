@@ -92,7 +92,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("name", scenarios())
 def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
     history = world.harness().run([brief(name)])
-    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.story for one in history.failures]}"
+    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.log_tails for one in history.failures]}"
     assert not [note for note in history.notes if not any(cause in note for cause in OF_THE_MACHINE)]
     assert history.committed > 0
     assert not history.recoveries.down
@@ -137,7 +137,7 @@ def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None
     assert failure.kind == "stall"
     assert "nothing was committed, and no fault was active, for 5 s" in failure.sentence
     for part in (GATEWAY, "driver", LEFT, RIGHT):
-        assert f"--- {part}.log" in failure.story
+        assert f"--- {part}.log" in failure.log_tails
 
 
 @pytest.mark.slow

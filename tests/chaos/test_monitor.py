@@ -45,7 +45,7 @@ def world(tmp_path: Path) -> World:
 def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.acknowledge(world.path, 51)
-    world.monitor.look()
+    world.monitor.poll()
     assert {verdict.outcome for verdict in world.outputs.compare_all().values()} == {Outcome.CLEAN}
 
 
@@ -56,7 +56,7 @@ def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: Worl
     with pytest.raises(
         Failed, match="the producer of stream s0000 was told that it is committed up to 102, but"
     ) as info:
-        world.monitor.look()
+        world.monitor.poll()
     assert info.value.kind == "violation"
 
 
@@ -64,13 +64,13 @@ def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -
     world.fake.gateway_says = [{"id": world.id, "name": "s0000.txt", "committed": 102, "seen": 102}]
     world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match=r"s0000\.txt is acknowledged up to 102, but committed up to 51"):
-        world.monitor.look()
+        world.monitor.poll()
 
 
 def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = None
-    world.monitor.look()
+    world.monitor.poll()
     world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match="was told"):
         world.monitor.check()
@@ -80,13 +80,13 @@ def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.committed = -1
     with pytest.raises(Failed, match="is visible, but nobody decided to commit it"):
-        world.monitor.look()
+        world.monitor.poll()
 
 
 def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None:
     world.fake.commit(world.path, COUNT - 2)
     world.fake.acknowledge(world.path, 51 * (COUNT - 2))
-    world.monitor.look()
+    world.monitor.poll()
     for verdict in world.outputs.compare_all().values():
         assert (verdict.outcome, verdict.lost, verdict.acknowledged_lost) == (Outcome.VIOLATED, 2, 1)
 
@@ -103,7 +103,7 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
         world.fake.acknowledge(world.path, 51)
     if not is_named:
         world.fake.rounds.clear()
-    world.monitor.look()
+    world.monitor.poll()
     for verdict in world.outputs.compare_all().values():
         assert verdict.outcome is Outcome.UNKNOWN
         assert why in verdict.why
@@ -113,7 +113,7 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
 def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: World, status: int) -> None:
     world.fake.stage.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
     with pytest.raises(Failed, match="and no injected fault explains this") as info:
-        world.monitor.look()
+        world.monitor.poll()
     assert info.value.kind == "death"
 
 
@@ -121,15 +121,15 @@ def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World)
     spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
     world.injector.excuses["driver"] = Excuse((-signal.SIGKILL,))
     world.fake.stage.deaths.append(spare)
-    world.monitor.look()
+    world.monitor.poll()
     assert not world.history.recoveries.events, "the driver itself lives"
     world.injector.excuses.clear()
     world.fake.stage.deaths.append(spare)
     with pytest.raises(Failed, match="the spare of driver ended with signal 9"):
-        world.monitor.look()
+        world.monitor.poll()
 
 
 def test_a_part_that_was_not_ready_in_time_is_told_of_in_a_note(world: World) -> None:
     world.fake.stage.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
-    world.monitor.look()
+    world.monitor.poll()
     assert world.history.notes == ["driver was not ready, and was started again"]

@@ -69,7 +69,7 @@ def test_streams_may_interleave_and_come_bit_by_bit(files: Files) -> None:
     lines = interleaved()
     for start in range(0, len(lines), 7):
         files.commit(lines[start : start + 7], salt=b"%08d" % start)
-        assert files.outputs.look() == []
+        assert files.outputs.poll() == []
     assert files.outputs.missing() == []
     assert files.outputs.committed == 2 * COUNT
     assert {verdict.outcome for verdict in files.outputs.compare_all().values()} == {Outcome.CLEAN}
@@ -77,7 +77,7 @@ def test_streams_may_interleave_and_come_bit_by_bit(files: Files) -> None:
 
 def test_what_is_not_there_yet_is_missing_and_not_wrong(files: Files) -> None:
     files.commit(interleaved()[:-1])
-    assert files.outputs.look() == []
+    assert files.outputs.poll() == []
     assert files.outputs.missing() == [
         f"{side} has {COUNT - 1} of {COUNT} records of stream {tag(1)}" for side in ("left", "right")
     ]
@@ -96,24 +96,24 @@ DAMAGES: dict[str, Callable[[Lines], Lines]] = {
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_planted_damage_is_found_and_named(files: Files, what: str) -> None:
     files.commit(DAMAGES[what](interleaved()))
-    wrong = files.outputs.look()
+    wrong = files.outputs.poll()
     assert any(what in sentence for sentence in wrong), wrong
 
 
 def test_sinks_that_were_given_different_runs_of_an_epoch_are_found(files: Files) -> None:
     files.commit(interleaved(), ("left",), salt=b"aaaaaaaa")
-    assert files.outputs.look() == []
+    assert files.outputs.poll() == []
     files.commit(interleaved(), ("right",), salt=b"bbbbbbbb")
-    assert "left and right differ" in files.outputs.look()[0]
+    assert "left and right differ" in files.outputs.poll()[0]
 
 
 def test_committed_output_that_is_gone_is_found(files: Files) -> None:
     files.commit(interleaved())
     (files.directory / "right.data").write_bytes(b"")
-    assert any("committed output is missing" in sentence for sentence in files.outputs.look())
+    assert any("committed output is missing" in sentence for sentence in files.outputs.poll())
 
 
 def test_a_commit_that_leaves_a_gap_is_found(files: Files) -> None:
     files.ends["left"] += 100
     files.commit(interleaved(), ("left",))
-    assert any("was the end" in sentence for sentence in files.outputs.look())
+    assert any("was the end" in sentence for sentence in files.outputs.poll())

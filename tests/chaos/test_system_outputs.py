@@ -61,12 +61,12 @@ class World:
         self.outputs.expect(MonitoredStream(tag(0), path, COUNT, stream_id=7, id_bytes=RECORD_BYTES + 1))
         self.reader.start()
 
-    def look(self) -> list[str]:
+    def poll(self) -> list[str]:
         """What is wrong, after everything that is shown was read."""
         assert until(lambda: not self.system.told)
         size = sum(len(line) + 1 for line in self.system.visible)
         assert until(lambda: self.reader.end == size or bool(self.reader.wrong))
-        return self.outputs.look()
+        return self.outputs.poll()
 
     def outcome(self) -> Outcome:
         return self.outputs.compare_all()["topic"].outcome
@@ -81,12 +81,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 def test_all_records_once_in_order_are_clean_however_they_come(world: World) -> None:
     world.system.show(ALL[:10])
-    assert not world.look()
+    assert not world.poll()
     world.system.is_away = True
     assert until(lambda: "away" in world.reader.why_not)
     world.system.is_away = False
     world.system.show(ALL[10:])
-    assert not world.look()
+    assert not world.poll()
     assert not world.outputs.missing()
     assert world.outcome() is Outcome.CLEAN
 
@@ -103,7 +103,7 @@ def test_all_records_once_in_order_are_clean_however_they_come(world: World) -> 
 )
 def test_a_wrong_record_is_found_at_the_next_look(world: World, lines: list[bytes], what: str) -> None:
     world.system.show(lines)
-    wrong = world.look()
+    wrong = world.poll()
     assert len(wrong) == 1
     assert what in wrong[0]
 
@@ -112,16 +112,16 @@ def test_order_is_that_of_a_key_where_that_was_promised(world: World) -> None:
     by_key = sorted(ALL, key=lambda line: line[14:15])
     world.system.show(by_key)
     is_by_key = world.outputs.outputs["topic"].order is PromisedOrder.KEY
-    assert bool(world.look()) is not is_by_key
+    assert bool(world.poll()) is not is_by_key
     assert world.outcome() is (Outcome.CLEAN if is_by_key else Outcome.VIOLATED)
 
 
 def test_what_is_visible_beyond_the_decision_is_a_violation(world: World) -> None:
     world.decided = 100
     world.system.show(ALL[:5], 99)
-    assert not world.look()
+    assert not world.poll()
     world.system.show(ALL[5:6], 100)
-    assert world.look() == ["topic: position 100 is visible, but only those below 100 are decided"]
+    assert world.poll() == ["topic: position 100 is visible, but only those below 100 are decided"]
 
 
 def vanish(system: FakeSystem) -> None:
@@ -135,7 +135,7 @@ def repeat(system: FakeSystem) -> None:
 @pytest.mark.parametrize("change", [vanish, repeat])
 def test_what_changes_after_it_was_seen_is_found_at_the_end(world: World, change: Callable[[FakeSystem], None]) -> None:
     world.system.show(ALL)
-    assert not world.look()
+    assert not world.poll()
     change(world.system)
     assert world.outcome() is Outcome.VIOLATED
 
@@ -143,4 +143,4 @@ def test_what_changes_after_it_was_seen_is_found_at_the_end(world: World, change
 def test_what_no_sink_may_write_is_said_at_the_next_look(world: World) -> None:
     world.system.error = WrongRecord("the message at keyed[1] offset 5 has the key b'B'")
     assert until(lambda: bool(world.reader.wrong))
-    assert world.look() == ["topic: the message at keyed[1] offset 5 has the key b'B'"]
+    assert world.poll() == ["topic: the message at keyed[1] offset 5 has the key b'B'"]

@@ -96,7 +96,7 @@ def test_every_record_is_there_once_in_order_whatever_is_done_to_the_systems(wor
         make_workload=started.make_workload,
     )
     history = harness.run([brief(name)])
-    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.story for one in history.failures]}"
+    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.log_tails for one in history.failures]}"
     assert not [note for note in history.notes if OF_THE_MACHINE not in note]
     assert history.committed > 0
     assert history.decided > 0

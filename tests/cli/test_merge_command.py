@@ -128,6 +128,8 @@ def test_cat_and_verify_read_lanes_in_order(tmp_path: Path) -> None:
         (["file:x"], "file:DIR has no lanes"),
         (["lanes:lanes", "--shard", "4/4"], "'4/4' is not a shard"),
         (["lanes:lanes", "--lanes", "3-1"], "'3-1' are no lanes"),
+        (["lanes:lanes", "--lanes", "0-9", "--to", "lanes:x"], "has the lanes 0 to 2, and no lane 9"),
+        (["lanes:lanes", "--lanes", "9", "--to", "lanes:x"], "has the lanes 0 to 2, and no lane 9"),
         (["lanes:lanes", "--late", "dead-letter"], "needs --to and --timeout-s"),
         (["lanes:lanes", "--to", "lanes:x", "--timeout-s", "1"], "A lane must be sorted"),
         (["lanes:lanes", "--to", "lanes:x", "--by-event-time"], "so they cannot be a lane"),

@@ -27,9 +27,9 @@ def test_a_script_gets_one_object_and_a_person_a_sentence() -> None:
 def test_a_plan_in_a_file_is_run_and_its_story_told(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(plan_of(3).to_json())
-    result = subprocess.run([*SIMULATE, "--plan", str(plan), "--story", "--json"], capture_output=True, check=True)
+    result = subprocess.run([*SIMULATE, "--plan", str(plan), "--events", "--json"], capture_output=True, check=True)
     assert json.loads(result.stdout)["runs"] == 1
-    assert json.loads(result.stdout)["story"]
+    assert json.loads(result.stdout)["events"]
 
 
 def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None:

@@ -101,6 +101,30 @@ def test_where_nothing_runs_that_is_said_in_a_sentence_with_a_next_step(
     assert "Next:" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "stop",
+        "savepoint list",
+        "savepoint create x",
+        "state list",
+        "rollback x",
+        "traces --once",
+        "dashboard",
+    ],
+)
+def test_a_directory_without_a_pipeline_is_named_together_with_the_pipelines_that_there_are(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".procession" / "one" / "gateway").mkdir(parents=True)
+    (tmp_path / ".procession" / "one" / "gateway" / "gateway.json").write_text("{}")
+    done = commands.run(*command.split(), "--dir", "nowhere", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr == "error: There is no pipeline in nowhere.\n  Next: Give --dir one of: .procession/one.\n"
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_name_from_a_peer_cannot_paint_on_the_screen() -> None:
     row = {"id": 1, "name": "\x1b[2Jx" + 100 * "y", "state": "open", "owner": "g", "committed": None, "seen": None}
     lines = list(table([{**row, "lag": 0, "rate": 0.0, "late": None}]))

@@ -261,15 +261,7 @@ class EagerDriver(FakeDriver):
                 assert end - start == len(data)
                 assert start == len(sink.output) or (name in self.idempotent and start <= len(sink.output))
                 outcome = chance.choice(["commit"] * 5 + ["abort", "lost before", "lost after", "hung"])
-                if outcome in ("commit", "lost after"):
-                    sink.prepared[txn] = (start, data)
-                if outcome == "abort":
-                    sink.voted_abort.add(txn)
-                if outcome in ("commit", "abort"):
-                    self.pending.append(ev.VoteReceived(name, txn, outcome == "commit"))
-                else:
-                    sink.is_connected = False
-                    self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
+                self.pending.append(sink.vote(name, txn, start, data, outcome))
             case ev.SendPhase2(name, txn, commit):
                 sink = world.sinks[name]
                 if sink.is_connected and chance.random() < 0.9:

@@ -124,7 +124,7 @@ class Sink:
 
 
 def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port = free_port()
         talk = Talk(port)
         await talk.until(lambda: len(talk.said) == 2)
@@ -138,11 +138,11 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_whil
         await talk.end()
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path, port, cookie=b"right")
         talk = Talk(port, cookie=b"wrong")
@@ -155,14 +155,14 @@ def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path:
         assert REFUSALS_MAX > 1, "once may be a sink that is just stopping"
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
     tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port, authority = free_port(), Authority(tmp_path / "authority")
         sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
         talk = Talk(port, tls=authority.client())
@@ -176,11 +176,11 @@ def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
         await sink.end()
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story())
+        runner.run(scenario())
 
 
 def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
         sink = Sink(tmp_path / "sink", port, tls=authority.server())
         talk = Talk(port, tls=ClientTls(other.ca))
@@ -190,13 +190,13 @@ def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path)
         await sink.end()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+        runner.run(scenario())
 
 
 def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_tries_again(tmp_path: Path) -> None:
     # With TLS 1.3 a client has shaken hands before the server looks at its certificate: it may only see a lost
     # connection. The sink's log has the reason.
-    async def story() -> None:
+    async def scenario() -> None:
         port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
         sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
         talk = Talk(port, tls=ClientTls(authority.ca, *other.issue("client.example")))
@@ -206,13 +206,13 @@ def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_trie
         await sink.end()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(story())
+        runner.run(scenario())
 
 
 def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_sink_lists_what_is_open(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path, port)
         talk = Talk(port)
@@ -234,13 +234,13 @@ def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_si
         await talk.end()
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path) -> None:
     """A peer that takes everything and says nothing: in the greeting it is away, after the question for a vote hung."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(PATIENCE_S), "127.0.0.1", 0)
         talk = Talk(silent.sockets[0].getsockname()[1], answer_timeout_s=0.1)
         await talk.until(lambda: bool(talk.said))
@@ -275,7 +275,7 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
         await talk.end()
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("last_word", [Restart(None), Error("no more")])
@@ -284,7 +284,7 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
 ) -> None:
     """Our side of the connection is over at once; the data that is still to be sent must not count as our mistake."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         sessions = 0
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -307,7 +307,7 @@ def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and
         await talk.end()
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 class Closing:
@@ -340,7 +340,7 @@ class Closing:
 
 
 def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_likely_causes() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         sink = Closing("greeting")
         server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1])
@@ -351,11 +351,11 @@ def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_li
         assert sink.sessions == REFUSALS_MAX
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_likely_causes() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         sink = Closing("phase1")
         server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1])
@@ -371,11 +371,11 @@ def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_li
             assert likely in caught.value.next_step
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         server = await asyncio.start_server(Closing("idle").serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1])
         await talk.until(lambda: talk.greetings == 2 * REFUSALS_MAX)
@@ -383,12 +383,12 @@ def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -
         await talk.end()
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greeting(knows: bool) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         heard: list[WorkersLeft] = []
         writers: list[asyncio.StreamWriter] = []
 
@@ -426,11 +426,11 @@ def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greetin
         await talk.end()
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path, port)
         talk = Talk(port)
@@ -440,11 +440,11 @@ def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_pat
         await talk.end()
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_a_vote_on_blocks_says_how_many_bytes_were_sent(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path / "sink", port)
         talk = Talk(port, is_in_blocks=True)
@@ -455,4 +455,4 @@ def test_a_vote_on_blocks_says_how_many_bytes_were_sent(tmp_path: Path) -> None:
         await talk.end()
         await sink.end()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -96,12 +96,12 @@ def test_the_helper_waits_until_the_driver_has_put_the_newest_commit_on_disk(tmp
     log.sync_commit(3)
     looks = []
 
-    def look() -> None:
+    def observe() -> None:
         looks.append(log.decided)
         if len(looks) == 3:
             log.sync_commit(4)
 
-    log.await_decided(look)
+    log.await_decided(observe)
     assert looks == [3, 3, 3]
     put(tmp_path, "commits", "5")
     with pytest.raises(RoundError, match="epoch 5"):

@@ -24,6 +24,17 @@ class FakeSink:
     is_connected: bool = False
     position_is_told: bool = True
 
+    def vote(self, name: str, txn: str, start: int, data: bytes, outcome: str) -> ev.Event:
+        """Phase 1 with this outcome: a vote that arrives ("commit", "abort"), or a connection that is lost."""
+        if outcome in ("commit", "lost after"):
+            self.prepared[txn] = (start, data)
+        if outcome == "abort":
+            self.voted_abort.add(txn)
+        if outcome in ("commit", "abort"):
+            return ev.VoteReceived(name, txn, outcome == "commit")
+        self.is_connected = False
+        return ev.SinkLost(name, hung=outcome == "hung")
+
     def phase2(self, txn: str, commit: bool) -> None:
         if commit:
             assert txn not in self.voted_abort, "a transaction that was voted abort was committed"
@@ -111,15 +122,7 @@ class FakeDriver:
                 assert end - start == len(data)
                 assert start == len(sink.output)
                 outcome = chance.choice(["commit", "commit", "commit", "abort", "lost before", "lost after", "hung"])
-                if outcome in ("commit", "lost after"):
-                    sink.prepared[txn] = (start, data)
-                if outcome == "abort":
-                    sink.voted_abort.add(txn)
-                if outcome in ("commit", "abort"):
-                    self.pending.append(ev.VoteReceived(name, txn, outcome == "commit"))
-                else:
-                    sink.is_connected = False
-                    self.pending.append(ev.SinkLost(name, hung=outcome == "hung"))
+                self.pending.append(sink.vote(name, txn, start, data, outcome))
             case ev.ReserveAttempts(number):
                 world.reserved = number
             case ev.SendPhase2(name, txn, commit):
@@ -145,7 +148,7 @@ class FakeDriver:
                 assert record.epoch <= world.commits
                 world.acknowledged = record.epoch
             case ev.StopPipeline(error):
-                raise AssertionError(f"stopped: {error} {list(self.coordinator.story)}")
+                raise AssertionError(f"stopped: {error} {list(self.coordinator.recent_events)}")
             case ev.DropRuns() | ev.Warn():
                 pass
 

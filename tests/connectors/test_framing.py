@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession.connectors import framing
-from procession.connectors.framing import FixedFraming, LengthFraming, LineFraming, Look, RecordFraming, parse_framing
+from procession.connectors.framing import FixedFraming, LengthFraming, LineFraming, Peek, RecordFraming, parse_framing
 from procession.errors import ConfigError
 
 Records = list[tuple[int, bytes]]
@@ -44,7 +44,7 @@ KINDS: list[tuple[RecordFraming, Callable[[list[bytes]], tuple[bytes, Records]]]
 ]
 
 
-def look_into(data: bytes) -> Look:
+def peek_into(data: bytes) -> Peek:
     return lambda position, count: data[position : position + count]
 
 
@@ -71,9 +71,9 @@ def test_records_are_cut_out_whatever_the_pieces_and_begin_only_where_they_begin
     data, records = made_of(texts)
     assert cut_in_pieces(kind, data, piece_bytes) == records
     for position, _ in records:
-        assert kind.begins_at(position, look_into(data))
-    assert not kind.begins_at(len(data), look_into(data))
-    assert not kind.begins_at(len(data) + 7, look_into(data))
+        assert kind.begins_at(position, peek_into(data))
+    assert not kind.begins_at(len(data), peek_into(data))
+    assert not kind.begins_at(len(data) + 7, peek_into(data))
 
 
 @settings(deadline=None)
@@ -93,14 +93,14 @@ def test_a_record_that_is_not_whole_waits_for_the_rest() -> None:
             cut = kind.cut(data[:length], is_end=True)
             whole = [record for start, record in records if start + len(data) // 2 <= length]
             assert cut.payloads.to_pylist() == whole
-            assert kind.begins_at(0, look_into(data[:length])) == bool(whole)
+            assert kind.begins_at(0, peek_into(data[:length])) == bool(whole)
 
 
 def test_a_length_over_the_limit_is_no_frame() -> None:
     for length in (framing.RECORD_BYTES_MAX + 1, 2**32 - 1):
         data = length.to_bytes(4) + b"abc"
         assert not len(LengthFraming().cut(data, is_end=False))
-        assert not LengthFraming().begins_at(0, look_into(data))
+        assert not LengthFraming().begins_at(0, peek_into(data))
 
 
 def test_a_framing_is_named_as_people_write_it() -> None:

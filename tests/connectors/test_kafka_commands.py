@@ -38,6 +38,17 @@ def test_streams_by_name_need_what_the_topic_is_known_by(tmp_path: Path, given: 
     assert f"--streams-by-name needs {missing}." in done.stderr
 
 
+@pytest.mark.parametrize(
+    "given",
+    [["--records", "blocks"], ["--records", "lanes", "--tombstones"], ["--records", "lanes", "--partition", "0"]],
+)
+def test_lane_blocks_are_refused_with_what_they_cannot_have(tmp_path: Path, given: list[str]) -> None:
+    done = run("sink", "kafka", "kafka://b:1/t", "state", "--lane-messages", "blocks", *given, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "lanes have" in done.stderr.lower() or "messages of lanes" in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
 def test_options_of_an_apps_url_are_options_of_the_program() -> None:
     _, url = sink_of(
         "kafka://a:1,b/alerts?partition=0&tombstones=true&envelope=false&transaction_bytes_max=1000", "sink"

@@ -13,12 +13,19 @@ import pytest
 from confluent_kafka import KafkaError, Message
 
 from procession.connectors import kafka_lane_messages
-from procession.connectors.kafka_lane_messages import FRONTIER_HEADER, ORDER_HEADER, messages_of
+from procession.connectors.kafka_lane_messages import (
+    BLOCK_BYTES_MAX,
+    FRONTIER_HEADER,
+    ORDER_HEADER,
+    block_messages_of,
+    content_of,
+    messages_of,
+)
 from procession.connectors.kafka_lanes import TopicLanes
 from procession.connectors.kafka_messages import MessageEncoder
 from procession.errors import StorageError
 from procession.sdk.lane_merge import LaneMerge, MergeOptions
-from procession.wire.lane_blocks import Frontier, LaneIdentity, encode_frontier, encode_records
+from procession.wire.lane_blocks import Frontier, LaneIdentity, LaneRecords, encode_frontier, encode_records
 from tests.sdk.lanes import batch_of, dealt
 
 TOPIC = "lanes"
@@ -195,3 +202,15 @@ def test_an_epoch_that_begins_within_another_one_is_refused() -> None:
 def test_a_marked_message_without_a_block_is_refused() -> None:
     empty = Message(topic=TOPIC, partition=0, offset=0, value=b"", headers=[(ORDER_HEADER, b"\0" * 8)])
     assert "has 0 blocks" in refusal([empty])
+
+
+def test_a_message_with_a_block_has_many_records_and_a_bounded_size() -> None:
+    rows = batch_of(range(40_000))
+    long = rows.slice(0, 3).set_column(0, rows.schema.field(0), pa.array([b"x" * BLOCK_BYTES_MAX] * 3, pa.binary()))
+    messages = list(block_messages_of(encode_records(7, rows) + encode_records(7, long)))
+    values = [batch.column("value")[0].as_py() for batch in messages]
+    batches = [content.batch for content in map(content_of, values) if isinstance(content, LaneRecords)]
+    assert pa.Table.from_batches(batches) == pa.Table.from_batches([rows, long])
+    assert [batch.num_rows for batch in batches[-3:]] == [1, 1, 1], "a record is never cut"
+    assert len(batches) - 3 <= 8
+    assert all(len(value) < 1.1 * BLOCK_BYTES_MAX for value in values)

@@ -30,25 +30,30 @@ def clients(kafka: Kafka, topic: str) -> KafkaClients:
     return KafkaClients(KafkaUrl.parse(kafka.url(topic)), {}, patience_s=30.0)
 
 
-def opener(kafka: Kafka, directory: Path, topic: str) -> OpenOutput:
+def opener(kafka: Kafka, directory: Path, topic: str, *, in_blocks: bool = False) -> OpenOutput:
     def opened(instance: str) -> KafkaOutput:
         partition = int(instance.rpartition("-")[2])
-        options = KafkaSinkOptions(RecordForm.LANES, partition=partition)
+        options = KafkaSinkOptions(RecordForm.LANES, partition=partition, has_lane_blocks=in_blocks)
         return KafkaOutput(directory / instance, clients(kafka, topic), options)
 
     return opened
 
 
-def written(kafka: Kafka, directory: Path, topic: str, lanes: int, epochs: int) -> LaneWriter:
-    writer = LaneWriter(directory, lanes, open_output=opener(kafka, directory, topic))
+def written(
+    kafka: Kafka, directory: Path, topic: str, lanes: int, epochs: int, *, in_blocks: bool = False
+) -> LaneWriter:
+    writer = LaneWriter(directory, lanes, open_output=opener(kafka, directory, topic, in_blocks=in_blocks))
     for epoch in range(epochs):
         writer.epoch(dealt(range(epoch * 100, epoch * 100 + 100), lanes, epoch, empty=(1,)))
     return writer
 
 
-def test_partitions_are_merged_into_the_sequence_and_a_merger_continues(kafka: Kafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_partitions_are_merged_into_the_sequence_and_a_merger_continues(
+    kafka: Kafka, tmp_path: Path, in_blocks: bool
+) -> None:
     topic = kafka.topic(partitions=4)  # one more than lanes
-    writer = written(kafka, tmp_path / "sink", topic, 3, 2)
+    writer = written(kafka, tmp_path / "sink", topic, 3, 2, in_blocks=in_blocks)
     first = merged(kafka.url(topic), verify=True)
     records = list(first)
     assert [int(record.payload) for record in records] == list(range(200))
@@ -102,9 +107,10 @@ def test_a_silent_partition_is_waited_for_and_named(kafka: Kafka, tmp_path: Path
     writer.close()
 
 
-def test_a_small_buffer_pauses_lanes_and_loses_nothing(kafka: Kafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_small_buffer_pauses_lanes_and_loses_nothing(kafka: Kafka, tmp_path: Path, in_blocks: bool) -> None:
     topic = kafka.topic(partitions=3)
-    written(kafka, tmp_path / "sink", topic, 3, 6).close()
+    written(kafka, tmp_path / "sink", topic, 3, 6, in_blocks=in_blocks).close()
     open_lanes = open_topic(clients(kafka, topic), buffer_bytes=300)
     merging = LaneMerge(open_lanes, MergeOptions(is_verifying=True))
     given = [int(value) for turn in merging.turns() for batch in turn for value in batch.rows.column(0).to_pylist()]

@@ -120,7 +120,7 @@ def test_some_partitions_can_be_read_alone(kafka: Kafka) -> None:
 def test_a_new_partition_is_noticed_and_read_from_its_first_message(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_source, "LOOK_S", 0.05)
+    monkeypatch.setattr(kafka_source, "POLL_INTERVAL_S", 0.05)
     topic = kafka.topic()
     source = opened(kafka, topic, is_ending=False, start=StartPosition.parse("latest"))
 
@@ -200,18 +200,18 @@ def test_a_leader_epoch_that_the_log_does_not_have_any_more_is_a_log_that_was_cu
 def test_a_topic_that_was_created_again_is_noticed_while_it_is_read_and_after_a_restart(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_source, "LOOK_S", 0.05)
+    monkeypatch.setattr(kafka_source, "POLL_INTERVAL_S", 0.05)
     topic = kafka.topic()
     source = opened(kafka, topic, tmp_path, is_ending=False)
     before = source.stream_ids
     kafka.recreate(topic)
 
-    async def look() -> None:
+    async def observe() -> None:
         async for _ in source.streams():  # type: ignore[union-attr]
             pass
 
     with pytest.raises(StorageError, match="deleted and created again"):
-        asyncio.run(asyncio.wait_for(look(), 30))
+        asyncio.run(asyncio.wait_for(observe(), 30))
     with pytest.raises(StorageError, match="deleted and created again"):
         opened(kafka, topic, tmp_path)
     assert opened(kafka, topic).stream_ids.isdisjoint(before), "another topic is another stream"
@@ -238,18 +238,18 @@ def test_in_event_time_order_streams_have_the_topics_name_and_what_is_remembered
 
 
 def test_a_deleted_topic_is_told(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_source, "LOOK_S", 0.05)
+    monkeypatch.setattr(kafka_source, "POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(kafka_source, "GONE_S", 0.5)
     topic = kafka.topic()
     source = opened(kafka, topic, is_ending=False)
     kafka.admin.delete_topics([topic])[topic].result(30)
 
-    async def look() -> None:
+    async def observe() -> None:
         async for _ in source.streams():  # type: ignore[union-attr]
             pass
 
     with pytest.raises(StorageError, match="was deleted"):
-        asyncio.run(asyncio.wait_for(look(), 30))
+        asyncio.run(asyncio.wait_for(observe(), 30))
 
 
 def test_an_envelope_has_all_of_a_message(kafka: Kafka) -> None:

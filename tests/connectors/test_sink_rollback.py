@@ -91,13 +91,13 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
 
 def test_output_behind_a_position_is_taken_back_and_other_output_follows(sink: Sink) -> None:
     end, tail = sink.ends[1], TransactionTail(sink.place.txnlog)
-    assert list(tail.look())[-1].end == sink.ends[-1]
+    assert list(tail.poll())[-1].end == sink.ends[-1]
     sink.rollback.check(end)
     assert sink.ids() == [1, 2, 3, 4, 5]
     sink.rollback.perform(end, sink.txn(2))
     assert sink.ids() == [1, 2]
     assert committed_ranges(sink.place.txnlog) == [(0, end)]
-    assert list(tail.look())[-1].end == end  # a reader that stays notices
+    assert list(tail.poll())[-1].end == end  # a reader that stays notices
     sink.write(30, 40)
     assert sink.ids() == [1, 2, 30, 40]
     sink.rollback.perform(sink.ends[0], sink.txn(1))  # to a position before the last rollback

@@ -8,7 +8,8 @@ import pytest
 
 from procession.commit.checkpoint import Checkpoint
 from procession.driver.app_file import load_app
-from procession.driver.driver import Driver, DriverConfig, run_driver
+from procession.driver.driver import Driver, run_driver
+from procession.driver.driver_config import DriverConfig
 from procession.errors import ConfigError, RoundError
 from procession.exit_status import HOPELESS, status_of
 from procession.storage.host_runs import DIRECTORY_VARIABLE

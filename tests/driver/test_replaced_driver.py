@@ -30,7 +30,8 @@ DRIVE = """
 import sys
 from pathlib import Path
 from procession.errors import FencedError
-from procession.driver.driver import DriverConfig, run_driver
+from procession.driver.driver import run_driver
+from procession.driver.driver_config import DriverConfig
 
 app, directory = map(Path, sys.argv[1:])
 try:

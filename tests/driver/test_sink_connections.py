@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from procession.api.pipeline import Pipeline
-from procession.driver.driver import DriverConfig
+from procession.driver.driver_config import DriverConfig
 from procession.driver.sink_connections import epoch_limits, sink_options
 from procession.errors import ConfigError
 from tests.connectors import tape

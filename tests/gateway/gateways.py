@@ -11,7 +11,7 @@ from procession.errors import ProcessionError
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.gateway.taker import Taker
 
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 
 
 class Gateways:
@@ -63,8 +63,8 @@ class Gateways:
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
-            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.tell()}"
-            time.sleep(LOOK_S)
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.describe()}"
+            time.sleep(POLL_INTERVAL_S)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         return "\n".join(f"--- {gateway.directory.name}\n{gateway.log.read_text()[-1500:]}" for gateway in self.all)

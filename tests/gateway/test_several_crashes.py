@@ -61,7 +61,7 @@ class Producers:
     def acknowledged(self) -> int:
         return sum(client.report().acknowledged for client in self.clients)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         return "\n".join(str(client.report()) for client in self.clients if client.report().state != "done")
 
 
@@ -79,7 +79,7 @@ def is_let_go(gateways: Gateways, gateway: GatewayProcess, chance: random.Random
     gateways.until(lambda: has_left(gateways, gateway), f"{gateway.directory} to leave")
     if gateway.process.poll() is None:
         return False
-    assert gateway.process.returncode == 0, gateways.tell()
+    assert gateway.process.returncode == 0, gateways.describe()
     gateway.start()
     return True
 
@@ -108,7 +108,7 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
         deadline = time.monotonic() + seconds
         happened: list[tuple[str, int]] = []
         while missing or time.monotonic() < deadline:
-            assert time.monotonic() < deadline + PATIENCE_S, f"{missing} after {happened}\n{gateways.tell()}"
+            assert time.monotonic() < deadline + PATIENCE_S, f"{missing} after {happened}\n{gateways.describe()}"
             time.sleep(chance.uniform(0.1, 0.8))
             what = missing[0] if missing else chance.choices(list(KINDS), list(KINDS.values()))[0]
             number = chance.randrange(len(gateways.all))
@@ -135,7 +135,7 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
         while producers.thread.is_alive() and (now := producers.acknowledged) > before:
             before = now
             producers.thread.join(PATIENCE_S)
-        assert not producers.thread.is_alive(), f"{happened}\n{producers.tell()}\n{gateways.tell()}"
+        assert not producers.thread.is_alive(), f"{happened}\n{producers.describe()}\n{gateways.describe()}"
         assert producers.error is None, producers.error
         taker.finish()
         gateways.until(lambda: not taker.take() and taker.tell(), "the last epoch")

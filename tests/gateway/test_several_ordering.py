@@ -143,14 +143,14 @@ class World:
     def check(self, taker: OrderedTaker) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not self.is_done:
-            assert time.monotonic() < deadline, self.tell(taker)
-            assert taker.error is None, self.tell(taker)
+            assert time.monotonic() < deadline, self.describe(taker)
+            assert taker.error is None, self.describe(taker)
             time.sleep(0.01)
         taker.finish()
         assert taker.placed == self.expected
         assert taker.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
 
-    def tell(self, taker: OrderedTaker) -> str:
+    def describe(self, taker: OrderedTaker) -> str:
         positions = []
         for gateway in self.gateways.all:
             try:
@@ -158,7 +158,7 @@ class World:
                     positions.append(str(client.status()))
             except ProcessionError as error:
                 positions.append(error.sentence)
-        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *positions, self.gateways.tell()])
+        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *positions, self.gateways.describe()])
 
 
 SLOWLY = pytest.mark.slow
@@ -212,8 +212,8 @@ def shaken(work: Path, lateness: int, seed: int, records: int, kills: int) -> No
                 taker = successor.begin()
             deadline = time.monotonic() + PATIENCE_S
             while len(taker.placed) == reached and not world.is_done:
-                assert time.monotonic() < deadline, world.tell(taker)
-                assert taker.error is None, world.tell(taker)
+                assert time.monotonic() < deadline, world.describe(taker)
+                assert taker.error is None, world.describe(taker)
                 time.sleep(0.01)
         world.check(taker)
 

@@ -14,7 +14,7 @@ from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 from tests.gateway.gateway_process import GatewayProcess
 
 ALL = 2**40
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 
 
 class Row(NamedTuple):
@@ -59,7 +59,7 @@ class LivingGateway(GatewayProcess):
 
     def _drive(self) -> None:
         client = self.client(timeout_s=0.2)
-        while not self._is_over.wait(LOOK_S):
+        while not self._is_over.wait(POLL_INTERVAL_S):
             try:
                 with self._lock:
                     if self._may_commit.is_set():

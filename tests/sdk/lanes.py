@@ -42,7 +42,7 @@ class LaneWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.lanes = lanes
-        self._identity = LaneIdentity(
+        self.identity = LaneIdentity(
             group_of(checkpoint, pipeline, "trades", lanes), pipeline, "trades", (), lanes, order, paths=lanes
         )
         self._sink = SinkDirectory(directory, open_output or lane_opener(directory))
@@ -75,7 +75,7 @@ class LaneWriter:
             encode_records(epoch, batch_of(numbers[start : start + BLOCK_ROWS]))
             for start in range(0, len(numbers), BLOCK_ROWS)
         ]
-        identity = self._identity.covering((lane,))
+        identity = self.identity.covering((lane,))
         messages.append(encode_frontier(Frontier(epoch, identity, len(numbers), sum(map(len, shares)))))
         start = position = participant.committed_end
         for message in messages:

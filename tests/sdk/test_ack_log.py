@@ -40,23 +40,23 @@ def test_a_source_that_died_while_it_wrote_leaves_what_it_had_heard_before(tmp_p
 
 def test_a_tail_reads_only_what_is_new(tmp_path: Path) -> None:
     log, tail = AckLog(tmp_path / "acks"), AckTail([tmp_path / "acks"])
-    assert tail.look() == {}
+    assert tail.poll() == {}
     log.record(1, 10, 0.0)
-    assert tail.look() == {1: 10}
+    assert tail.poll() == {1: 10}
     first = (tmp_path / "acks").stat().st_size
     (tmp_path / "acks").write_bytes(b"x" * first)  # what was read is not looked at again
-    assert tail.look() == {1: 10}
+    assert tail.poll() == {1: 10}
     log.record(1, 11, 1.0)
-    assert tail.look() == {1: 11}
+    assert tail.poll() == {1: 11}
 
 
 def test_a_tail_follows_one_log_more_from_its_beginning(tmp_path: Path) -> None:
     log, other, tail = AckLog(tmp_path / "acks"), AckLog(tmp_path / "others"), AckTail([tmp_path / "acks"])
     log.record(1, 10, 0.0)
     other.record(2, 20, 0.0)
-    assert tail.look() == {1: 10}
+    assert tail.poll() == {1: 10}
     tail.follow(tmp_path / "others")
-    assert tail.look() == {1: 10, 2: 20}
+    assert tail.poll() == {1: 10, 2: 20}
 
 
 def test_nothing_heard_is_nothing_acknowledged(tmp_path: Path) -> None:

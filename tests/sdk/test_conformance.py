@@ -146,19 +146,19 @@ def test_a_sink_that_dies_while_it_compacts_its_log_has_lost_nothing(tmp_path: P
         data = (directory / f"{instance}.data").read_bytes()
         return b"".join(data[start:end] for start, end in committed_ranges(directory / f"{instance}.txnlog"))
 
-    async def play(story: ScriptedWorker) -> None:
+    async def play(script: ScriptedWorker) -> None:
         for _ in range(2):
-            worker = await story.greet()
-            story.trial.arm(point)
+            worker = await script.greet()
+            script.trial.arm(point)
             while True:
-                txn_id, data = story.next_id(), b"<%d>" % story.end
-                await story.prepare(worker, txn_id, data)
+                txn_id, data = script.next_id(), b"<%d>" % script.end
+                await script.prepare(worker, txn_id, data)
                 worker.send(two_phase_commit.wrap(Phase2(txn_id, commit=True)))
                 if await reply(worker) is None:
                     break
-                story.committed += data
-            await story.trial.died()
-            await story.goes_on(await story.settle(txn_id, data, True))
+                script.committed += data
+            await script.trial.died()
+            await script.goes_on(await script.settle(txn_id, data, True))
 
     with SinkProcess([sys.executable, "-c", TINY_LOG, "{dir}", "{listen}"], tmp_path, committed) as trial:
         finding = asyncio.run(Conformance(trial).run(ConformanceCase("compacts", "it compacts", play)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from procession.sdk import merged
 from procession.sdk.lane_files import open_directory
 from procession.sdk.lane_merge import LaneMerge, MergeOptions
 from tests.sdk.lanes import LaneWriter, dealt
+from tests.slow_cases import slow
 
 
 def numbers_of(*places: str | Path, **options: object) -> list[int]:
@@ -28,7 +30,7 @@ def written(
     return writer
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 30, 300])
+@pytest.mark.parametrize("lanes", [1, 2, 30, slow(300)])
 def test_any_number_of_lanes_gives_the_sequence(tmp_path: Path, lanes: int) -> None:
     written(tmp_path, lanes)
     assert numbers_of(f"lanes:{tmp_path}", verify=True) == list(range(1200))
@@ -102,6 +104,22 @@ def test_lanes_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         numbers_of(tmp_path / "a", tmp_path / "c")
     with pytest.raises(ConfigError, match="lane 0 of sink 'trades' is there twice"):
         numbers_of(tmp_path / "a", tmp_path / "a")
+
+
+def test_lanes_that_disagree_about_the_mapping_of_paths_are_refused(tmp_path: Path) -> None:
+    writer = LaneWriter(tmp_path / "a", 2)
+    writer.epoch([[1], [2]], only=[0])
+    writer.identity = replace(writer.identity, paths=5)
+    writer.commit(0, 1)
+    with pytest.raises(ConfigError, match=r"lanes \(1,\) do not belong.*5 paths in 2 lanes.*2 in 2 by 'total'"):
+        numbers_of(tmp_path / "a")
+    writer = LaneWriter(tmp_path / "b", 3)
+    writer.identity = replace(writer.identity, paths=1)
+    writer.epoch([[1], [], []])
+    assert numbers_of(tmp_path / "b") == [1], "more lanes than paths"
+    writer.epoch([[2], [], [3]])
+    with pytest.raises(ConfigError, match=r"lanes \(2,\) do not belong.* 1 records, but only the 1 lanes below"):
+        numbers_of(tmp_path / "b")
 
 
 def test_a_missing_lane_is_named(tmp_path: Path) -> None:

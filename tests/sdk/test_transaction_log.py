@@ -138,14 +138,14 @@ def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under
         write(log, number, step)
         if log.committed_end > before or (step[1] and step[2]):
             expected.append(Transaction(f"{number}", before, log.committed_end))
-        seen += eager.look()
+        seen += eager.poll()
         if number % every == 0:
-            late += lazy.look()
+            late += lazy.poll()
         assert len(list(read_journal(path))) <= max(4, 4 * kept) + 2
-    late += lazy.look()
+    late += lazy.poll()
     if kept:
         assert seen == expected
-    for given_to in (seen, late, list(TransactionTail(path).look())):
+    for given_to in (seen, late, list(TransactionTail(path).poll())):
         assert [transaction.start for transaction in given_to] == [0, *(one.end for one in given_to)][
             : len(given_to)
         ], "without a gap"
@@ -178,7 +178,7 @@ def test_a_log_is_compacted_when_it_is_long_and_goes_on_after_it(tmp_path: Path)
     again = TransactionLog(path, entries_max=8, transactions_kept=2)
     again.open()
     assert (again.committed_end, again.prepared) == (100, ())
-    assert list(TransactionTail(path).look()) == [("97", 0, 98), ("98", 98, 99), ("99", 99, 100)]
+    assert list(TransactionTail(path).poll()) == [("97", 0, 98), ("98", 98, 99), ("99", 99, 100)]
 
 
 def test_a_base_is_only_ever_the_first_entry(tmp_path: Path) -> None:

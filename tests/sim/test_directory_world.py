@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
 
 from procession.sim.directory_world import directory_world
-from procession.sim.oracle import InvariantViolation
-from procession.sim.replica_world import make_replica_plan
 from procession.sos.file_journal import FileJournal
 from procession.sos.quorum import QuorumWriter
 from procession.sos.replicated_files import ReplicatedFiles
+from tests.sim.breach_search import event_log, first_breach
 
 Patch = pytest.MonkeyPatch
-SCHEDULE = 0x5EED
-
-
-def breach_of(seed: int) -> InvariantViolation | None:
-    with directory_world(make_replica_plan(random.Random(seed)), random.Random(seed ^ SCHEDULE)) as world:
-        return world.run()
-
-
-def first_breach(seeds: range) -> tuple[int, InvariantViolation] | None:
-    for seed in seeds:
-        if (found := breach_of(seed)) is not None:
-            return seed, found
-    return None
 
 
 def test_what_was_synced_survives_its_machine() -> None:
-    assert first_breach(range(40)) is None
+    assert first_breach(directory_world, range(40)) is None
 
 
 @pytest.mark.slow
 def test_what_was_synced_survives_its_machine_in_many_runs() -> None:
-    assert first_breach(range(40, 10_000)) is None
+    assert first_breach(directory_world, range(40, 10_000)) is None
 
 
 def test_a_run_depends_on_its_seed_only() -> None:
-    def story(seed: int) -> list[str]:
-        plan = make_replica_plan(random.Random(seed))
-        with directory_world(plan, random.Random(seed), is_recorded=True) as world:
-            world.run()
-            return list(world.site.story or ())
-
     for seed in range(3):
-        assert story(seed) == story(seed) != []
+        assert event_log(directory_world, seed) == event_log(directory_world, seed) != []
 
 
 def a_sync_does_not_wait_for_the_quorum(patch: Patch) -> None:
@@ -81,4 +60,4 @@ def a_name_is_not_journalled_when_it_is_replaced(patch: Patch) -> None:
 )
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    assert first_breach(range(600)) is not None
+    assert first_breach(directory_world, range(600)) is not None

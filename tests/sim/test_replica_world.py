@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from procession.sim.disk import Directory
-from procession.sim.oracle import InvariantViolation
 from procession.sim.replica_world import ReplicaPlan, make_replica_plan, replica_world
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sos import quorum, quorum_copies, volume
@@ -21,41 +20,23 @@ from procession.sos.quorum_copies import CopyView, claims_needed, is_claimed
 from procession.sos.volume_rules import ObjectHead
 from procession.storage.durable import write_durably
 from tests.runtime.test_files import simulated
+from tests.sim.breach_search import event_log, first_breach
 
 Patch = pytest.MonkeyPatch
-SCHEDULE = 0x5EED
-
-
-def breach_of(seed: int) -> InvariantViolation | None:
-    plan = make_replica_plan(random.Random(seed))
-    with replica_world(plan, random.Random(seed ^ SCHEDULE)) as world:
-        return world.run()
-
-
-def first_breach(seeds: range) -> tuple[int, InvariantViolation] | None:
-    for seed in seeds:
-        if (found := breach_of(seed)) is not None:
-            return seed, found
-    return None
 
 
 def test_what_was_acknowledged_survives_lost_machines() -> None:
-    assert first_breach(range(60)) is None
+    assert first_breach(replica_world, range(60)) is None
 
 
 @pytest.mark.slow
 def test_what_was_acknowledged_survives_lost_machines_in_many_runs() -> None:
-    assert first_breach(range(60, 20_000)) is None
+    assert first_breach(replica_world, range(60, 20_000)) is None
 
 
 def test_a_run_depends_on_its_seed_only() -> None:
-    def story(seed: int) -> list[str]:
-        with replica_world(make_replica_plan(random.Random(seed)), random.Random(seed), is_recorded=True) as world:
-            world.run()
-            return list(world.site.story or ())
-
     for seed in range(3):
-        assert story(seed) == story(seed) != []
+        assert event_log(replica_world, seed) == event_log(replica_world, seed) != []
 
 
 def test_runs_have_faults_and_several_writers() -> None:
@@ -138,7 +119,7 @@ PLANTED: list[tuple[Callable[[Patch], None], int]] = [
 @pytest.mark.parametrize(("plant", "first"), PLANTED)
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], first: int, monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    assert first_breach(range(first, first + 2000)) is not None
+    assert first_breach(replica_world, range(first, first + 2000)) is not None
 
 
 def test_a_disk_that_lies_loses_what_it_called_synced() -> None:

@@ -44,8 +44,8 @@ def test_the_same_seed_is_the_same_history() -> None:
 def test_listening_to_the_story_changes_nothing() -> None:
     for seed in range(5):
         recorded, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
-        assert recorded.story
-        assert not untold.story
+        assert recorded.event_log
+        assert not untold.event_log
         assert (recorded.events, recorded.struck, recorded.epochs) == (untold.events, untold.struck, untold.epochs)
 
 
@@ -98,13 +98,13 @@ def test_every_kind_of_fault_strikes() -> None:
 def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_gateways_leave_and_come_back() -> None:
     plans = [plan for seed in range(400) if (plan := plan_of(seed)).gateways > 1]
     assert len(plans) > 60
-    stories = [run_plan(plan, is_recorded=True).story for plan in plans[:60]]
-    parts = [[(line.split()[1], line) for line in story] for story in stories]
-    granted = [[(part, line) for part, line in story if "StreamGranted(" in line] for story in parts]
-    opened = [{part for part, _ in story if part != "gateway"} for story in granted]
-    anew = [sum(part == "gateway" and "= recovered" in line for part, line in story) for story in parts]
-    moved = [sum("committed=None" not in line for part, line in story if part != "gateway") for story in granted]
-    left = [sum("= has left" in line for _, line in story) for story in parts]
+    logs = [run_plan(plan, is_recorded=True).event_log for plan in plans[:60]]
+    parts = [[(line.split()[1], line) for line in log] for log in logs]
+    granted = [[(part, line) for part, line in log if "StreamGranted(" in line] for log in parts]
+    opened = [{part for part, _ in log if part != "gateway"} for log in granted]
+    anew = [sum(part == "gateway" and "= recovered" in line for part, line in log) for log in parts]
+    moved = [sum("committed=None" not in line for part, line in log if part != "gateway") for log in granted]
+    left = [sum("= has left" in line for _, line in log) for log in parts]
     assert sum(map(bool, opened)) > 15, "the leader grants streams to others"
     assert sum(moved) > 5, "a stream goes on elsewhere"
     assert sum(count > 1 for count in anew) > 5
@@ -123,7 +123,7 @@ def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPa
     document = json.loads(json.dumps(report.as_dict()))["failure"]
     assert document["seed"] == seed
     assert FaultPlan.from_json(json.dumps(document["smallest"])) == FaultPlan.from_json(smallest)
-    assert document["story"]
+    assert document["events"]
     assert run_again(FaultPlan.from_json(smallest)).verdict == "violated"
     monkeypatch.undo()
     assert run_again(FaultPlan.from_json(smallest)).verdict == "clean"

@@ -114,15 +114,15 @@ def test_a_directory_that_is_set_back_or_lost_is_refused_before_producers_are_ad
         monkeypatch.setattr(site.oracle, "opened", opens)
         outcome = world.run()
         assert outcome.breach is None
-        story = "\n".join(outcome.story)
+        log = "\n".join(outcome.event_log)
         *_, fault = (fault for fault in plan.faults if fault.kind in mended)
-        if "put back" in story:
+        if "put back" in log:
             mended[fault.kind] += 1
-            wrong, _, rest = story.partition("! the directory is ")[2].partition("= the newest directory is put back")
+            wrong, _, rest = log.partition("! the directory is ")[2].partition("= the newest directory is put back")
             assert "! refuses: " in wrong
             has_returned = any(line.split()[1:2] == [fault.part] for line in rest.splitlines())
             assert "= recovered" in rest or not has_returned, "a run whose records are all shown may end first"
-        mended["told"] += "= the copy is taken" in story
+        mended["told"] += "= the copy is taken" in log
     assert min(mended.values()) >= 3
 
 

@@ -182,6 +182,16 @@ def test_a_restore_needs_an_empty_directory_and_one_that_was_interrupted_is_done
     assert restored(replicas, there) == {"file": b"x"}
 
 
+def test_secrets_may_be_there_before_a_restore_and_stay(replicas: ServiceThread, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with replicated(replicas, here) as files:
+        write_durably(here / "file", b"x", files)
+    for name in ("secrets", STAGING):
+        (there / name).mkdir(parents=True)
+    (there / "secrets" / "control").write_bytes(b"secret")
+    assert restored(replicas, there) == {"file": b"x", "secrets/": b"", "secrets/control": b"secret"}
+
+
 def test_a_sync_waits_for_the_quorum(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     with replicated(replicas, here) as files, files.open(here / "file", OpenMode.NEW) as file:

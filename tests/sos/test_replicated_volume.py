@@ -151,7 +151,7 @@ def test_a_later_writer_fences_the_earlier_one_off(tmp_path: Path) -> None:
 def test_without_the_quorum_a_writer_waits_and_names_who_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicated_volume, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(replicated_volume, "WARN_AFTER_S", 0.1)
     told: list[str] = []
 
     async def work() -> None:

@@ -52,8 +52,8 @@ def test_a_user_is_told_within_ten_seconds_of_the_start_of_the_command_not_of_sp
     due = first_notice(command_started=100.0, driver_started=102.0)
     assert 100.0 + PATIENCE_S == due <= 108.0
     notice = ExecutorNotice("spark://h:1", due, now=105.0)
-    assert notice.look(0, due - 0.01) is None
-    assert "spark://h:1 has assigned no executor yet; still waiting: start a worker" in (notice.look(0, due) or "")
+    assert notice.report(0, due - 0.01) is None
+    assert "spark://h:1 has assigned no executor yet; still waiting: start a worker" in (notice.report(0, due) or "")
 
 
 def test_a_driver_that_is_started_later_has_patience_of_its_own() -> None:
@@ -63,17 +63,17 @@ def test_a_driver_that_is_started_later_has_patience_of_its_own() -> None:
 
 def test_executors_have_a_moment_to_come_after_a_slow_start_of_spark() -> None:
     notice = ExecutorNotice("spark://h:1", 107.0, now=120.0)
-    assert notice.look(0, 120.0) is None
-    assert notice.look(0, 120.0 + GRACE_S) is not None
+    assert notice.report(0, 120.0) is None
+    assert notice.report(0, 120.0 + GRACE_S) is not None
 
 
 def test_it_is_told_again_and_that_an_executor_came_and_that_it_left() -> None:
     notice = ExecutorNotice("local-cluster[2,1,1024]", 107.0, now=105.0)
-    assert notice.look(1, 106.0) is None, "nobody asked"
-    message = notice.look(0, 106.0 + PATIENCE_S)
+    assert notice.report(1, 106.0) is None, "nobody asked"
+    message = notice.report(0, 106.0 + PATIENCE_S)
     assert message is not None
     assert "executors/work" in message
-    assert notice.look(0, 106.5 + PATIENCE_S) is None
-    assert notice.look(0, 106.0 + PATIENCE_S + REPEAT_S) == message
-    assert notice.look(2, 200.0) == "Spark's master local-cluster[2,1,1024] has assigned an executor"
-    assert notice.look(2, 300.0) is None
+    assert notice.report(0, 106.5 + PATIENCE_S) is None
+    assert notice.report(0, 106.0 + PATIENCE_S + REPEAT_S) == message
+    assert notice.report(2, 200.0) == "Spark's master local-cluster[2,1,1024] has assigned an executor"
+    assert notice.report(2, 300.0) is None

@@ -330,7 +330,7 @@ def is_odd(value: bytes) -> bool:
 def test_a_merge_keeps_the_time_that_each_branch_has_given() -> None:
     seen: dict[bytes, set[int]] = {}
 
-    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def observe(batch: pa.RecordBatch) -> pa.RecordBatch:
         for row in batch.to_pylist():
             seen.setdefault(row["payload"], set()).add(row["event_time"])
         return batch
@@ -338,7 +338,7 @@ def test_a_merge_keeps_the_time_that_each_branch_has_given() -> None:
     pipeline = Pipeline("p", parallelism=2)
     source = pipeline.source()
     early, late = source.add_timestamps(number_of), source.add_timestamps(lambda value: 0.5)
-    early.merge(source, late).rebalance(parallelism=2).map_batches(look).sink("out", to="file:out")
+    early.merge(source, late).rebalance(parallelism=2).map_batches(observe).sink("out", to="file:out")
     ran(pipeline.graph(), RECORDS[:30], {11}, 1, 4)
     assert seen == {record: {10**9 * number_of(record), 1, 500_000_000} for record in RECORDS[:30]}
 
@@ -356,13 +356,13 @@ def test_a_time_that_is_none_is_the_error_of_its_record() -> None:
 def test_map_batches_is_shown_what_records_have_behind_an_exchange_too() -> None:
     seen: list[dict[str, Any]] = []
 
-    def look(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def observe(batch: pa.RecordBatch) -> pa.RecordBatch:
         seen.extend(batch.to_pylist())
         return batch.filter(pc.not_equal(batch.column("payload"), b"3"))
 
     pipeline = Pipeline("p", parallelism=2)
     stage = pipeline.source().filter(bool).rebalance(lambda value: b"key of " + value, parallelism=2)
-    stage.map_batches(look).sink("out", to="file:out")
+    stage.map_batches(observe).sink("out", to="file:out")
     got = ran(pipeline.graph(), RECORDS[:6], set(), 1)
     assert got["out"] == b"0\n1\n2\n4\n5\n"
     for row in seen:

@@ -161,13 +161,13 @@ def test_i11_nan_anywhere_in_a_rank_sets_the_record_aside_and_the_rest_is_sorted
 def test_functions_of_batches_and_several_outputs_see_keys_as_plain_bytes() -> None:
     seen: list[Any] = []
 
-    def look(batch: Any) -> Any:
+    def observe(batch: Any) -> Any:
         seen.extend(batch.column("key").to_pylist())
         return batch.column("payload")
 
     pipeline = Pipeline("p", order="key", parallelism=2)
     keyed = pipeline.source().key_by(lambda value: [7, "7", b"7", (1, "a"), None][int(value) % 5])
-    keyed.rebalance(parallelism=2).map_batches(look).sink("out", to="file:out", connections=2)
+    keyed.rebalance(parallelism=2).map_batches(observe).sink("out", to="file:out", connections=2)
     got = ran(pipeline.graph(), [b"%d" % number for number in range(10)], {4}, 1)
     assert sorted(seen) == sorted([b"7"] * 6 + [b"(1, 'a')"] * 2 + [b"None"] * 2)
     sevens = [name for name in ("out.0", "out.1") if b"0\n" in got[name] or b"1\n" in got[name]]

@@ -12,7 +12,7 @@ import pytest
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
-from procession.driver.executor_files import SharedLayout, SharedRounds
+from procession.driver.executor_files import OffsetsLayout, SharedRounds
 from procession.errors import ConfigError, RoundError, StorageError
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import TaskTables
@@ -190,7 +190,7 @@ def test_a_task_finds_where_the_records_of_an_epoch_are(files: SharedFiles, fold
     places = {name: LogLocation(f"/{name}/log", name, f"grpc+tcp://{name}:1") for name in ("gateway", "gateway-1")}
     for name, place in places.items():
         LogLocations(folders[Folder.GATEWAYS].parent).keep(name, place)
-    layout = SharedLayout(files)
+    layout = OffsetsLayout(files)
     assert layout.ranges(0) == (0, (LogRange("gateway", 0, 5, places["gateway"], LogOffset(5)),))
     first, ranges = layout.ranges(1)
     assert first == 5

@@ -227,20 +227,20 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_tail_gives_what_is_new_and_begins_again_in_a_journal_that_was_replaced(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     tail = JournalTail(path)
-    assert list(tail.look()) == []
+    assert list(tail.poll()) == []
     journal = Journal(path)
     journal.open()
     journal.append(ENTRIES[0])
-    assert list(tail.look()) == [ENTRIES[0]]
+    assert list(tail.poll()) == [ENTRIES[0]]
     with path.open("ab") as file:
         file.write(encode(ENTRIES[1])[:-1])
-    assert list(tail.look()) == [], "what is half written is not there yet"
+    assert list(tail.poll()) == [], "what is half written is not there yet"
     journal.append(ENTRIES[1])
-    assert list(tail.look()) == [ENTRIES[1]]
+    assert list(tail.poll()) == [ENTRIES[1]]
     for turn in range(1, 4):
         # Longer than what was read before: the position alone would tell nothing.
         journal.replace([{"turn": turn}, *ENTRIES * 3])
-        assert list(tail.look()) == [{"turn": turn}, *ENTRIES * 3]
+        assert list(tail.poll()) == [{"turn": turn}, *ENTRIES * 3]
         assert tail.generation == turn
-        assert list(tail.look()) == []
+        assert list(tail.poll()) == []
     journal.close()

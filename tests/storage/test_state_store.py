@@ -52,7 +52,7 @@ def put(states: TaskStates, changes: dict[bytes, int | None]) -> None:
     states.touch(changes)
 
 
-def look(directory: Path, files: Files, keys: Sequence[bytes]) -> dict[bytes, Any]:
+def read_states(directory: Path, files: Files, keys: Sequence[bytes]) -> dict[bytes, Any]:
     known = TaskStates(directory, files, CODEC).take(keys)
     return {key: known[key] for key in keys if key in known}
 
@@ -97,7 +97,7 @@ def test_any_work_over_any_epochs_leaves_what_a_dictionary_would_have(epochs: An
             history.append((files, dict(wanted)))
         keys = [*TWINS, *(b"k%d" % number for number in range(13))]
         for files, then in history:
-            assert look(directory, files, keys) == then, "a version is never changed"
+            assert read_states(directory, files, keys) == then, "a version is never changed"
 
 
 def test_an_epoch_that_touches_nothing_writes_nothing(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_epoch_costs_what_it_touches_and_not_what_there_is(tmp_path: Path) ->
     # Each key is written again a few times while files grow, not 4,000 keys in each of 100 epochs.
     assert rows < 100 * 10 * 10
     assert len(states.files) <= 8
-    assert look(tmp_path, states.files, [b"k15", b"k3999"]) == {b"k15": 1, b"k3999": 3999}
+    assert read_states(tmp_path, states.files, [b"k15", b"k3999"]) == {b"k15": 1, b"k3999": 3999}
 
 
 def test_files_grow_by_more_than_the_ratio_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_another_number_of_tasks_goes_on_with_the_same_states(tmp_path: Path, ta
         states = TaskStates(tmp_path, (), CODEC)
         states.begin(file_prefix(2, "s", task, 2, 0))
         states.adopt(old, (SHARES, tasks, task))
-        own = look(tmp_path, states.finish(), list(wanted))
+        own = read_states(tmp_path, states.finish(), list(wanted))
         assert all(share_of(key) % tasks == task for key in own)
         found |= own
     assert found == wanted

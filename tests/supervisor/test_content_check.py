@@ -47,14 +47,14 @@ def commit(run: Run, records: list[bytes]) -> None:
 
 def test_records_are_compared_as_they_are_committed(run: Run, tmp_path: Path) -> None:
     check = ContentCheck(tmp_path)
-    assert check.look() == {"outcome": "unknown", "records": 0, "lost": 0, "doubled": 0, "disordered": 0, "why": ""}
+    assert check.poll() == {"outcome": "unknown", "records": 0, "lost": 0, "doubled": 0, "disordered": 0, "why": ""}
     for end in (10, 20, 30):
         commit(run, RECORDS[end - 10 : end])
-        found = check.look()
+        found = check.poll()
         assert found is not None
         assert (found["outcome"], found["records"]) == ("clean", end)
     commit(run, RECORDS[40:50])
-    found = check.look()
+    found = check.poll()
     assert found is not None
     assert (found["outcome"], found["lost"]) == ("violated", 10)
     verdict = PipelineSnapshots(tmp_path).take()["verdict"]
@@ -65,14 +65,14 @@ def test_records_are_compared_as_they_are_committed(run: Run, tmp_path: Path) ->
 
 def test_a_stream_that_is_no_file_here_and_a_large_input_are_not_compared(run: Run, tmp_path: Path) -> None:
     commit(run, RECORDS[:10])
-    found = ContentCheck(tmp_path, bytes_max=10).look()
+    found = ContentCheck(tmp_path, bytes_max=10).poll()
     assert found is not None
     assert "`procession verify` compares it" in found["why"]
     name_stream(tmp_path, tmp_path / "elsewhere.txt")
-    assert ContentCheck(tmp_path).look() is None
+    assert ContentCheck(tmp_path).poll() is None
     name_stream(tmp_path, run.input)
     (tmp_path / DETAILS).write_text("{}")
-    assert ContentCheck(tmp_path).look() is None
+    assert ContentCheck(tmp_path).poll() is None
 
 
 def test_only_a_program_that_never_had_a_stage_is_compared(tmp_path: Path) -> None:

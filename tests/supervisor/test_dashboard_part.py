@@ -30,11 +30,11 @@ def test_the_process_starts_with_the_first_visitor_and_once(tmp_path: Path) -> N
         address, _, secret = dashboard.sentence.removeprefix("dashboard: http://").partition("/?secret=")
         host, _, port = address.partition(":")
         assert host == "127.0.0.1"
-        dashboard.look(supervisor)
+        dashboard.poll(supervisor)
         assert supervisor.parts == []
         with socket.create_connection((host, int(port))):
-            dashboard.look(supervisor)
-            dashboard.look(supervisor)
+            dashboard.poll(supervisor)
+            dashboard.poll(supervisor)
         (part,) = supervisor.parts
         assert part.env[LINK_VARIABLE] == secret
         assert secret not in " ".join(part.argv)
@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         settings = Settings(dashboard_listen=f"127.0.0.1:{taken.getsockname()[1]}")
         with closing(DashboardPort(settings, tmp_path)) as dashboard:
             assert dashboard.sentence.startswith(f"no dashboard: {settings.dashboard_listen} cannot be used")
-            dashboard.look(Starts())
+            dashboard.poll(Starts())
 
 
 def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_an_address_that_is_none_is_one_sentence(tmp_path: Path) -> None:
 def test_without_a_dashboard_nothing_listens(tmp_path: Path) -> None:
     with closing(DashboardPort(Settings(dashboard=False), tmp_path)) as dashboard:
         assert dashboard.sentence == ""
-        dashboard.look(Starts())
+        dashboard.poll(Starts())
 
 
 def test_a_part_that_is_not_needed_may_fail_for_good(tmp_path: Path) -> None:

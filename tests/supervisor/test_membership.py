@@ -14,6 +14,7 @@ import pytest
 
 from procession.errors import ConfigError, UsageError
 from procession.gateway.control_client import ControlClient
+from procession.sos.replicated_files import MARKER
 from procession.storage.secret import Secret, make_secret
 from procession.supervisor.membership import leader_of, let_go, listed, next_name, run_one_more, table
 from procession.supervisor.settings import load_settings
@@ -115,3 +116,13 @@ def test_what_cannot_be_is_one_sentence_and_a_next_step(pipeline: Path) -> None:
 )
 def test_a_gateway_without_a_name_gets_a_number_that_none_ever_had(used: list[str], name: str) -> None:
     assert next_name(used) == name
+
+
+def test_a_gateway_does_not_join_a_pipeline_with_replicas(pipeline: Path) -> None:
+    marker = pipeline / MARKER
+    marker.write_text("{}")
+    try:
+        with pytest.raises(UsageError, match="has replicas"):
+            run_one_more(pipeline, "", "127.0.0.1:0", None, load_settings(), print)
+    finally:
+        marker.unlink()

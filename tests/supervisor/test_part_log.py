@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError, RecordError
-from procession.log_format import FAILED, FORMAT_VARIABLE, NOTED, note, tell_crash, tell_error
+from procession.log_format import FAILED, FORMAT_VARIABLE, NOTED, note, print_crash, print_error
 from procession.supervisor.part_log import TAIL_LINES_MAX, PartLog, last_lines
 
 
@@ -59,13 +59,13 @@ def test_notes_and_errors_are_read_from_either_format(
     monkeypatch.setenv(FORMAT_VARIABLE, form)
     log = PartLog(tmp_path / "part.log")
     note("the gateway is away; waiting for it")
-    tell_error(ConfigError("the port is in use", next_step="choose another"))
+    print_error(ConfigError("the port is in use", next_step="choose another"))
     write(log, "")
     with log.path.open("a") as file:
         file.write(capsys.readouterr().err)
     assert log.notes() == ["the gateway is away; waiting for it"]
     assert log.last_lines() == "The port is in use.\n  Next: Choose another."
-    tell_error(RecordError("a function raised", trace="Traceback:\n  in line 7"))
+    print_error(RecordError("a function raised", trace="Traceback:\n  in line 7"))
     assert last_lines(capsys.readouterr().err) == "A function raised.\n  Traceback:\n    in line 7"
 
 
@@ -74,8 +74,8 @@ def test_in_json_every_word_to_people_is_one_line_of_json(
 ) -> None:
     monkeypatch.setenv(FORMAT_VARIABLE, "json")
     note("a\nb")
-    tell_error(ConfigError("no", next_step="yes", trace="one\ntwo"))
-    tell_crash("Traceback\nZeroDivisionError: division by zero\n")
+    print_error(ConfigError("no", next_step="yes", trace="one\ntwo"))
+    print_crash("Traceback\nZeroDivisionError: division by zero\n")
     noted, failed, crashed = map(json.loads, capsys.readouterr().err.splitlines())
     assert (noted["event"], noted["level"], noted["sentence"]) == (NOTED, "info", "a\nb")
     assert (failed["event"], failed["sentence"], failed["next_step"], failed["trace"]) == (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,19 +33,24 @@ def describe(place: Place, url: str = "file:out") -> None:
     (place.directory / DETAILS).write_text(json.dumps({"sink_places": {"out": sink}}))
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    """A pipeline after its second epoch, with a savepoint of the first."""
-    found = Place(tmp_path)
-    describe(found)
-    (tmp_path / "out").mkdir()
-    txnlog = TransactionLog(tmp_path / "out" / "p-out-0.txnlog")
+def write_output(directory: Path) -> None:
+    """The output of two epochs: ten bytes, then one."""
+    directory.mkdir()
+    txnlog = TransactionLog(directory / "p-out-0.txnlog")
     txnlog.open()
     for epoch, (start, end) in enumerate([(0, 10), (10, 11)]):
         txnlog.vote(Transaction(f"t{epoch}", start, end), True)
         txnlog.decide(f"t{epoch}", True)
     txnlog.close()
-    (tmp_path / "out" / "p-out-0.data").write_bytes(b"x" * 11)
+    (directory / "p-out-0.data").write_bytes(b"x" * 11)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A pipeline after its second epoch, with a savepoint of the first."""
+    found = Place(tmp_path)
+    describe(found)
+    write_output(tmp_path / "out")
     return found
 
 
@@ -76,19 +83,27 @@ def test_states_offsets_and_output_are_those_of_the_savepoint_and_no_number_goes
     assert place.accepted() == ["old"]
 
 
+@contextmanager
+def killed_at(step: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command in this block is killed at the step."""
+
+    def kill(name: str) -> None:
+        if name == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faults, "point", kill)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_a_rollback_that_is_killed_at_any_step_is_finished_by_the_same_command(
     place: Place, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(name: str) -> None:
-        if name == step:
-            raise KeyboardInterrupt
-
     savepoint = saved(place)
-    with monkeypatch.context() as patched:
-        patched.setattr(faults, "point", killed)
-        with pytest.raises(KeyboardInterrupt):
-            roll_back(place.directory, savepoint)
+    with killed_at(step, monkeypatch):
+        roll_back(place.directory, savepoint)
     assert place.accepted() == []
     assert roll_back(place.directory, savepoint).records == 2
     assert place.states("counted") == STATES

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from procession import faults
 from procession.commit.spark_log import parse_offsets
 from procession.connectors.file_source import stream_id_of
 from procession.errors import ConfigError
@@ -22,7 +21,6 @@ from procession.gateway.log_rows import LogRow, batch_of
 from procession.gateway.members import Member, MemberStatus, written
 from procession.gateway.retired_streams import HEADER, RetiredStreams
 from procession.gateway.snapshot import Position, Snapshot
-from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.durable import lock_directory
 from procession.storage.log import IngressLog
 from procession.storage.segment import KIND_RECORD
@@ -32,7 +30,7 @@ from procession.supervisor.run_details import DETAILS
 from procession.supervisor.savepoint import Savepoint, find
 from procession.supervisor.savepoint_create import create
 from procession.verify.decisions import DecisionReader
-from tests.supervisor.test_rollback import describe, files_of
+from tests.supervisor.test_rollback import describe, files_of, killed_at, write_output
 from tests.supervisor.test_rollback import place as arrived
 from tests.supervisor.test_upgrade_steps import STATES, Place
 from tests.walk.test_rollback import STEPS
@@ -55,14 +53,7 @@ def fed(tmp_path: Path, path: Path) -> Place:
     describe(place)
     details = json.loads((place.directory / DETAILS).read_text())
     (place.directory / DETAILS).write_text(json.dumps(details | {"inputs": [str(path)]}))
-    (tmp_path / "out").mkdir()
-    txnlog = TransactionLog(tmp_path / "out" / "p-out-0.txnlog")
-    txnlog.open()
-    for epoch, (start, end) in enumerate([(0, 10), (10, 11)]):
-        txnlog.vote(Transaction(f"t{epoch}", start, end), True)
-        txnlog.decide(f"t{epoch}", True)
-    txnlog.close()
-    (tmp_path / "out" / "p-out-0.data").write_bytes(b"x" * 11)
+    write_output(tmp_path / "out")
     return place
 
 
@@ -113,15 +104,9 @@ def test_a_source_that_has_the_input_is_told_the_position_of_the_savepoint(fed: 
 def test_one_that_is_killed_at_any_step_is_finished_without_asking_the_sources_again(
     fed: Place, path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(name: str) -> None:
-        if name == step:
-            raise KeyboardInterrupt
-
     savepoint = made(fed)
-    with monkeypatch.context() as patched:
-        patched.setattr(faults, "point", killed)
-        with pytest.raises(KeyboardInterrupt):
-            roll_back(fed.directory, savepoint)
+    with killed_at(step, monkeypatch):
+        roll_back(fed.directory, savepoint)
     path.unlink()
     roll_back(fed.directory, savepoint)
     check_rewound(fed)

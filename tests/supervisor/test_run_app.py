@@ -118,14 +118,14 @@ def test_records_in_are_those_in_the_log_without_the_ends_of_streams(
             progress = PipelineProgress.from_now(tmp_path)
             seen: list[int] = []
             while not seen or seen[-1] < 3:
-                seen.append(progress.look().records_in)
+                seen.append(progress.poll().records_in)
             with gateway.client() as control:
                 while control.status()["next_sequence"] < 4:
                     pass
-            assert [progress.look().records_in, *seen[-1:]] == [3, 3]
+            assert [progress.poll().records_in, *seen[-1:]] == [3, 3]
             line = {"epoch": 0, "records_in": 3, "last": 4, "latency_ms": []}
             (tmp_path / "epochs.jsonl").write_text(json.dumps(line) + "\n")
-            assert progress.look().records_in == 3
+            assert progress.poll().records_in == 3
     finally:
         gateway.kill()
 
@@ -141,12 +141,12 @@ def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
         with first.client() as control:
             while [gateway["is_connected"] for gateway in control.gateways()] != [True, True]:
                 pass
-            assert progress.look().away == ()
+            assert progress.poll().away == ()
             second.kill()
             while all(one["is_connected"] for one in control.gateways()):
                 pass
         with Display() as display:
-            display.show(progress.look(), 0)
+            display.show(progress.poll(), 0)
         assert capsys.readouterr().err.rstrip().endswith("away gateway-1")
     finally:
         first.kill()
@@ -159,7 +159,7 @@ def test_a_disk_with_little_room_is_told_with_its_path_in_the_progress_and_in_th
     gateway = GatewayProcess(tmp_path / "gateway", {"disk_free_bytes_min": 2**62}).start()
     try:
         progress = PipelineProgress.from_now(tmp_path)
-        assert progress.look().disks_low == (tmp_path / "gateway",)
+        assert progress.poll().disks_low == (tmp_path / "gateway",)
         with Display() as display:
             display.show(progress, 0)
             progress.disks_low = ()

@@ -92,14 +92,14 @@ def test_a_watch_finds_the_connections_of_a_sink_as_they_appear(source: Path, si
     shares = [b"".join(line for line in lines if (line[-2:-1] < b"5") == is_low) for is_low in (True, False)]
     for number, own in enumerate(shares):
         write(sink, own, [(0, len(own), True)], f"app-out-{number}")
-        (output,) = watch.look().outputs
+        (output,) = watch.poll().outputs
         assert (output.outcome, output.verdict.records, output.connections) == (
             Outcome.CLEAN,
             50 * (number + 1),
             number + 1,
         )
     write(sink, lines[0] * 2, [(0, 2 * len(lines[0]), True)], "app-out-2")
-    assert watch.look().outcome is Outcome.VIOLATED
+    assert watch.poll().outcome is Outcome.VIOLATED
     watch.close()
 
 
@@ -211,7 +211,7 @@ def test_a_directory_of_epochs_is_verified_and_printed_like_a_file(source: Path,
     assert verify([source], sink).is_clean
     assert b"".join(committed_output(sink, None)) == GOOD
     watch = LiveCheck(ComparisonRequest([source], sink))
-    assert [output.verdict.committed for output in watch.look().outputs] == [100]
+    assert [output.verdict.committed for output in watch.poll().outputs] == [100]
     watch.close()
 
 

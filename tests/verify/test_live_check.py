@@ -77,12 +77,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_a_run_is_unknown_at_first_then_clean_as_it_grows(run: Run) -> None:
     watch = LiveCheck(run.question)
-    assert watch.look().outcome is Outcome.UNKNOWN
+    assert watch.poll().outcome is Outcome.UNKNOWN
     for number in range(10):
         run.do_epoch(RECORDS[10 * number : 10 * number + 10])
-        report = watch.look()
+        report = watch.poll()
         assert (report.outcome, report.outputs[0].verdict.committed) == (Outcome.CLEAN, 10 * number + 10)
-        assert watch.look() == report
+        assert watch.poll() == report
     watch.close()
     assert judge(run.question).is_clean
 
@@ -91,7 +91,7 @@ def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPat
     for record in RECORDS[:60]:
         run.do_epoch([record])
     watch = LiveCheck(run.question)
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     read: list[tuple[str, int, int]] = []
     pread = os.pread
 
@@ -101,7 +101,7 @@ def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPat
         return data
 
     monkeypatch.setattr(os, "pread", noted)
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     length = run.log.path.stat().st_size
     assert length > HEAD_BYTES
     assert read == [(".txnlog", 0, HEAD_BYTES), (".txnlog", length, 0)], "only whether it was replaced or has grown"
@@ -111,11 +111,11 @@ def test_what_is_voted_and_not_decided_does_not_exist_yet(run: Run) -> None:
     watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     part = run.vote(RECORDS[10:20])
-    assert watch.look().outputs[0].verdict.committed == 10
+    assert watch.poll().outputs[0].verdict.committed == 10
     run.decide(part)
-    assert watch.look().outputs[0].verdict.committed == 10
+    assert watch.poll().outputs[0].verdict.committed == 10
     run.show(part)
-    assert watch.look().outputs[0].verdict.committed == 20
+    assert watch.poll().outputs[0].verdict.committed == 20
 
 
 def test_visible_before_the_decision_is_a_violation_even_if_the_bytes_are_right(run: Run) -> None:
@@ -123,11 +123,11 @@ def test_visible_before_the_decision_is_a_violation_even_if_the_bytes_are_right(
     run.do_epoch(RECORDS[:10])
     part = run.vote(RECORDS[10:20])
     run.show(part)
-    report = watch.look()
+    report = watch.poll()
     assert report.outcome is Outcome.VIOLATED
     assert report.outputs[0].verdict.uncommitted == part.end - part.start
     run.decide(part)
-    assert watch.look().outcome is Outcome.VIOLATED, "a violation that was seen does not go away"
+    assert watch.poll().outcome is Outcome.VIOLATED, "a violation that was seen does not go away"
     assert judge(replace(run.question, is_complete=False)).is_clean, "afterwards nobody can tell"
 
 
@@ -135,7 +135,7 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
     part = run.vote(RECORDS)
     run.decide(replace(part, txn=run.name(run.epoch, attempt=2)))
     run.show(part)
-    assert LiveCheck(run.question).look().outputs[0].verdict.uncommitted == part.end
+    assert LiveCheck(run.question).poll().outputs[0].verdict.uncommitted == part.end
     report = judge(run.question)
     assert report.outcome is Outcome.VIOLATED
     assert "first uncommitted: record 0 of the transaction log" in report.text()
@@ -148,26 +148,26 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
 def test_damage_is_seen_at_the_next_look_and_called_by_its_name(run: Run, records: list[bytes], kind: str) -> None:
     watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     run.do_epoch(records)
-    report = watch.look()
+    report = watch.poll()
     assert report.outcome is Outcome.VIOLATED
     assert set(report.outputs[0].verdict.first) == {kind}
-    assert watch.look() == report
+    assert watch.poll() == report
 
 
 def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path) -> None:
     watch = LiveCheck(run.question)
     for number in range(5):
         run.do_epoch(RECORDS[10 * number : 10 * number + 10])
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     run.checkpoint = Checkpoint.claim(tmp_path / "checkpoint", name="app", fingerprint="f")
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     run.do_epoch(RECORDS[50:60])
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
     (tmp_path / "checkpoint" / "CURRENT").write_text("3\n")  # a successor that has not made its copy yet
     run.do_epoch(RECORDS[60:70])
-    assert watch.look().is_clean
+    assert watch.poll().is_clean
 
 
 def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
@@ -177,11 +177,11 @@ def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
     run.do_epoch(RECORDS[:10])
     run.do_epoch(RECORDS[15:20])
     question = replace(run.question, acks=[tmp_path / "acks"])
-    for report in (judge(question), LiveCheck(question).look()):
+    for report in (judge(question), LiveCheck(question).poll()):
         verdict = report.outputs[0].verdict
         assert verdict.acknowledged_lost == 3
         assert "3 acknowledged but lost" in report.text()
-    assert LiveCheck(question).look().outputs[0].verdict.lost == 5
+    assert LiveCheck(question).poll().outputs[0].verdict.lost == 5
     assert judge(question).outputs[0].verdict.lost == 85
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
     chronicle = harness(fake).run([QUIET])
     assert chronicle.outcome is Outcome.VIOLATED
     assert "is damaged at byte 0" in chronicle.failures[0].sentence
-    assert chronicle.failures[0].story == "the story of all parts"
+    assert chronicle.failures[0].log_tails == "the story of all parts"
     assert not_compared(chronicle)
 
 

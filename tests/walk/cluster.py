@@ -32,7 +32,7 @@ from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 
 PATIENCE_S = 120.0
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 # Tests kill a part far more often than a life does; no patience runs out, and no back-off grows.
 POLICY = RestartPolicy(delay_first_s=0.05, delay_max_s=0.05, kills_max=1000)
 
@@ -93,15 +93,24 @@ class Cluster:
     def until_dead(self, part: str) -> None:
         """Wait until the armed fault has happened, to this part; and do not start it again."""
         pid = self.supervisor.pid(part)
-        wait_for(lambda: not self.fault.exists(), f"{self.fault.name} to be taken by {part}", self.tell)
-        wait_for(lambda: state_of(pid) in ("Z", ""), f"the end of {part}", self.tell)
+        wait_for(lambda: not self.fault.exists(), f"{self.fault.name} to be taken by {part}", self.describe)
+        wait_for(lambda: state_of(pid) in ("Z", ""), f"the end of {part}", self.describe)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Look after the parts until this holds."""
         deadline = time.monotonic() + self.patience_s
         while not holds():
-            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.tell()}"
-            assert self.supervisor.watch(LOOK_S), f"everything ended before {what}\n{self.tell()}"
+            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.describe()}"
+            assert self.supervisor.watch(POLL_INTERVAL_S), f"everything ended before {what}\n{self.describe()}"
+
+    def send_and_kill(self, point: str, data: bytes) -> None:
+        """Send these records to the end; the driver or a sink is killed at this point."""
+        self.arm(point)
+        source = self.send(data)
+        if point.startswith("driver"):
+            self.until_dead(DRIVER)
+        self.until_done(source)
+        assert not self.fault.exists()
 
     def until_done(self, source: str) -> None:
         """Until a source has ended, and the end of its stream is committed too: then no epoch is open, and its output
@@ -114,7 +123,7 @@ class Cluster:
         status = self.status()
         return bool(status["committed_end"] == status["next_sequence"])
 
-    # Looking
+    # Status and output
 
     def restarts(self, part: str) -> int:
         return self.supervisor.restarts[part]
@@ -160,7 +169,7 @@ class Cluster:
         """The JVM half of a driver."""
         return java_of(driver_pid or self.supervisor.pid(DRIVER) or -1)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """What everybody said last, for a test that has failed."""
         logs = sorted((self.directory / "logs").glob("*.log"))
         tails = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
@@ -180,7 +189,7 @@ def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, f"waited in vain for {what}\n{tell()}"
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def state_of(pid: int | None) -> str:

@@ -51,7 +51,7 @@ class Seen:
     """How often nobody was allowed a credit."""
     memory: dict[str, int] = field(default_factory=dict)
 
-    def look(self, cluster: Cluster, pids: dict[str, int]) -> dict[str, Any]:
+    def poll(self, cluster: Cluster, pids: dict[str, int]) -> dict[str, Any]:
         status = cluster.status()
         self.lag_bytes = max(self.lag_bytes, status["lag_bytes"])
         self.window_min = min(self.window_min, status["window"])
@@ -132,12 +132,12 @@ def test_a_slow_sink_slows_spark_and_that_shrinks_the_credits_until_the_producer
     with slowed(sink):
         source = cluster.send(lines(cluster, RECORDS))
         pids = pids_of(cluster, source)
-        cluster.until(lambda: seen.look(cluster, pids)["buffered"] > 0, "the first records")
+        cluster.until(lambda: seen.poll(cluster, pids)["buffered"] > 0, "the first records")
         before = dict(seen.memory)
         slow_from = time.monotonic()
-        cluster.until(lambda: bool(seen.look(cluster, pids)) and len(epochs_s(cluster)) >= quick + 6, "slow epochs")
+        cluster.until(lambda: bool(seen.poll(cluster, pids)) and len(epochs_s(cluster)) >= quick + 6, "slow epochs")
         took_s = time.monotonic() - slow_from
-        status = seen.look(cluster, pids)
+        status = seen.poll(cluster, pids)
         assert seen.held, "nobody ever had to wait"
         assert seen.window_min < window or window == CREDITS_MIN, "what waits did not shrink the window"
         assert status["records_in"] < RECORDS + 5_000, "the producer was not held up"
@@ -145,7 +145,7 @@ def test_a_slow_sink_slows_spark_and_that_shrinks_the_credits_until_the_producer
     slow = epochs_s(cluster)[quick:]
     assert took_s > 3 * ASLEEP_S, "epochs do not wait for the sink"
     assert sorted(slow)[len(slow) // 2] > 0.2
-    cluster.until(lambda: bool(seen.look(cluster, {})) and cluster.supervisor.is_done(source), "all of it")
+    cluster.until(lambda: bool(seen.poll(cluster, {})) and cluster.supervisor.is_done(source), "all of it")
     check_bounded(seen, before)
     assert all_is_there(cluster)
 
@@ -160,10 +160,10 @@ def test_a_pipeline_that_stands_still_while_a_producer_pushes_loses_nothing_and_
     with stopped(*session_of(driver)):
         source = cluster.send(lines(cluster, RECORDS))
         pids = pids_of(cluster, source)
-        cluster.until(lambda: bool(seen.look(cluster, pids)) and seen.held > 2, "the producer to be held")
+        cluster.until(lambda: bool(seen.poll(cluster, pids)) and seen.held > 2, "the producer to be held")
         before, held_at = dict(seen.memory), cluster.status()["next_sequence"]
         over_at = time.monotonic() + stopped_s
-        cluster.until(lambda: bool(seen.look(cluster, pids)) and time.monotonic() > over_at, "the time to pass")
+        cluster.until(lambda: bool(seen.poll(cluster, pids)) and time.monotonic() > over_at, "the time to pass")
         assert cluster.status()["next_sequence"] - held_at < EPOCH_RECORDS, "more and more is let in"
     cluster.until_done(source)
     check_bounded(seen, before)

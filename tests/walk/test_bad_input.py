@@ -20,6 +20,7 @@ from procession.driver.app_file import load_app
 from procession.exit_status import Status
 from procession.sdk.transaction_log import uncommitted
 from tests.walk.cluster import committed, read_json, wait_for
+from tests.walk.command_server import CommandServer, command_server
 from tests.walk.commands import error_line, living, run, running
 
 APP = """
@@ -36,6 +37,12 @@ def app(tmp_path: Path) -> Path:
     path = tmp_path / "app.py"
     path.write_text(APP)
     return path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CommandServer]:
+    with command_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -58,10 +65,12 @@ APPS = {
 
 
 @pytest.mark.parametrize("what", APPS)
-def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(app: Path, what: str) -> None:
+def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(
+    server: CommandServer, app: Path, what: str
+) -> None:
     text, sentence, is_users_code = APPS[what]
     app.write_bytes(text.encode(errors="surrogateescape"))
-    done = run("run", "app.py", "--input", "input.txt", cwd=app.parent)
+    done = server.run("run", "app.py", "--input", "input.txt", cwd=app.parent)
     assert done.returncode == Status.ACT
     assert re.search(sentence, error_line(done.stderr, is_users_code=is_users_code)), done.stderr
     assert not is_users_code or f'File "{app}", line 1' in done.stderr, "the line that did it"
@@ -92,9 +101,9 @@ MISUSES = {"an input named twice", "a sink's address that is none", "a control a
 
 
 @pytest.mark.parametrize("what", BAD_COMMANDS)
-def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str) -> None:
+def test_a_command_that_cannot_work_says_why_and_what_to_do(server: CommandServer, app: Path, what: str) -> None:
     arguments, sentence = BAD_COMMANDS[what]
-    done = run(*arguments, cwd=app.parent)
+    done = server.run(*arguments, cwd=app.parent)
     assert done.returncode == (Status.USAGE if what in MISUSES else Status.ACT)
     assert sentence in error_line(done.stderr)
     assert done.stdout == ""
@@ -111,24 +120,26 @@ def test_a_command_that_cannot_work_says_why_and_what_to_do(app: Path, what: str
     ],
     ids=["run", "run's control", "gateway", "control", "sink"],
 )
-def test_a_port_in_use_is_named(app: Path, taken: str, arguments: list[str]) -> None:
-    done = run(*arguments, taken, cwd=app.parent)
+def test_a_port_in_use_is_named(server: CommandServer, app: Path, taken: str, arguments: list[str]) -> None:
+    done = server.run(*arguments, taken, cwd=app.parent)
     assert done.returncode == Status.ACT
     assert error_line(done.stderr) == f"Port {taken.rpartition(':')[2]} on 127.0.0.1 is in use."
 
 
 @pytest.mark.parametrize("arguments", [["run", "app.py", "--input", "input.txt"], ["demo", "--records", "10"]])
-def test_without_java_nothing_is_started_or_written(app: Path, arguments: list[str]) -> None:
+def test_without_java_nothing_is_started_or_written(server: CommandServer, app: Path, arguments: list[str]) -> None:
     before = sorted(app.parent.iterdir())
-    done = run(*arguments, cwd=app.parent, JAVA_HOME=str(app.parent / "nowhere"))
+    done = server.run(*arguments, cwd=app.parent, JAVA_HOME=str(app.parent / "nowhere"))
     assert done.returncode == Status.ACT
     assert error_line(done.stderr).startswith("Spark needs Java 17 or newer, and JAVA_HOME is ")
     assert sorted(app.parent.iterdir()) == before
 
 
-def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(app: Path, taken: str) -> None:
+def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(
+    server: CommandServer, app: Path, taken: str
+) -> None:
     for option in ("--listen", "--metrics", "--control"):
-        done = run("run", "app.py", option, taken, cwd=app.parent)
+        done = server.run("run", "app.py", option, taken, cwd=app.parent)
         assert done.returncode == Status.ACT
         assert "is in use." in error_line(done.stderr)
         assert not (app.parent / ".procession").exists()
@@ -143,12 +154,14 @@ def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(app: Pat
     ids=["another pipeline", "changed sinks"],
 )
 def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
-    app: Path, old: str, new: str, sentence: str
+    server: CommandServer, app: Path, old: str, new: str, sentence: str
 ) -> None:
     graph = load_app(app).graph
     owner = Checkpoint.claim(app.parent / "state" / "checkpoint", name="good", fingerprint=graph.fingerprint())
     app.write_text(APP.replace(old, new))
-    done = run("run", "app.py", "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0", cwd=app.parent)
+    done = server.run(
+        "run", "app.py", "--input", "input.txt", "--dir", "state", "--listen", "127.0.0.1:0", cwd=app.parent
+    )
     assert done.returncode == Status.ACT
     assert sentence in error_line(done.stderr)
     owner.check_fence()

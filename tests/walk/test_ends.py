@@ -122,7 +122,13 @@ class World:
 
     def __init__(self, directory: Path, exchange: str, master: str | None, epoch_records_max: int) -> None:
         # So few keys in memory that most states come from files, at an end too.
-        settings = Settings(epoch_interval_s=0.02, epoch_records_max=epoch_records_max, master=master, state_keys_max=5)
+        settings = Settings(
+            small_epoch_records_max=0,
+            epoch_interval_s=0.02,
+            epoch_records_max=epoch_records_max,
+            master=master,
+            state_keys_max=5,
+        )
         self.cluster = Cluster(directory, APP.replace("{exchange}", exchange), settings)
         self.sent: list[tuple[int, int, bytes]] = []
         self.rounds = 0

@@ -218,7 +218,7 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
         gate.touch()
         world.until_done(sources)
         assert cluster.restarts(GATEWAY) == 1
-        assert cluster.restarts(DRIVER) == 1, cluster.tell()
+        assert cluster.restarts(DRIVER) == 1, cluster.describe()
         world.check()
 
 

@@ -24,7 +24,7 @@ from procession import Pipeline
 
 def perilous(place):
     """Kills whom the file that a record names tells it to, once, if it is here; the record passes unchanged."""
-    def look(payload):
+    def observe(payload):
         if payload.startswith(b"kill %s by " % place):
             order = Path(payload.split(b" ")[3].decode())
             if order.exists():
@@ -32,7 +32,7 @@ def perilous(place):
                 order.unlink()
                 os.kill(int(victim or os.getpid()), 9)
         return payload
-    return look
+    return observe
 
 def salted(payload):
     return payload + b" " + os.urandom(4).hex().encode()
@@ -61,7 +61,7 @@ RECORDS = 2_000
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(filter(None, way)))
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     exchange, master = request.param
-    settings = Settings(epoch_interval_s=0.02, epoch_records_max=500, master=master)
+    settings = Settings(small_epoch_records_max=0, epoch_interval_s=0.02, epoch_records_max=500, master=master)
     app = APP.replace("{exchange}", exchange)
     with Cluster(tmp_path_factory.mktemp("exchange"), app, settings) as cluster:
         assert cluster.local.start()

@@ -125,7 +125,7 @@ def test_two_gateways_feed_tasks_of_host_services_and_an_error_names_the_record_
         driver = {**cluster.local.env[DRIVER], DIRECTORY_VARIABLE: str(place / "host")}
         cluster.local = replace(cluster.local, env={**cluster.local.env, DRIVER: driver})
         cluster.supervisor.start(host)
-        assert cluster.local.start(), cluster.tell()
+        assert cluster.local.start(), cluster.describe()
         for turn, (gateway, words) in enumerate(inputs.items()):
             path = place / f"{gateway}.txt"
             path.write_text("".join(f"{word}\n" for word in words))

@@ -26,11 +26,14 @@ spread = pipeline.source("lines").rebalance(parallelism=3).filter(lambda line: n
 spread.sink("plain", to="file:out")
 spread.sink("trades", to="{url}", lanes=4)
 """
+FORMS = ("", "?lane_messages=blocks")
+"""A message for each record, or blocks."""
 
 
-def test_merged_partitions_are_the_output_of_one_ordered_sink(kafka: Kafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", FORMS)
+def test_merged_partitions_are_the_output_of_one_ordered_sink(kafka: Kafka, tmp_path: Path, options: str) -> None:
     url = kafka.url(kafka.topic(partitions=4))
-    (tmp_path / "app.py").write_text(APP.replace("{url}", url))
+    (tmp_path / "app.py").write_text(APP.replace("{url}", url + options))
     (tmp_path / "input.txt").write_bytes(b"".join(b"line %d\n" % number for number in range(3000)))
     done = run(
         "run", "app.py", "--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", "700", cwd=tmp_path
@@ -44,7 +47,8 @@ def test_merged_partitions_are_the_output_of_one_ordered_sink(kafka: Kafka, tmp_
     merging.close()
 
 
-def test_kills_of_broker_driver_and_merger_lose_nothing_and_keep_the_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", FORMS)
+def test_kills_of_broker_driver_and_merger_lose_nothing_and_keep_the_order(tmp_path: Path, options: str) -> None:
     installed()
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -56,7 +60,7 @@ def test_kills_of_broker_driver_and_merger_lose_nothing_and_keep_the_order(tmp_p
         url = f"kafka://{broker.address}/trades"
         arguments = ("merge", url, "--to", f"file:{output}", "--follow", "--verify", "--json")
         (tmp_path / "cluster").mkdir()
-        with Cluster(tmp_path / "cluster", APP.replace("{url}", url), settings) as cluster:
+        with Cluster(tmp_path / "cluster", APP.replace("{url}", url + options), settings) as cluster:
             assert cluster.local.start()
             cluster.until_done(cluster.send(cluster.numbered(300)))
             with running(*arguments, cwd=tmp_path) as merger:

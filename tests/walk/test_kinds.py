@@ -44,6 +44,7 @@ class World:
     def __init__(self, directory: Path, master: str, epoch_records_max: int, tasks: int) -> None:
         # So few keys in memory that most states come from files; without a target, epochs have the size of the case.
         settings = Settings(
+            small_epoch_records_max=0,
             epoch_interval_s=0.02,
             epoch_target_s=0,
             epoch_records_max=epoch_records_max,

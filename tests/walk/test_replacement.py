@@ -134,7 +134,7 @@ def test_a_jvm_that_outlives_its_python_half_decides_nothing(cluster: Drivers) -
     assert cluster.fence == fence + 1
     os.kill(java, signal.SIGCONT)
     # Left alone it ends; what it may have written on its way goes into a copy that nobody reads.
-    wait_for(lambda: state_of(java) in ("", "Z"), "the old JVM to end", cluster.tell)
+    wait_for(lambda: state_of(java) in ("", "Z"), "the old JVM to end", cluster.describe)
     record = cluster.rounds().read(epoch)
     assert record is not None
     assert record.fence == fence + 1
@@ -169,7 +169,7 @@ def test_i10_a_driver_that_was_stopped_replaced_and_woken_ends_and_nothing_of_it
     assert cluster.status()["committed_end"] == committed
     assert cluster.status()["fence"] == fence + 1
     cluster.everything_is_there_once_and_in_order()
-    wait_for(lambda: not session_of(old.pid), "everything of the old driver to end", cluster.tell)
+    wait_for(lambda: not session_of(old.pid), "everything of the old driver to end", cluster.describe)
 
 
 def test_the_last_driver_goes_on_undisturbed(cluster: Drivers) -> None:

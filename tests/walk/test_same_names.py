@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster
@@ -55,12 +54,7 @@ def everything_is_there_once_and_counted(cluster: Cluster) -> None:
     "point", [slow("driver:before-record"), slow("driver:after-record"), slow("sink:after-vote-before-reply")]
 )
 def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed(cluster: Cluster, point: str) -> None:
-    cluster.arm(point)
-    source = cluster.send(cluster.numbered(RECORDS))
-    if point.startswith("driver"):
-        cluster.until_dead(DRIVER)
-    cluster.until_done(source)
-    assert not cluster.fault.exists()
+    cluster.send_and_kill(point, cluster.numbered(RECORDS))
     everything_is_there_once_and_counted(cluster)
 
 

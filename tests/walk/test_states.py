@@ -114,12 +114,7 @@ POINTS = [
 def test_i9_states_and_output_stay_together_wherever_the_driver_or_a_sink_is_killed(
     cluster: Cluster, point: str
 ) -> None:
-    cluster.arm(point)
-    source = cluster.send(cluster.numbered(RECORDS))
-    if point.startswith("driver"):
-        cluster.until_dead(DRIVER)
-    cluster.until_done(source)
-    assert not cluster.fault.exists()
+    cluster.send_and_kill(point, cluster.numbered(RECORDS))
     everything_is_there_once_and_remembered(cluster)
 
 
@@ -130,6 +125,20 @@ def test_i9_states_and_output_stay_together_when_a_worker_is_killed_in_the_middl
     cluster.until_done(cluster.send(lines))
     assert not (cluster.directory / "kill-the-worker").exists()
     everything_is_there_once_and_remembered(cluster)
+
+
+def test_i9_states_and_output_stay_together_when_the_process_for_small_epochs_is_killed(cluster: Cluster) -> None:
+    cluster.until_done(cluster.send(cluster.numbered(RECORDS)))  # shows that the functions are quick
+    (cluster.directory / "kill-the-worker").touch()
+    lines = cluster.numbered(RECORDS)
+    lines[RECORDS // 2] = b"kill the worker %d" % len(cluster.inputs)
+    before = cluster.restarts(DRIVER)
+    cluster.until_done(cluster.send(lines))
+    assert cluster.restarts(DRIVER) == before
+    everything_is_there_once_and_remembered(cluster)
+    lines_of_history = (cluster.directory / "epochs.jsonl").read_text().splitlines()
+    assert {json.loads(line).get("is_small") for line in lines_of_history} >= {True, False}
+    assert "small_epoch.worker_ended" in (cluster.directory / "logs" / "driver.log").read_text()
 
 
 def test_i5_an_epoch_that_is_run_again_reads_the_table_as_it_was_and_later_ones_as_it_is(cluster: Cluster) -> None:

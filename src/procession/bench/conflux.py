@@ -1,10 +1,11 @@
 """Conflux's evaluation on our pipelines: what total order costs and gains, with and without stand-alone mergers.
 
-Five contestants run the same workload by turns, for several rounds. `lanes` writes sorted lanes to Kafka, and the
-reader merges them. `ordered` is the pipeline's own ordered sink, `unordered` the same pipeline without order,
-`sequential` has one task, and `baseline` is a window sort on plain Spark. Each run is checked: all records came out,
-once, and in order. The first run of each contestant is a warm-up and does not count. Records carry five times:
-creation, process, sink, consume and emit. Results are medians; ratios are medians over the ratios of each round.
+Six contestants run the same workload by turns, for several rounds. `lanes` writes sorted lanes to Kafka, and the
+reader merges them; so does `blocks`, with many records in a message. `ordered` is the pipeline's own ordered sink,
+`unordered` the same pipeline without order, `sequential` has one task, and `baseline` is a window sort on plain Spark.
+Each run is checked: all records came out, once, and in order. The first run of each contestant is a warm-up and does
+not count. Records carry five times: creation, process, sink, consume and emit. Results are medians; ratios are medians
+over the ratios of each round.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from procession.chaos.kafka_server import KafkaServer
 from procession.errors import StorageError
 
 
-def measure(given: ConfluxSetup, workloads: Sequence[str]) -> dict[str, Any]:
-    found = {}
+def measure(given: ConfluxSetup, workloads: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The figures after each workload, of all so far: a run that is stopped keeps what it has."""
+    found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="procession-bench-", ignore_cleanup_errors=True) as work,
         KafkaServer() as server,
     ):
         for workload in workloads:
             found[workload] = _measure_workload(given, workload, server, Path(work) / workload)
-    return {
-        "records": given.records,
-        "burn_ns": given.burn_ns,
-        "rounds": given.rounds,
-        "epoch_records": given.epoch_records,
-        "records_in_flight_max": given.in_flight,
-        "rate": given.rate,
-        "record_bytes": RECORD.itemsize,
-        "workloads": found,
-        "paper": {**PAPER, "ratios": paper_ratios()},
-    }
+            yield {
+                "records": given.records,
+                "burn_ns": given.burn_ns,
+                "rounds": given.rounds,
+                "epoch_records": given.epoch_records,
+                "records_in_flight_max": given.in_flight,
+                "rate": given.rate,
+                "record_bytes": RECORD.itemsize,
+                "workloads": dict(found),
+                "paper": {**PAPER, "ratios": paper_ratios()},
+            }
 
 
 def _measure_workload(given: ConfluxSetup, workload: str, server: KafkaServer, work: Path) -> dict[str, Any]:

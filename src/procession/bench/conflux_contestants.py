@@ -34,12 +34,13 @@ from procession.supervisor.part import Part
 from procession.supervisor.settings import load_settings
 from procession.supervisor.supervisor import Supervisor
 
-OURS = ("lanes", "ordered", "unordered", "sequential")
+WITH_LANES = ("lanes", "blocks")
+OURS = (*WITH_LANES, "ordered", "unordered", "sequential")
 BASELINE = "baseline"
 CONTESTANTS = (*OURS, BASELINE)
 RUN_TIMEOUT_S = 900.0
 TOPIC_TIMEOUT_S = 30.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 EPOCHS_IN_FLIGHT = 2
 """Epochs of records that may wait for their commit: one is processed while the next one arrives."""
 NO_TARGET_S = 3600.0
@@ -114,7 +115,7 @@ class Contestant:
             "position": self.position,
             "expected": expected_count(records),
             "output": str(output),
-            "has_lanes": self.name == "lanes",
+            "has_lanes": self.name in WITH_LANES,
         }
         with _lines_of("stamped_reader", json.dumps(wanted)) as next_line:
             self._until("ready", next_line)
@@ -148,7 +149,7 @@ class Contestant:
     def _wait_for(self, is_so: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + RUN_TIMEOUT_S
         while not is_so():
-            if not self.supervisor.watch(LOOK_S):
+            if not self.supervisor.watch(POLL_INTERVAL_S):
                 raise ProcessionError("the measurement was stopped before its end")
             if any(self.supervisor.restarts.values()):
                 raise ProcessionError(
@@ -166,7 +167,7 @@ def running_contestant(
     work.mkdir(parents=True)
     topic = f"{workload}-{name}"
     lanes = given.lanes_of(workload)
-    make_topic(server, topic, lanes if name == "lanes" else 1)
+    make_topic(server, topic, lanes if name in WITH_LANES else 1)
     url = f"kafka://{server.address}/{topic}"
     with Supervisor(work / "logs") as supervisor:
         start = _start_baseline if name == BASELINE else _start_ours

@@ -16,6 +16,7 @@ from procession.bench.svg_plot import bars, cdf, curves
 
 LABELS = {
     "lanes": "lanes, merged",
+    "blocks": "lanes of blocks, merged",
     "ordered": "ordered sink",
     "unordered": "no order",
     "sequential": "one task",
@@ -48,6 +49,7 @@ DIFFERENCES = (
     " does not say which guarantee was on. The baseline here publishes without transactions.",
     "The paper's emission is when the merger sends a record back to Kafka. Here it is when the reading service has the"
     " record in order. For the baseline that includes reading it from the topic.",
+    "A message of the topic has one record, as in the paper; in lanes of blocks it has many, which only mergers read.",
     "The source creates a record when it may send it. At most two epochs of records wait for their commit, for every"
     " contestant.",
 )

@@ -26,7 +26,7 @@ from procession.supervisor.local_pipeline import COMMAND
 MODES = ("fixed", "adaptive")
 MEMORY = Path("/dev/shm")
 STREAM = Stream.named("generator-0-0").id
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 TIMEOUT_S = 20.0
 ALL = 2**40
 SAMPLES = 20_000
@@ -117,33 +117,33 @@ class CommittingDriver:
 
     def commit_slowly(self) -> dict[str, float]:
         given = self._given
-        self._look_until(lambda end: end > 0)
+        self._poll_until(lambda end: end > 0)
         began = time.perf_counter()
         over, epoch_s = began + given.seconds, given.epoch_s
         while began < over:
             # If an epoch took longer because the machine is busy, the next one may take more records.
             end = self._client.offer(0, self._committed_end, round(given.rate * epoch_s), ALL).end
             ready_at = began + given.epoch_s
-            self._look_until(lambda _: time.perf_counter() >= ready_at)  # noqa: B023
+            self._poll_until(lambda _: time.perf_counter() >= ready_at)  # noqa: B023
             self._commit(end)
             began, epoch_s = time.perf_counter(), time.perf_counter() - began
         return self._figures()
 
     def commit_all(self) -> dict[str, float]:
-        self._look_until(lambda end: end > 0)
+        self._poll_until(lambda end: end > 0)
         while self._committed_end < self._records:
-            self._look_until(lambda end: end > self._committed_end)
+            self._poll_until(lambda end: end > self._committed_end)
             self._commit(self._client.offer(0, self._committed_end, ALL, ALL).end)
         return self._figures()
 
-    def _look_until(self, is_reached: Any) -> None:
+    def _poll_until(self, is_reached: Any) -> None:
         while True:
             status = self._client.status()
             self._came.append((time.perf_counter(), status["next_sequence"]))
             self._lag_bytes_max = max(self._lag_bytes_max, status["lag_bytes"])
             if is_reached(status["next_sequence"]):
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _commit(self, end: int) -> None:
         if end > self._committed_end:

@@ -32,7 +32,7 @@ from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Ok
 PRODUCERS = (1, 8)
 PAYLOAD_BYTES = 50
 READ_BYTES = 1024 * 1024
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 WARM_STREAM, WARM_RECORDS = 1000, 200_000
 WARM_BYTES_MAX = 64 * 1024 * 1024
 MEMORY = Path("/dev/shm")
@@ -155,7 +155,7 @@ def running(directory: str, *options: str) -> Iterator[Running]:
 
 def until(is_reached: Callable[[], bool]) -> None:
     while not is_reached():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _address(directory: Path) -> tuple[str, int]:

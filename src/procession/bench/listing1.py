@@ -37,7 +37,7 @@ from procession.spark.tasks import Task
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 from procession.storage.run_store import Manifest, RunStore
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 """How often it is seen whether a query still lives."""
 MEMORY = Path("/dev/shm")
 VARIANTS = ("ordered", "unordered", "baseline")
@@ -209,7 +209,7 @@ def run(
 def until_over(query: StreamingQuery, is_over: threading.Event, what: str = "") -> None:
     """Wait for the last epoch and stop the query. Raises ProcessionError if the query fails first."""
     try:
-        while not is_over.wait(LOOK_S):
+        while not is_over.wait(POLL_INTERVAL_S):
             if not query.isActive:
                 raise ProcessionError(f"the run{what} failed: {query.exception()}")
     finally:

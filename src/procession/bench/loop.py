@@ -44,7 +44,7 @@ LOOPS: dict[str, ModuleType] = {
 FORMS = {form: Path(__file__).with_name("apps") / f"{form}.py" for form in LOOPS}
 WARM_RECORDS = 300_000
 WARM_S = 10.0
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 """How exactly it is known when the first record is there."""
 WAIT_S = 0.1
 COMPARE_BYTES = 1024 * 1024
@@ -183,18 +183,18 @@ class RunningPipeline:
             self.until(lambda: sender.poll() is not None, WAIT_S)
         if sender.returncode:
             raise ProcessionError(f"the source {arguments[1]} ended with status {sender.returncode}")
-        self._look()
+        self._poll()
         after = self._used()
         spent = {part: after[part] - used.get(part, 0.0) for part in after}
         return (self._committed_ns - began_ns) / 1e9, (began_ns - started_ns) / 1e9, spent
 
-    def until(self, is_reached: Callable[[], bool], look_s: float = LOOK_S) -> None:
+    def until(self, is_reached: Callable[[], bool], look_s: float = POLL_INTERVAL_S) -> None:
         while not is_reached():
             if not self._supervisor.watch(look_s):
                 raise ProcessionError("the measurement was stopped before its end")
-            self._look()
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for line in self._tail.new():
             self.epochs += 1
             self.latency.add(line)

@@ -26,7 +26,7 @@ from procession.supervisor.supervisor import Supervisor
 
 RATE = 5_000
 RECORDS = 5_000_000
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 STEADY_S = 2.0
 PATIENCE_S = 120.0
 
@@ -56,9 +56,9 @@ def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, li
         def until(is_reached: Callable[[], bool]) -> None:
             deadline = time.monotonic() + PATIENCE_S
             while not is_reached():
-                if time.monotonic() > deadline or not supervisor.watch(LOOK_S):
+                if time.monotonic() > deadline or not supervisor.watch(POLL_INTERVAL_S):
                     raise SystemExit(f"no progress within {PATIENCE_S:g} s; logs are in {work / 'logs'}")
-                progress.look()
+                progress.poll()
 
         local.start()
         local.start_source([work / "input.txt"], rate=RATE)
@@ -72,7 +72,7 @@ def measure_parts(work: Path, rounds: int, parts: Sequence[str]) -> dict[str, li
                 # Records and epochs that were in flight at the signal do not count.
                 supervisor.kill(part)
                 began = time.monotonic()
-                before = progress.look().records_in, progress.epochs
+                before = progress.poll().records_in, progress.epochs
                 if part in (SOURCE, GATEWAY):
                     until(lambda before=before: progress.records_in > before[0] + RATE // 10)  # type: ignore[misc]
                 else:

@@ -24,14 +24,17 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 
 from procession.bench.stamped_records import RECORD, records_of
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, next_messages
+from procession.connectors.kafka_lane_messages import BLOCK_HEADER, content_of
 from procession.connectors.kafka_lanes import POLL_MESSAGES, POLL_S, open_topic
 from procession.errors import StorageError
 from procession.sdk.lane_merge import LaneMerge, MergeOptions
+from procession.wire.lane_blocks import LaneRecords
 
 Times = npt.NDArray[np.int64]
 
 READ_TIMEOUT_S = 60.0
 """Maximum time between two messages of the second pass."""
+NO_NUMBERS: Times = np.zeros(0, np.int64)
 STAMPS = ("created_ns", "processed_ns", "sunk_ns", "consumed_ns", "emitted_ns")
 
 
@@ -122,10 +125,14 @@ def read_plain(clients: KafkaClients, position: Mapping[str, Any], expected: int
 
 
 class AppendedMessages(NamedTuple):
-    """The messages of a partition in their order: the number of each, -1 for a frontier, and when it was appended."""
+    """The messages of a partition in their order, and the records in them."""
 
     numbers: Times
+    """The number of each record."""
+    places: Times
+    """The message that each record is in."""
     appended_ns: Times
+    """When each message was appended."""
 
 
 def read_appended(url: KafkaUrl, start: Mapping[str, int], end: Mapping[str, int]) -> dict[int, AppendedMessages]:
@@ -138,12 +145,25 @@ def read_appended(url: KafkaUrl, start: Mapping[str, int], end: Mapping[str, int
         for message in _messages(consumer):
             if (message.offset() or 0) >= stop:
                 break
-            value = message.value() or b""
-            numbers.append(int.from_bytes(value[:8], "little") if len(value) == RECORD.itemsize else -1)
+            numbers.append(_numbers(message))
             times.append(message.timestamp()[1])
-        found[partition] = AppendedMessages(np.array(numbers, np.int64), np.array(times, np.int64) * 1_000_000)
+        places = np.repeat(np.arange(len(numbers)), [len(some) for some in numbers])
+        joined = np.concatenate([NO_NUMBERS, *numbers])
+        found[partition] = AppendedMessages(joined, places, np.array(times, np.int64) * 1_000_000)
     consumer.close()
     return found
+
+
+def _numbers(message: Any) -> Times:
+    """The numbers of the records in a message. A frontier has none, nor has a message with order keys."""
+    value = message.value() or b""
+    if len(value) == RECORD.itemsize:
+        return np.frombuffer(value[:8], "<i8")
+    if BLOCK_HEADER not in dict(message.headers() or ()):
+        return NO_NUMBERS
+    content = content_of(value)
+    assert isinstance(content, LaneRecords)
+    return records_of(content.batch.column("payload"))["number"]
 
 
 def _messages(consumer: Any) -> Iterator[Any]:
@@ -170,11 +190,10 @@ def stamps_of(
     sunk, consumed = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for partition, messages in appended.items():
         counts = [poll.counts.get(partition, 0) for poll in polls]
-        at = np.repeat([poll.at_ns for poll in polls], counts)[: len(messages.numbers)]
-        is_record = messages.numbers[: len(at)] >= 0
-        consumed[messages.numbers[: len(at)][is_record]] = at[is_record]
-        is_any_record = messages.numbers >= 0
-        sunk[messages.numbers[is_any_record]] = messages.appended_ns[is_any_record]
+        at = np.repeat([poll.at_ns for poll in polls], counts)
+        is_read = messages.places < len(at)
+        consumed[messages.numbers[is_read]] = at[messages.places[is_read]]
+        sunk[messages.numbers] = messages.appended_ns[messages.places]
     stamps = {
         "number": numbers,
         "created_ns": np.ascontiguousarray(records["created_ns"]),

@@ -95,7 +95,8 @@ def conflux_pipeline(workload: str, contestant: str, burn_ns: int, url: str, lan
 
     Args:
         workload: One of WORKLOADS.
-        contestant: `lanes`, `ordered`, `unordered`, or `sequential`, which has one task and no exchange.
+        contestant: `lanes` or `blocks`, which are lanes whose messages have one record or many; `ordered`,
+            `unordered`, or `sequential`, which has one task and no exchange.
         burn_ns: Processor time that each stage uses per record.
         url: The topic of the output.
         lanes: Number of lanes.
@@ -116,6 +117,8 @@ def conflux_pipeline(workload: str, contestant: str, burn_ns: int, url: str, lan
             stage = stage.map_batches(function)
     if contestant == "lanes":
         stage.sink(SINK, to=url, lanes=lanes)
+    elif contestant == "blocks":
+        stage.sink(SINK, to=f"{url}?lane_messages=blocks", lanes=lanes)
     else:
         stage.sink(SINK, to=f"{url}?partition=0")
     return made

@@ -1,7 +1,7 @@
 """The gateways of a chaos run: reads their status and makes them join and leave.
 
 Invariant: it never blocks on a gateway. A gateway whose process does not run is not asked, and one that does not answer
-at once is asked again at the next look. Uses `gateway/control_client`.
+at once is asked again at the next poll. Uses `gateway/control_client`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The workload of a chaos run: producers that send files of records, one after another.
 
 Invariant: every record is written to an input file, and expected at the outputs, before it is sent. At the end of a
-scenario the rest is sent at full speed. The harness feeds the workload at every look. `chaos/kafka_workload` publishes
+scenario the rest is sent at full speed. The harness feeds the workload at every poll. `chaos/kafka_workload` publishes
 to a topic instead.
 """
 

@@ -24,8 +24,8 @@ class CpuTimeReader:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def look(self, sessions: Collection[int]) -> CpuTime:
-        """Return the CPU time of these sessions since the last look; zero if the kernel does not report it."""
+    def measure(self, sessions: Collection[int]) -> CpuTime:
+        """Return the CPU time of these sessions since the last call; zero if the kernel does not report it."""
         seen = {}
         for entry in cleanup.processes():
             if entry.session in sessions:

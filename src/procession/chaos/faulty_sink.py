@@ -42,7 +42,7 @@ DELAYS = ("vote_delay_s", "decide_delay_s", "hang_on")
 CLOSES = ("close_before_vote", "close_after_vote", "close_before_decision", "close_after_decision")
 BEHAVIOURS = (*ABORTS, *DELAYS, *CLOSES, "double")
 CONTENT_ABORTS_MAX = 3
-HANG_LOOK_S = 0.05
+HANG_POLL_S = 0.05
 
 
 def misdeeds_file(behaviour: Path) -> Path:
@@ -130,7 +130,7 @@ class FaultyParticipant(SinkParticipant):
         behaviour.delay("vote_delay_s")
         if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
             while behaviour.get("hang_on"):
-                time.sleep(HANG_LOOK_S)
+                time.sleep(HANG_POLL_S)
         vote = super().phase1(txn_id, where)
         self._close_if("close_after_vote")
         return vote

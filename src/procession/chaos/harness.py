@@ -185,7 +185,7 @@ class Harness:
 
     def _compare(self) -> None:
         """Compare everything. A difference is a violation; an unknown verdict makes the run unknown."""
-        self._monitor.look()
+        self._monitor.poll()
         self._monitor.check()
         self.history.verdicts = self._outputs.compare_all()
         if missing := self._outputs.missing():

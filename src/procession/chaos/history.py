@@ -40,12 +40,12 @@ class ScenarioSpan:
 @dataclass(frozen=True, slots=True)
 class RunFailure:
     """Why a run is not clean: a violation, a stall or an unexplained death; or why it is unknown (kind `UNJUDGED`).
-    `story` has the last log lines of all parts."""
+    `log_tails` has the last log lines of all parts."""
 
     kind: str
     sentence: str
     scenario: str
-    story: str = ""
+    log_tails: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}{f' in {self.scenario}' if self.scenario else ''}: {self.sentence}"

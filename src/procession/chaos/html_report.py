@@ -60,7 +60,7 @@ def _failures(history: History) -> Iterable[str]:
     for failure in history.failures:
         where = f" in {failure.scenario}" if failure.scenario else ""
         yield f'<h2 class="{history.outcome}">{escape(failure.kind + where)}</h2>'
-        yield f"<p>{escape(failure.sentence)}</p><pre>{escape(failure.story)}</pre>"
+        yield f"<p>{escape(failure.sentence)}</p><pre>{escape(failure.log_tails)}</pre>"
 
 
 def timeline(history: History) -> str:

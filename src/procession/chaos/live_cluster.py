@@ -37,12 +37,16 @@ from procession.supervisor.part import Part
 from procession.verify.decided import Decisions
 from procession.verify.decisions import DecisionReader
 
-STORY_BYTES_MAX = 4000
+LOG_TAIL_BYTES_MAX = 4000
 WORKER_DAEMON = "procession.spark.worker_daemon pyspark.worker"
 """In the command of the process that forks Spark's Python workers."""
+RESIDENT = "procession.spark.resident_worker"
+"""In the command of the driver's process for small epochs."""
 ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
+SMALL_EPOCH_RECORDS_MAX = 100
+"""Low, so that both Spark and the resident worker run epochs."""
 ANSWER_TIMEOUT_S = 3.0
 SINK_REFUSALS_MAX = 1000
 """High, because the proxies accept and close connections for a sink that is down, which is not a refusal."""
@@ -107,6 +111,7 @@ class LiveCluster(ABC):
             driver += ["--sink", f"{sink}={self.proxies.address(link)}"]
         driver += ["--sink-refusals-max", str(SINK_REFUSALS_MAX)]
         driver += ["--epoch-interval-s", str(EPOCH_INTERVAL_S), "--epoch-records-max", str(EPOCH_RECORDS_MAX)]
+        driver += ["--small-epoch-records-max", str(SMALL_EPOCH_RECORDS_MAX)]
         return [*driver, "--answer-timeout-s", str(ANSWER_TIMEOUT_S)]
 
     @abstractmethod
@@ -225,10 +230,10 @@ class LiveCluster(ABC):
         return [pid for pid in self._session_of(DRIVER) if "CoarseGrainedExecutorBackend" in _command_of(pid)]
 
     def workers(self) -> list[int]:
-        """Return the Python workers of Spark's tasks, which their daemon forks."""
+        """Return the Python workers of Spark's tasks, which their daemon forks, and the driver's resident worker."""
         session = [entry for entry in cleanup.processes() if entry.pid in self._session_of(DRIVER)]
         daemons = {entry.pid for entry in session if WORKER_DAEMON in _command_of(entry.pid) and entry.parent != 1}
-        return [entry.pid for entry in session if entry.parent in daemons]
+        return [entry.pid for entry in session if entry.parent in daemons or RESIDENT in _command_of(entry.pid)]
 
     def _session_of(self, name: str) -> set[int]:
         leader = self.stage.pid(name)
@@ -251,7 +256,7 @@ class LiveCluster(ABC):
 
     def cpu_time(self) -> CpuTime:
         """Return how long all parts ran, and how long they waited for a core, since the last call."""
-        return self._cpu_time.look({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
+        return self._cpu_time.measure({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
 
     def fence(self) -> int:
         with suppress(OSError, ValueError):
@@ -261,7 +266,7 @@ class LiveCluster(ABC):
     def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
         if self._reader is None:
             self._reader = DecisionReader(checkpoint_of(self.directory))
-        return self._reader.look(visible)
+        return self._reader.poll(visible)
 
     def decided_positions(self) -> Mapping[int, int] | None:
         """Return the last committed message id of each stream; None while a driver takes over.
@@ -279,12 +284,12 @@ class LiveCluster(ABC):
 
     def acknowledged(self) -> dict[int, int]:
         """Return the last acknowledged message id of each stream, as its producer logged it."""
-        return self._acks.look()
+        return self._acks.poll()
 
     def new_epochs(self) -> list[dict[str, Any]]:
         return list(self._epochs.new())
 
-    def story(self) -> str:
+    def log_tails(self) -> str:
         """Return the last log lines and the state of every part."""
         logs = sorted((self.directory / "logs").glob("*.log"))
         tails = [f"--- {log.name}\n{_tail(log)}" for log in logs if not log.name.endswith(".old.log")]
@@ -308,7 +313,7 @@ class LiveCluster(ABC):
 def _tail(path: Path) -> str:
     with suppress(OSError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - STORY_BYTES_MAX))
+        file.seek(max(0, size - LOG_TAIL_BYTES_MAX))
         return file.read().decode(errors="replace")
     return ""
 

@@ -19,7 +19,7 @@ from procession.chaos.history import History, RunFailure
 from procession.chaos.output_monitor import MonitoredOutputs
 from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, RIVAL, STANDARD, THIRD, WORKER, ClusterParts
 
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 PROBE_S = 0.05
 SAMPLE_S = 1.0
 ASLEEP_S = 10.0
@@ -82,19 +82,19 @@ class Monitor:
     _progress: tuple[int, int] = (0, 0)
     progress_at: float = field(default_factory=time.monotonic)
     _acknowledged_at: float = field(default_factory=time.monotonic)
-    _looked_at: float = field(default_factory=time.monotonic)
+    _polled_at: float = field(default_factory=time.monotonic)
     _clock: FairClock = field(default_factory=lambda: FairClock(time.monotonic()))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Supervise the parts for a moment, then run the checks that are due."""
-        if not self.cluster.stage.watch(LOOK_S):
+        if not self.cluster.stage.watch(POLL_INTERVAL_S):
             raise Stopped
         now = time.monotonic()
-        if now - self._looked_at > ASLEEP_S:
+        if now - self._polled_at > ASLEEP_S:
             # This process or the machine was stopped: missing progress in that time is not a failure.
-            self.history.notes.append(f"the harness itself was stopped for {now - self._looked_at:.0f} s")
+            self.history.notes.append(f"the harness itself was stopped for {now - self._polled_at:.0f} s")
             self.injector.last_stir = now
-        self._looked_at = now
+        self._polled_at = now
         self.injector.undo_due(now)
         self._take_deaths()
         if now >= self._next_probe:
@@ -109,11 +109,11 @@ class Monitor:
     def comes(self, holds: Callable[[], bool], patience_s: float) -> bool:
         """Look until the condition holds. Return False if it does not within `patience_s` on the fair clock."""
         began = time.monotonic()
-        self.look()
+        self.poll()
         while not holds():
             if self._clock.between(began, time.monotonic()) > patience_s:
                 return False
-            self.look()
+            self.poll()
         return True
 
     def is_back(self, part: str) -> bool:
@@ -195,7 +195,7 @@ class Monitor:
         self.history.decided, self.history.acknowledged = self.outputs.named, len(self.outputs.acknowledged)
 
     def _check_outputs(self) -> None:
-        wrong = self.outputs.look()
+        wrong = self.outputs.poll()
         self.history.committed = self.outputs.committed
         if wrong:
             raise Failed("violation", "; ".join(wrong[:3]))
@@ -317,4 +317,4 @@ class Monitor:
             raise Failed("stall", f"{what}, for {waited_s:.0f} s{busy}")
 
     def failure(self, error: Failed) -> RunFailure:
-        return RunFailure(error.kind, error.sentence, self.history.scenario, self.cluster.story())
+        return RunFailure(error.kind, error.sentence, self.history.scenario, self.cluster.log_tails())

@@ -2,7 +2,7 @@
 
 Invariant: every committed byte is read once, soon after its commit, and must belong to the next record of its stream.
 All sinks must have the same bytes, including the salt, and nothing may be visible that was not decided. Output that was
-never compared with a decision or an acknowledgement is not clean. The harness looks several times per second, and at
+never compared with a decision or an acknowledgement is not clean. The harness polls several times per second, and at
 each drain whether everything is there.
 """
 
@@ -65,7 +65,7 @@ class MonitoredOutput(ABC):
         self.checks: dict[str, PrefixCheck] = {}
 
     @abstractmethod
-    def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
+    def poll(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
         """Check new output. Yield a sentence for every violation."""
 
     @abstractmethod
@@ -120,8 +120,8 @@ class FileSinkOutput(MonitoredOutput):
         super().__init__(name, instance.with_suffix(".data"))
         self._tail = TransactionTail(instance.with_suffix(".txnlog"))
 
-    def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
-        new = list(self._tail.look())
+    def poll(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
+        new = list(self._tail.poll())
         decisions = decide(new) if new and decide else None
         for transaction in new:
             self.named += decisions is not None and is_named(transaction.txn_id, decisions)
@@ -167,9 +167,9 @@ class MonitoredOutputs:
         """Visible transactions whose decision was found, of the sink with the fewest."""
         return min(output.named for output in self.outputs.values())
 
-    def look(self) -> list[str]:
-        """Return the violations in the output that was committed since the last look."""
-        wrong = [sentence for output in self.outputs.values() for sentence in output.look(self.streams, self._decide)]
+    def poll(self) -> list[str]:
+        """Return the violations in the output that was committed since the last poll."""
+        wrong = [sentence for output in self.outputs.values() for sentence in output.poll(self.streams, self._decide)]
         return wrong or self._differences()
 
     def _differences(self) -> list[str]:

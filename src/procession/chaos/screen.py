@@ -1,7 +1,7 @@
 """The screen: shows a chaos run in progress, as a live table on a terminal, elsewhere as a line at intervals.
 
 Invariant: it only shows the history, on the standard error stream, so that standard output has only the verdict. The
-monitor calls it at every look.
+monitor calls it at every poll.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A race of two sinks for one output: the second is refused, or it takes over and the first is fenced off.
 
-Invariant: whoever wins, each record is visible once. The race is run in two ways. `same-directory`: a second sink is
-started on the directory of the first, and must exit with an error. Otherwise the detail is a fault point: the first
-sink is stopped there, as a machine that swaps would stop it, a second one is started on a copy of its directory and
-gets the driver's connections, and then the first one goes on where it was. The winner is the sink from then on.
+Invariant: whichever sink wins, each record is visible once. The race is run in two ways. `same-directory`: a second
+sink is started on the directory of the first, and must exit with an error. Otherwise the detail is a fault point: the
+first sink is stopped there, as a machine that swaps would stop it. A second one is started on a copy of its directory
+and gets the driver's connections. Then the first one continues. The winner is the sink from then on.
 """
 
 from __future__ import annotations

@@ -190,9 +190,9 @@ class SystemCluster(LiveCluster):
         ends = [share.end for share in shares if (txn := TransactionId.parse(share.txn)) and txn.sink == output]
         return max(ends, default=None)
 
-    def story(self) -> str:
+    def log_tails(self) -> str:
         failures = [f"reader of {name}: {reader.why_not}" for name, reader in self._readers.items() if reader.why_not]
-        return "\n".join([super().story(), *failures])
+        return "\n".join([super().log_tails(), *failures])
 
 
 def _at(port: Callable[[], int]) -> Callable[[], Address]:

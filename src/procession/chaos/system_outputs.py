@@ -19,7 +19,7 @@ from procession.sdk.transaction_log import TransactionTail
 from procession.verify.decided import is_decided, is_named
 from procession.verify.order import PromisedOrder
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 CLOSE_TIMEOUT_S = 10.0
 TRIES_MAX = 20
 TRY_AGAIN_S = 1.0
@@ -37,7 +37,7 @@ class RecordReader:
         self.wrong = ""
         """What no sink may write, as a sentence."""
         self.why_not = ""
-        """Why the last look failed."""
+        """Why the last poll failed."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"reader {path.stem}", daemon=True)
 
@@ -52,7 +52,7 @@ class RecordReader:
 
     def _run(self) -> None:
         with self.path.open("ab", buffering=0) as file:
-            while not self._stop.wait(LOOK_S):
+            while not self._stop.wait(POLL_INTERVAL_S):
                 try:
                     seen = self.records.new()
                     self.why_not = ""
@@ -89,12 +89,12 @@ class SystemOutput(MonitoredOutput):
         self._log_end = 0
         self._tail = TransactionTail(instance().with_suffix(".txnlog"))
 
-    def look(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
+    def poll(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
         if self._reader.wrong:
             yield f"{self.name}: {self._reader.wrong}"
         # The position is read before its decision, and the records after their position.
         position, end = self._reader.position, self._reader.end
-        yield from self._look_at_log(decide)
+        yield from self._poll_log(decide)
         if position > self._position:
             self._position = position
             decided = self._decided_end(self.name)
@@ -104,11 +104,11 @@ class SystemOutput(MonitoredOutput):
         self.end = end
         yield from self.take(data.splitlines(), streams)
 
-    def _look_at_log(self, decide: Decide | None) -> Iterator[str]:
+    def _poll_log(self, decide: Decide | None) -> Iterator[str]:
         log = self._instance().with_suffix(".txnlog")
         if log != self._tail.path:
             self._tail = TransactionTail(log)
-        new = [transaction for transaction in self._tail.look() if transaction.start >= self._log_end]
+        new = [transaction for transaction in self._tail.poll() if transaction.start >= self._log_end]
         decisions = decide(new) if new and decide else None
         for transaction in new:
             self._log_end = max(self._log_end, transaction.end)

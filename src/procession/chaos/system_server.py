@@ -24,7 +24,7 @@ from procession.address import Address, address_of, listening_socket
 from procession.errors import ConfigError
 
 STOP_TIMEOUT_S = 30.0
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 CONNECT_TIMEOUT_S = 1.0
 LAST_LINES_BYTES = 2000
 HOST = "127.0.0.1"
@@ -108,7 +108,7 @@ class SystemServer(ABC):
                 last_lines = self.log_path.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
                 self.kill()
                 raise ConfigError(f"{self.title} did not start: {last_lines}", next_step="Read what it says above.")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> None:
         """An orderly shutdown."""
@@ -135,7 +135,7 @@ class SystemServer(ABC):
         self._process.wait()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while any(map(_is_alive, pids)) and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         self._process = None
 
     def close(self) -> None:

@@ -70,6 +70,10 @@ EpochTarget = Annotated[
     float | None,
     typer.Option(show_default="2.5", help="Seconds that an epoch should take at most; 0 means no target."),
 ]
+SmallEpochRecords = Annotated[
+    int | None,
+    typer.Option(min=0, show_default="1000", help="Maximum number of records of an epoch that needs no Spark job."),
+]
 EpochRecords = Annotated[int | None, typer.Option(show_default="4000000", help="Maximum number of records per epoch.")]
 EpochBytes = Annotated[int | None, typer.Option(show_default="268435456", help="Maximum number of bytes per epoch.")]
 AnswerTimeout = Annotated[float | None, typer.Option(show_default="30.0", help="Seconds that a sink has to answer.")]
@@ -203,6 +207,26 @@ SpareDriver = Annotated[
 ]
 
 
+Replicas = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT,…",
+        show_default="none",
+        help="Keep the directories of driver, gateways and file sinks on these replicas (`procession sos`), too.",
+    ),
+]
+ReplicaVolume = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", show_default="the pipeline's", help="Name of the pipeline on the replicas."),
+]
+ReplicaQuorum = Annotated[
+    int | None,
+    typer.Option(min=1, show_default="more than half", help="Replicas that must have synced what is acknowledged."),
+]
+ReplicaCookieFile = Annotated[
+    Path | None, typer.Option(help="File with the secret of the replicas (`secrets/sos` of their directory).")
+]
+ReplicaTlsCa = Annotated[Path | None, typer.Option(help="Use TLS to the replicas, and trust this authority (PEM).")]
 FlightAddress = Annotated[
     str | None,
     typer.Option(
@@ -219,6 +243,7 @@ class EpochSettings:
 
     epoch_interval_s: EpochInterval = None
     epoch_target_s: EpochTarget = None
+    small_epoch_records_max: SmallEpochRecords = None
     epoch_records_max: EpochRecords = None
     epoch_bytes_max: EpochBytes = None
 
@@ -273,3 +298,8 @@ class PipelineSettings(DriverSettings):
     spare_driver: SpareDriver = None
     cookie_file: CookieFile = None
     open_producers: OpenProducers = None
+    replicas: Replicas = None
+    replica_volume: ReplicaVolume = None
+    replica_quorum: ReplicaQuorum = None
+    replica_cookie_file: ReplicaCookieFile = None
+    replica_tls_ca: ReplicaTlsCa = None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from procession.cli.command_options import AppSettings, DriverSettings, with_groups
+from procession.cli.replica_options import ReplicationOptions
 from procession.cli.tls_options import ClientTlsOptions
 from procession.log_format import note
 
@@ -38,10 +39,12 @@ def driver(
     *,
     given: DriverSettings,
     tls: ClientTlsOptions,
+    replication: ReplicationOptions,
 ) -> None:
     """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
     from procession.driver.app_values import export
-    from procession.driver.driver import DriverConfig, run_driver
+    from procession.driver.driver import run_driver
+    from procession.driver.driver_config import DriverConfig
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
     from procession.supervisor.cookies import read_cookie
     from procession.supervisor.settings import load_settings
@@ -58,6 +61,7 @@ def driver(
         sinks=dict(map(_named_address, sink or [])),
         epoch_interval_s=settings.epoch_interval_s,
         epoch_target_s=settings.epoch_target_s,
+        small_epoch_records_max=settings.small_epoch_records_max,
         epoch_records_max=settings.epoch_records_max,
         epoch_bytes_max=settings.epoch_bytes_max,
         answer_timeout_s=settings.answer_timeout_s,
@@ -80,7 +84,7 @@ def driver(
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
     )
-    run_driver(config, say=note, promotion=sys.stdin if spare else None)
+    run_driver(config, note, sys.stdin if spare else None, replication.driver_host(directory))
 
 
 def _named_address(text: str) -> tuple[str, str]:

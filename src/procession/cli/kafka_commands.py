@@ -74,6 +74,10 @@ def sink_kafka(
         Literal["messages", "blocks", "lanes"],
         typer.Option(help="How records arrive: one per message, blocks, or lane blocks, each lane for its partition."),
     ] = "messages",
+    lane_messages: Annotated[
+        Literal["records", "blocks"],
+        typer.Option(help="With lanes: a message has one record, or a block of many, which only mergers read."),
+    ] = "records",
     partition: Annotated[
         int | None,
         typer.Option(
@@ -124,6 +128,12 @@ def sink_kafka(
 
     if records == "lanes" and (envelope or partition is not None):
         raise UsageError("Lanes have headers and partitions of their own.", next_step="Leave out envelope, partition.")
+    is_in_blocks = lane_messages == "blocks"
+    if is_in_blocks and (records != "lanes" or tombstones or broker.schema_registry is not None):
+        raise UsageError(
+            "Blocks are messages of lanes, and have records as they are.",
+            next_step="Leave out lane_messages; or name lanes= at the sink, without tombstones and schema_registry.",
+        )
     place = KafkaUrl.parse(url)
     encoder = MessageEncoder(
         is_envelope=envelope,
@@ -132,7 +142,14 @@ def sink_kafka(
         codec=broker.codec(subject or f"{place.topic}-value"),
     )
     options = KafkaSinkOptions(
-        RecordForm(records), encoder, partition, control_topic, transaction_bytes_max, compression, order
+        RecordForm(records),
+        encoder,
+        partition,
+        control_topic,
+        transaction_bytes_max,
+        compression,
+        order,
+        is_in_blocks,
     )
     run_kafka_sink(
         directory,

@@ -18,7 +18,7 @@ from procession.cache import find_place
 from procession.cli.command_table import CommandGroup
 from procession.errors import ProcessionError
 from procession.exit_status import Status, status_of
-from procession.log_format import keep_logs, tell_crash, tell_error
+from procession.log_format import keep_logs, print_crash, print_error
 from procession.storage.secret import PRIVATE_UMASK
 from procession.supervisor.supervisor import PartFailed
 
@@ -56,11 +56,11 @@ def main() -> NoReturn:
         find_place()
         app()
     except ProcessionError as error:
-        tell_error(error)
+        print_error(error)
         sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
     except BrokenPipeError:
         sys.exit(Status.UNCLEAN)
     except Exception:  # a bug, ours or a library's: print the traceback
-        tell_crash(traceback.format_exc())
+        print_crash(traceback.format_exc())
         sys.exit(Status.UNCLEAN)
     sys.exit(Status.DONE)

@@ -30,6 +30,7 @@ class ContestantName(StrEnum):
     """Contestants of `bench/conflux_contestants`."""
 
     LANES = "lanes"
+    BLOCKS = "blocks"
     ORDERED = "ordered"
     UNORDERED = "unordered"
     SEQUENTIAL = "sequential"
@@ -127,6 +128,7 @@ def conflux(
 ) -> None:
     """Conflux's evaluation: lanes and a merger, an ordered sink, no order, one task, and a window sort, over Kafka."""
     from procession.bench import conflux as bench
+    from procession.bench import conflux_report
     from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
 
     if plots is not None and not plots.is_dir():
@@ -135,18 +137,15 @@ def conflux(
         check_writable(path)
     taking_part = tuple(name for name in CONTESTANTS if name in (contestant or CONTESTANTS))
     given = ConfluxSetup(records, burn_ns, rounds, epoch_records, rate, lanes, taking_part)
-    figures = bench.measure(given, [str(name) for name in workload or WorkloadName])
-    figures["command"] = command_line(context)
-    if report is not None:
-        from procession.bench.conflux_report import write_report
-
-        write_report(report, figures)
-    if plots is not None:
-        from procession.bench.conflux_report import write_plots
-
-        write_plots(plots, figures)
-    if figures_file is not None:
-        figures_file.write_text(json.dumps(figures, indent=1))
+    figures: dict[str, Any] = {}
+    for figures in bench.measure(given, [str(name) for name in workload or WorkloadName]):
+        figures["command"] = command_line(context)
+        if report is not None:
+            conflux_report.write_report(report, figures)
+        if plots is not None:
+            conflux_report.write_plots(plots, figures)
+        if figures_file is not None:
+            figures_file.write_text(json.dumps(figures, indent=1))
     print_figures(context, figures, bench.report_lines(figures))
 
 

@@ -157,7 +157,7 @@ def source_postgres(
         typer.Option(min=1, help="With --poll-column: most rows with the same value. They are held in memory at once."),
     ] = 100_000,
     poll_s: Annotated[
-        float, typer.Option(min=0.001, help="Seconds between two looks for new changes or rows, if there were none.")
+        float, typer.Option(min=0.001, help="Seconds between two polls for new changes or rows, if there were none.")
     ] = 0.2,
     stop_at_end: Annotated[
         bool, typer.Option("--stop-at-end", help="End with what was committed in the database when it started.")

@@ -5,6 +5,7 @@ As in `cli/main`, they only parse and print; `sos/replicated_host` and `sos/dire
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,8 @@ from procession.log_format import note
 
 if TYPE_CHECKING:
     from procession.runtime.host import Host
+    from procession.sos.adopted_folder import ForeignChanges
     from procession.sos.replicated_volume import ReplicaOptions
-
-SCHEME = "sos://"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,26 +38,9 @@ class ReplicaAccess:
     ] = None
 
     def load(self, addresses: str) -> ReplicaOptions:
-        from procession.address import parse_addresses
-        from procession.errors import UsageError
-        from procession.sos.replicated_volume import ReplicaOptions
-        from procession.supervisor.cookies import read_cookie
-        from procession.tls import client_tls
+        from procession.supervisor.pipeline_replicas import load_replicas
 
-        if self.replica_cookie_file is None:
-            raise UsageError(
-                "Replicas need a secret.",
-                next_step="Give the file with it: --replica-cookie-file. All replicas have the same.",
-            )
-        found = tuple(parse_addresses(addresses))
-        options = ReplicaOptions(
-            found,
-            self.replica_quorum or len(found) // 2 + 1,
-            read_cookie(self.replica_cookie_file),
-            client_tls(self.replica_tls_ca, None, None),
-        )
-        options.check()
-        return options
+        return load_replicas(addresses, self.replica_quorum, self.replica_cookie_file, self.replica_tls_ca)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,27 +75,16 @@ class ReplicationOptions:
 
         return replicated_host(self.place(directory), self.replica_volume, options)
 
-    def driver_host(self, directory: Path, *, is_spare: bool) -> AbstractContextManager[Host]:
+    def driver_host(self, directory: Path) -> AbstractContextManager[Host]:
         """The same for a driver: of the pipeline's directory, its checkpoint, its states and its table copies."""
-        from procession.errors import UsageError
         from procession.runtime.host import HOST
 
         if (options := self._load()) is None:
             return nullcontext(HOST)
-        if is_spare:
-            raise UsageError(
-                "A spare driver cannot use replicas.", next_step="Leave --spare out: a driver is started again."
-            )
-        from procession.sos.adopted_folder import AdoptedFolder
         from procession.sos.replicated_host import replicated_host
 
-        # Tasks write states, and the source's process writes where logs are, before the driver syncs what names them.
-        adopted = {
-            "rounds": (AdoptedFolder("state"), AdoptedFolder("sides")),
-            "offsets": (AdoptedFolder("checkpoint/gateways", is_rewritten=True),),
-        }
-        place, only = self.place(directory), ("checkpoint", "state", "sides")
-        return replicated_host(place, self.replica_volume, options, only=only, adopted=adopted)
+        only, adopted = driver_changes()
+        return replicated_host(self.place(directory), self.replica_volume, options, only=only, adopted=adopted)
 
     def _load(self) -> ReplicaOptions | None:
         from procession.errors import UsageError
@@ -122,6 +94,19 @@ class ReplicationOptions:
         if not self.replica_volume:
             raise UsageError("--replicas needs --replica-volume.", next_step="Give the directory a name there.")
         return self.access.load(self.replicas)
+
+
+def driver_changes() -> tuple[Collection[str], Mapping[str, tuple[ForeignChanges, ...]]]:
+    """What is replicated of a pipeline's directory, and what other processes than the driver change there: tasks write
+    states, and the source's process writes where logs are, before the driver syncs what names them. Spark removes its
+    old files."""
+    from procession.sos.adopted_folder import AdoptedFolder, PrunedFolder
+
+    return ("checkpoint", "state", "sides"), {
+        "rounds": (AdoptedFolder("state"), AdoptedFolder("sides")),
+        "offsets": (AdoptedFolder("checkpoint/gateways", is_rewritten=True), PrunedFolder()),
+        "commits": (PrunedFolder(),),
+    }
 
 
 @with_groups
@@ -136,15 +121,11 @@ def restore(
     """Restore a directory from its replicas. The process that wrote it can write nothing more after that."""
     import asyncio
 
-    from procession.errors import UsageError
     from procession.sos.directory_restore import restore_directory
     from procession.storage.secret import make_pipeline_private
+    from procession.supervisor.pipeline_replicas import parse_volume
 
-    addresses, _, volume = source.removeprefix(SCHEME).partition("/")
-    if not source.startswith(SCHEME) or not volume:
-        raise UsageError(
-            f"{source!r} names no volume.", next_step="Write it as sos://HOST:PORT,HOST:PORT,HOST:PORT/NAME."
-        )
+    addresses, volume = parse_volume(source)
     place = directory.resolve()
     make_pipeline_private(place)
     found = asyncio.run(restore_directory(volume, access.load(addresses), place, say=note))

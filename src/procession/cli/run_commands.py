@@ -93,6 +93,13 @@ def run(
         ),
     ] = None,
     listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
+    restore_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="sos://HOST:PORT,…/NAME",
+            help="Restore the directories that are missing here from these replicas, and use them.",
+        ),
+    ] = None,
     sets: AppSettings = None,
     as_json: Json = False,
     *,
@@ -105,13 +112,26 @@ def run(
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
 
-    settings = load_settings(**given.given())
+    values = given.given()
+    if restore_from is not None:
+        from procession.supervisor.pipeline_replicas import parse_volume
+
+        values["replicas"], values["replica_volume"] = parse_volume(restore_from)
+    settings = load_settings(**values)
     export(sets or [])
     checked_unit(event_time_unit)
     field = ["--event-time-field", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
     with cluster.joined(note) as hosts:
         figures = run_app(
-            app_file, directory, inputs or [], listen, settings, is_silent=as_json, event_time=field, cluster=hosts
+            app_file,
+            directory,
+            inputs or [],
+            listen,
+            settings,
+            is_silent=as_json,
+            event_time=field,
+            cluster=hosts,
+            is_restored=restore_from is not None,
         )
     print(json.dumps(figures) if as_json else sentence(figures))
     if not is_clean(figures):

@@ -26,7 +26,7 @@ def simulate(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Run the plan in this file, as a failed run printed it."),
     ] = None,
-    story: Annotated[bool, typer.Option("--story", help="Print the events of the first run.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="Print the events of the first run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Simulate gateways, driver, Spark, sinks and producers, with faults at every step. A seed determines each run."""
@@ -35,11 +35,11 @@ def simulate(
 
     hear_interrupts()
     if plan is not None:
-        report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_recorded=story)
+        report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_recorded=events)
     else:
         where = sys.stderr if as_json else sys.stdout
         report = run_seeds(
-            seed, runs, jobs=jobs or cores(), is_recorded=story, say=lambda line: print(line, file=where, flush=True)
+            seed, runs, jobs=jobs or cores(), is_recorded=events, say=lambda line: print(line, file=where, flush=True)
         )
     print(json.dumps(report.as_dict()) if as_json else "\n".join(report.lines()), flush=True)
     if report.verdict != "clean":

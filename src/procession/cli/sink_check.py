@@ -20,7 +20,7 @@ from procession.errors import ConfigError, UsageError
 from procession.sdk.conformance import CASES, CaseOutcome, Conformance, ConformanceCase, Finding
 from procession.sdk.sink_process import SinkProcess, Visible
 
-LOOK_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
 
 
 def check_sink(
@@ -114,7 +114,7 @@ def visible_by(command: str) -> Visible:
         parts = shlex.split(command)
         arguments = [part.replace("{dir}", str(directory)).replace("{instance}", instance) for part in parts]
         try:
-            done = subprocess.run(arguments, capture_output=True, timeout=LOOK_TIMEOUT_S, check=False)
+            done = subprocess.run(arguments, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(
                 f"Cannot run {arguments[0]}: {error}.", next_step="Use a command that prints the output and exits."

@@ -20,6 +20,7 @@ from procession.gateway.control_client import CLOSED, ControlClient
 from procession.gateway.global_registry import LEADER
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.supervisor.cookies import PIPELINES
+from procession.supervisor.run_claim import holder
 from procession.tls import ClientTls, complaint
 
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
@@ -33,6 +34,9 @@ NAME_CHARS_MAX = 48
 CERTIFICATES = "Check the certificates of both sides: --tls-ca here, --tls-cert there."
 SPEAKS_TLS = "If it uses TLS, give --tls-ca; otherwise look at its log."
 
+PARTS = ("checkpoint", "gateway")
+"""A pipeline that was ever started has one of these in its directory."""
+
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -43,7 +47,11 @@ def place(directory: Path | None, address: str | None) -> str | Path:
     if address is not None:
         parse_address(address)
         return address
-    return _gateway_in(chosen_pipeline(directory))
+    if directory is None:
+        directory = chosen_pipeline(
+            None, "Start one, give its --dir, or the control address of its gateway: --gateway."
+        )
+    return _gateway_in(directory)
 
 
 def _gateway_in(directory: Path) -> Path:
@@ -56,20 +64,22 @@ def _gateway_in(directory: Path) -> Path:
     )
 
 
-def chosen_pipeline(directory: Path | None) -> Path:
+def chosen_pipeline(directory: Path | None, next_step: str = "Start one, or give its --dir.") -> Path:
     """The given directory, or that of the one pipeline in `.procession`. Raises ConfigError or UsageError if there is
-    not one."""
-    if directory is not None:
-        return directory
+    no pipeline, or more than one. `next_step` is what to do if there is none in `.procession`."""
     found = sorted(path.parent.parent for path in PIPELINES.glob(f"*/gateway/{ADDRESS_FILE}"))
+    named = ", ".join(map(str, found))
+    if directory is not None:
+        if not any((directory / part).exists() for part in PARTS) and holder(directory) is None:
+            raise ConfigError(
+                f"There is no pipeline in {directory}.",
+                next_step=f"Give --dir one of: {named}." if found else "Give the --dir of a pipeline.",
+            )
+        return directory
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ConfigError(
-            f"There is no pipeline in {PIPELINES}.",
-            next_step="Start one, give its --dir, or the control address of its gateway with --gateway.",
-        )
-    named = ", ".join(map(str, found))
+        raise ConfigError(f"There is no pipeline in {PIPELINES}.", next_step=next_step)
     raise UsageError(f"There is more than one pipeline in {PIPELINES}.", next_step=f"Give --dir one of: {named}.")
 
 

@@ -12,7 +12,6 @@ import typer
 
 from procession.cli.command_options import PipelineDirectory
 from procession.log_format import note
-from procession.storage.driver_claim import checkpoint_of
 
 POLL_S = 1.0
 
@@ -33,12 +32,12 @@ def traces(
 
     It reads the epoch history, so you can start and stop it at any time without affecting the pipeline."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.commit.checkpoint import read_pipeline
     from procession.errors import ConfigError
     from procession.supervisor.epoch_traces import EpochTraces, send
+    from procession.supervisor.job_status import pipeline_name
 
     directory = chosen_pipeline(directory)
-    pipeline = str(read_pipeline(checkpoint_of(directory))["name"])
+    pipeline = pipeline_name(directory)
     found = EpochTraces(directory, from_now=not once)
     if once:
         print(f"sent {send(found.new(), pipeline, to):,} spans to {to}")

@@ -14,7 +14,6 @@ import typer
 
 from procession.cli.command_options import AppSettings, PipelineDirectory
 from procession.exit_status import Status
-from procession.storage.driver_claim import checkpoint_of
 
 if TYPE_CHECKING:
     from procession.driver.app_file import App
@@ -96,14 +95,14 @@ def rollback(
     lanes, Delta and Iceberg tables), and the input can be had again: the log still has it (`savepoint create
     --keep-input`), or all sources can be read again from there (files, Kafka)."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.commit.checkpoint import read_pipeline
+    from procession.supervisor.job_status import pipeline_name
     from procession.supervisor.rollback import roll_back
     from procession.supervisor.run_claim import claimed
     from procession.supervisor.savepoint import find
 
     directory = chosen_pipeline(directory)
     saved = find(directory, name)
-    with claimed(directory, str(read_pipeline(checkpoint_of(directory))["name"]), Path("procession")):
+    with claimed(directory, pipeline_name(directory), Path("procession")):
         done = roll_back(directory, saved, inputs or [])
     text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
     if done.epochs:

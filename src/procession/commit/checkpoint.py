@@ -17,20 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from procession.commit.log_locations import LogLocations
-from procession.commit.round_files import (
-    RoundRecords,
-    read_reserved,
-    write_reserved,
-)
+from procession.commit.round_files import RoundRecords, read_reserved, write_reserved
 from procession.commit.round_record import RoundRecord
-from procession.commit.spark_log import SparkLog, is_whole
+from procession.commit.spark_log import METADATA, SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, PlanError, StorageError
 from procession.format_number import check_format
 from procession.planner.graph import SinkCodec
 from procession.runtime.files import FileSystem, HeldLock, OpenMode
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.driver_claim import CURRENT, claim_damaged, read_claim
+from procession.storage.driver_claim import CURRENT, check_replicas, claim_damaged, read_claim
 from procession.storage.durable import (
     fsync_dir,
     make_directory,
@@ -80,11 +76,13 @@ class Checkpoint:
     def rounds(self) -> RoundRecords:
         return RoundRecords(self.directory / "rounds", self.files)
 
-    def check_fence(self) -> None:
-        """Raises FencedError if a later driver has taken over."""
+    def check_fence(self, *, asks: bool = False) -> None:
+        """Raises FencedError if a later driver has taken over. With `asks`, the replicas are asked, if there are any:
+        a driver on another machine does not change `CURRENT` here."""
         current = read_claim(self.root, self.files)
         if current != self.fence:
             raise fenced(self.fence, current)
+        check_replicas(self.root, self.files, asks=asks)
 
     @property
     def reserved(self) -> int:
@@ -161,11 +159,11 @@ class Checkpoint:
             for part in ("offsets", "commits"):
                 _copy_files(last / part, draft / part, files)
             committed = SparkLog(draft, files).committed
-            SparkLog(draft, files).tell_decided(committed)
+            SparkLog(draft, files).mark_decided(committed)
             _copy_files(last / "rounds", draft / "rounds", files, up_to=committed)
             write_reserved(draft, read_reserved(last, committed, files), files)
-            if is_whole(last / "metadata", files):
-                _copy_file(last / "metadata", draft / "metadata", files)
+            if is_whole(last / METADATA, files):
+                _copy_file(last / METADATA, draft / METADATA, files)
             if not files.exists(last):
                 raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
         if change is not None:

@@ -48,7 +48,7 @@ REFUSALS_MAX = 8
 ATTEMPTS_RESERVED = 100
 """Attempt numbers reserved at a time: one sync per this many epochs."""
 
-STORY_MAX = 64
+RECENT_EVENTS_MAX = 64
 
 
 class CommitStrategy(Protocol):
@@ -111,7 +111,7 @@ class Coordinator:
         self.open: OpenRound | None = None
         self._reserved = reserved
         self._refusals_max = refusals_max
-        self._recent: deque[tuple[str, Event | Action]] = deque(maxlen=STORY_MAX)
+        self._recent: deque[tuple[str, Event | Action]] = deque(maxlen=RECENT_EVENTS_MAX)
         last = last_round(self.rounds, committed)
         self.sinks = {name: _recovered(name, last, reserved) for name in sinks}
         for name in last.parts if last is not None else ():
@@ -128,7 +128,7 @@ class Coordinator:
         return actions
 
     @property
-    def story(self) -> list[str]:
+    def recent_events(self) -> list[str]:
         """The last events and actions as text, formatted only when it is asked for."""
         return [f"{gutter} {what}" for gutter, what in self._recent]
 
@@ -174,7 +174,8 @@ class Coordinator:
             return [
                 StopPipeline(
                     LocalProtocolError(
-                        f"epoch {event.epoch} came when {self.committed} was the last committed", story=self.story
+                        f"epoch {event.epoch} came when {self.committed} was the last committed",
+                        recent_events=self.recent_events,
                     )
                 )
             ]

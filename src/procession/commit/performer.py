@@ -246,7 +246,7 @@ class CommitPerformer:
     def _check_in_charge(self) -> None:
         """A replaced driver must not take the sinks' sessions from its successor."""
         try:
-            self._checkpoint.check_fence()
+            self._checkpoint.check_fence(asks=True)
         except ProcessionError as error:
             self._stop(error)
 
@@ -393,5 +393,5 @@ class CommitPerformer:
             return
         if not isinstance(error, ProcessionError):
             # A bug in Procession: report it and stop instead of hanging.
-            error = ProcessionError(f"the performer failed: {error!r}", story=self._coordinator.story)
+            error = ProcessionError(f"the performer failed: {error!r}", recent_events=self._coordinator.recent_events)
         self._stop(error)

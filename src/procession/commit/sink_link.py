@@ -212,7 +212,7 @@ class SinkLink:
             self._was_greeted = True
             self._greetings_refused, self._delay_s = 0, 0.0
             self._is_leaving = self._is_hung = False
-            self._tell_departed()
+            self._send_departed()
             log.info("sink.connected", sink=options.name, listed=len(listed), position=position)
             self._report(SinkConnected(options.name, listed, position))
             self._take(rest)
@@ -339,9 +339,9 @@ class SinkLink:
         departed = tuple(name for name in names if name not in self._departed)
         self._departed = names
         if departed:
-            self._tell_departed()
+            self._send_departed()
 
-    def _tell_departed(self) -> None:
+    def _send_departed(self) -> None:
         if not self._departed or not self.options.knows_workers_left:
             return
         if self._writer is not None and self._connection is not None and not self._connection.is_over:

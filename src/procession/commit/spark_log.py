@@ -3,8 +3,9 @@
 Invariant: an epoch is decided if and only if `commits/N`, or a later one, exists and is complete (`is_committed`);
 there is no other test. Spark does not sync these files. To sync a file that another process wrote proves nothing: an
 earlier failed sync may have marked its pages clean without writing them. So the driver copies each file into a new one,
-syncs that and renames it over Spark's, before anything relies on it: `offsets/N` before phase 1, `commits/N` before
-phase 2.
+syncs that and renames it over Spark's, before anything relies on it: `metadata` and `offsets/N` before phase 1,
+`commits/N` before phase 2. With replicas all of this is true of the replicas: the file system that is handed in returns
+from a sync when the quorum has it, so what only the disk of this machine has is in doubt.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from procession.errors import RoundError, StorageError
 from procession.runtime.files import FileSystem, OpenMode
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.durable import fsync_dir, storage_error, write_durably
+from procession.storage.durable import fsync_dir, read_if_there, storage_error, write_durably
 from procession.storage.log_ranges import LogOffset, read_offsets
 
 POLL_S = 0.002
@@ -32,6 +33,8 @@ of the same driver, and a successor writes its own."""
 
 OFFSETS = "offsets"
 """Spark's folder with the end of each epoch."""
+METADATA = "metadata"
+"""Spark's file with the id of the query. Spark does not go on from a log without it."""
 
 
 class SparkLog:
@@ -78,9 +81,9 @@ class SparkLog:
     def sync_commit(self, epoch: int) -> None:
         """Makes `commits/N` durable, and notifies the helper process."""
         self._renew("commits", epoch)
-        self.tell_decided(epoch)
+        self.mark_decided(epoch)
 
-    def tell_decided(self, epoch: int) -> None:
+    def mark_decided(self, epoch: int) -> None:
         path = self.directory / DECIDED
         try:
             with self._files.open(path, OpenMode.REPLACE) as file:
@@ -108,7 +111,7 @@ class SparkLog:
         return newest
 
     def is_committed(self, epoch: int) -> bool:
-        # Old files are purged, so a later one counts too; the usual case costs one look.
+        # Old files are purged, so a later one counts too; the usual case costs one lookup.
         return self._is_whole("commits", epoch) or self.committed >= epoch
 
     async def until_committed(self, epoch: int) -> None:
@@ -133,7 +136,10 @@ class SparkLog:
             raise StorageError(f"{path} is there but not whole.", path=str(path))
         write_durably(path, data, self._files)
         if part not in self._named:
-            fsync_dir(self.directory, self._files)  # the folder itself is made once
+            if part == OFFSETS and (found := read_if_there(self.directory / METADATA, self._files)) is not None:
+                write_durably(self.directory / METADATA, found, self._files)  # syncs the name of the folder, too
+            else:
+                fsync_dir(self.directory, self._files)  # the folder itself is made once
             self._named.add(part)
 
 

@@ -50,7 +50,7 @@ class FileSource:
         self._chunk_bytes = chunk_bytes or (FOLLOWED_CHUNK_BYTES if is_following else CHUNK_BYTES)
         self._paths: dict[int, Path] = {}
         for name in self._names:
-            found = self._look_for(name)
+            found = self._find(name)
             if not found and not is_following:
                 raise ConfigError(f"No file matches {name}.", next_step="Check the pattern, or add --follow.")
             for path in found:
@@ -75,7 +75,7 @@ class FileSource:
         path = self._paths[stream.id]
         return self._follow(path, after) if self._is_following else self._read(path, after)
 
-    def _look_for(self, name: str) -> list[Path]:
+    def _find(self, name: str) -> list[Path]:
         path = Path(name)
         if _is_pattern(name):
             found = [Path(match) for match in sorted(glob.glob(name, recursive=True)) if os.path.isfile(match)]
@@ -92,7 +92,7 @@ class FileSource:
             yield stream
         while True:
             await asyncio.sleep(self._poll_s)
-            for path in (path for name in self._names for path in self._look_for(name)):
+            for path in (path for name in self._names for path in self._find(name)):
                 number = stream_id_of(path)
                 if number not in self._paths:
                     if len(self._paths) == FOLLOWED_MAX:
@@ -151,7 +151,7 @@ class Cursor:
         """Move to the end of the record that begins at `after`; to the beginning of the file if None."""
         if after is None:
             return
-        if not self._framing.begins_at(after, self._look):
+        if not self._framing.begins_at(after, self._peek):
             raise StorageError(
                 f"{self._path} is not the file that was read before: no record begins at byte {after}.",
                 next_step="Restore the file, or give the new one another name.",
@@ -164,7 +164,7 @@ class Cursor:
         limit = RECORD_BYTES_MAX + self._framing.overhead_bytes
         wanted = min(self._chunk_bytes, limit)
         while True:
-            data = self._look(self._position, wanted)
+            data = self._peek(self._position, wanted)
             is_end = len(data) < wanted
             cut = self._framing.cut(data, is_end=is_end and not is_growing)
             if len(cut):
@@ -206,7 +206,7 @@ class Cursor:
             path=str(self._path),
         )
 
-    def _look(self, position: int, count: int) -> bytes:
+    def _peek(self, position: int, count: int) -> bytes:
         try:
             return os.pread(self._descriptor, count, position)
         except OSError as error:

@@ -24,7 +24,7 @@ SHORT_BYTES = 48
 """Average line length below which newlines are removed byte by byte; above it, `bytes.replace` is faster."""
 
 Positions = npt.NDArray[np.int64]
-Look = Callable[[int, int], bytes]
+Peek = Callable[[int, int], bytes]
 """Returns a number of bytes from a position on; fewer at the end."""
 
 
@@ -50,7 +50,7 @@ class RecordFraming(Protocol):
     def cut(self, data: bytes, *, is_end: bool) -> CutRecords:
         """Return the complete records at the beginning of `data`. `is_end`: nothing follows it."""
 
-    def begins_at(self, position: int, look: Look) -> bool:
+    def begins_at(self, position: int, peek: Peek) -> bool:
         """Whether a complete record can begin at this position."""
 
 
@@ -74,8 +74,8 @@ class LineFraming:
         payloads = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
         return CutRecords(np.concatenate(([0], newlines[:-1] + 1)), payloads, min(last + 1, len(data)))
 
-    def begins_at(self, position: int, look: Look) -> bool:
-        before = look(position - 1, 2) if position else b"\n" + look(0, 1)
+    def begins_at(self, position: int, peek: Peek) -> bool:
+        before = peek(position - 1, 2) if position else b"\n" + peek(0, 1)
         return len(before) == 2 and before[0] == NEWLINE
 
 
@@ -94,8 +94,8 @@ class FixedFraming:
         payloads = pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(data)])
         return CutRecords(edges[:-1], payloads, count * self._size)
 
-    def begins_at(self, position: int, look: Look) -> bool:
-        return position % self._size == 0 and len(look(position, self._size)) == self._size
+    def begins_at(self, position: int, peek: Peek) -> bool:
+        return position % self._size == 0 and len(peek(position, self._size)) == self._size
 
 
 class LengthFraming:
@@ -118,12 +118,12 @@ class LengthFraming:
         both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
         return CutRecords(edges[:-1], both.take(pa.array(np.arange(1, 2 * count, 2))), end)
 
-    def begins_at(self, position: int, look: Look) -> bool:
-        head = look(position, LENGTH_BYTES)
+    def begins_at(self, position: int, peek: Peek) -> bool:
+        head = peek(position, LENGTH_BYTES)
         length = int.from_bytes(head)
         if len(head) < LENGTH_BYTES or length > RECORD_BYTES_MAX:
             return False
-        return not length or bool(look(position + LENGTH_BYTES + length - 1, 1))
+        return not length or bool(peek(position + LENGTH_BYTES + length - 1, 1))
 
 
 def parse_framing(text: str) -> RecordFraming:

@@ -39,7 +39,7 @@ class IcebergRollback:
         if table is None or held == end:
             return
         there = {start for start, _ in self._later(table, end)}
-        for transaction in TransactionTail(self._place.txnlog).look():
+        for transaction in TransactionTail(self._place.txnlog).poll():
             if transaction.start < transaction.end and end <= transaction.start and transaction.start not in there:
                 raise self._place.refusal(
                     f"the file with its output from position {transaction.start:,} on is not in {self._lake.url} any"

@@ -1,7 +1,7 @@
 """An Iceberg table: an epoch is one commit of the catalog, with the file and a table property.
 
 Invariant: the property `procession.output.<output>` is the token; it changes in the commit that adds the file. A commit
-that another writer has overtaken is made again here, on the refreshed table and after another look at the token: the
+that another writer has overtaken is made again here, on the refreshed table and after the token is read again: the
 library's own retry would add the file a second time. Upstream: `connectors/parquet_output`; downstream: pyiceberg.
 """
 

@@ -49,7 +49,7 @@ PATIENCE_S = 60.0
 NOTE_S = 3.0
 """After this time the user is told that the connector waits."""
 ANSWER_TIMEOUT_S = 10.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 WAIT_S = 1.0
 CONFIG_BYTES_MAX = 64 * 1024
 BROKERS_MAX = 64
@@ -257,7 +257,7 @@ class KafkaClients:
             except ConfigError:
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
 
     def topic(self, name: str) -> TopicFacts:
         """Raises ConfigError if there is no such topic, DiskError if no broker answers in time."""
@@ -326,7 +326,7 @@ class KafkaClients:
             except KafkaException as error:
                 if error.args[0].code() not in ELECTING or time.monotonic() > deadline:
                     self.refused(error, f"find offsets of {topic}[{partition}]")
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
 
     def refused(self, error: KafkaException, what: str) -> NoReturn:
         raise self.sentence(error.args[0], what) from error

@@ -3,11 +3,14 @@
     procession-order     header of a message before records: u64 epoch, big-endian. The value is a lane block
                          (`wire/lane_blocks`) with the order keys and event times of as many records as it has rows, and
                          without their payloads and keys. The messages of these records follow.
+    procession-block     header of a message with records: u64 epoch, big-endian. The value is a lane block with order
+                         keys, event times, payloads and keys. Used instead of the two above, if asked for.
     procession-frontier  header of a frontier: u64 epoch, big-endian. The value is a lane block.
 
 Invariant: key, value and timestamp of a record's message are those of every Kafka sink, and it costs no more. So a
 plain consumer reads the records, and skips messages with one of these headers. A lane is written by one producer, so
-the messages of an epoch have consecutive offsets, and a reader need not look at the headers of records.
+the messages of an epoch have consecutive offsets, and a reader need not look at the headers of records. Messages with
+blocks are for mergers only: client and broker then have one message for thousands of records.
 `connectors/kafka_sink` writes the messages; `connectors/kafka_lanes` reads them.
 """
 
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from procession.connectors.kafka_messages import MESSAGE_SCHEMA, MessageEncoder
 from procession.errors import RemoteProtocolError
@@ -26,9 +30,13 @@ from procession.sdk.record_blocks import block_batch
 from procession.wire.lane_blocks import Frontier, LaneRecords, decode_blocks, encode_frontier, encode_records
 
 ORDER_HEADER = "procession-order"
+BLOCK_HEADER = "procession-block"
 FRONTIER_HEADER = "procession-frontier"
+LANE_HEADERS = frozenset({ORDER_HEADER, BLOCK_HEADER, FRONTIER_HEADER})
 ORDER_BYTES_MAX = 256 * 1024
 """Maximum size of a message with order keys."""
+BLOCK_BYTES_MAX = 256 * 1024
+"""Maximum size of a message with a block of several records."""
 
 _EPOCH = struct.Struct(">Q")
 _ROW_BYTES = 16
@@ -36,7 +44,7 @@ _ROW_BYTES = 16
 
 
 def messages_of(blocks: Any, encoder: MessageEncoder) -> Iterator[pa.RecordBatch]:
-    """The messages of lane blocks, as batches of MESSAGE_SCHEMA. Raises RemoteProtocolError."""
+    """The messages of lane blocks, one for each record, as batches of MESSAGE_SCHEMA. Raises RemoteProtocolError."""
     for block in decode_blocks(blocks):
         content = block.content
         if isinstance(content, Frontier):
@@ -47,6 +55,30 @@ def messages_of(blocks: Any, encoder: MessageEncoder) -> Iterator[pa.RecordBatch
             piece = content.batch.slice(start, step)
             yield _marked_message(ORDER_HEADER, content.epoch, encode_records(content.epoch, _without_contents(piece)))
             yield encoder.encode(block_batch(*(piece.column(place) for place in range(3))))
+
+
+def block_messages_of(blocks: Any) -> Iterator[pa.RecordBatch]:
+    """The messages of lane blocks, one for each block, as batches of MESSAGE_SCHEMA. Raises RemoteProtocolError."""
+    for block in decode_blocks(blocks):
+        content = block.content
+        if isinstance(content, Frontier):
+            yield _marked_message(FRONTIER_HEADER, content.epoch, encode_frontier(content))
+            continue
+        for piece in _pieces(content.batch, BLOCK_BYTES_MAX):
+            yield _marked_message(BLOCK_HEADER, content.epoch, encode_records(content.epoch, piece))
+
+
+def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Slices of up to `bytes_max` bytes, or of one row."""
+    ends = np.arange(1, batch.num_rows + 1) * (_ROW_BYTES + 8 * (batch.num_columns - 3))
+    for column in (batch.column(0), batch.column(1)):
+        ends += np.cumsum(pc.fill_null(pc.binary_length(column), 0).to_numpy(), dtype=np.int64)
+    start = 0
+    while start < batch.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + bytes_max, "right")))
+        yield batch.slice(start, end - start)
+        start = end
 
 
 def _marked_message(header: str, epoch: int, value: bytes) -> pa.RecordBatch:
@@ -63,7 +95,7 @@ def _without_contents(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def content_of(value: bytes | None) -> Frontier | LaneRecords:
-    """The frontier, or the order keys, in a message with one of our headers. Raises RemoteProtocolError."""
+    """The frontier, the order keys, or the records in a message with one of our headers. Raises RemoteProtocolError."""
     contents = [block.content for block in decode_blocks(value or b"")]
     if len(contents) != 1:
         raise RemoteProtocolError(f"a message with the header of a lane has {len(contents)} blocks")

@@ -21,12 +21,7 @@ import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message, TopicPartition
 
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, next_messages, read_client_config
-from procession.connectors.kafka_lane_messages import (
-    FRONTIER_HEADER,
-    ORDER_HEADER,
-    content_of,
-    with_contents,
-)
+from procession.connectors.kafka_lane_messages import BLOCK_HEADER, LANE_HEADERS, content_of, with_contents
 from procession.errors import RemoteProtocolError, StorageError
 from procession.merge.lane_order import NOTHING
 from procession.planner.connector_url import ConnectorUrl
@@ -116,8 +111,9 @@ class KafkaLane:
             ) from error
 
     def _take_marked(self, message: Message) -> None:
-        """Take a message that has no record."""
-        if not dict(message.headers() or ()).keys() & {FRONTIER_HEADER, ORDER_HEADER}:
+        """Take a message with a header of a lane."""
+        headers = dict(message.headers() or ()).keys() & LANE_HEADERS
+        if not headers:
             raise RemoteProtocolError("it has no header of a lane")
         content, value = content_of(message.value()), message.value() or b""
         if self._open_epoch not in (None, content.epoch):
@@ -127,8 +123,12 @@ class KafkaLane:
             self._parts.append((content, self._batches, self._next_offset, self._open_bytes))
             self._batches, self._open_bytes, self._open_epoch = [], 0, None
         elif content.batch.num_rows:
-            self._orders, self._open_epoch = content.batch, content.epoch
+            self._open_epoch = content.epoch
             self._add_bytes(len(value))
+            if BLOCK_HEADER in headers:
+                self._batches.append(content.batch)
+            else:
+                self._orders = content.batch
 
     def _take_records(self, messages: Sequence[Message], orders: pa.RecordBatch) -> None:
         """Take messages that have records. Their offsets follow each other, because one producer has written them."""

@@ -29,6 +29,7 @@ SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "transaction_bytes_max": NUMBER,
     "control_topic": TEXT,
     "subject": TEXT,
+    "lane_messages": ("records", "blocks"),
 }
 SOURCE_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "partitions": TEXT,

@@ -22,7 +22,7 @@ from procession import faults
 from procession.connectors.kafka_client import INSTANCE, KafkaClients, TopicFacts
 from procession.connectors.kafka_errors import is_gone
 from procession.connectors.kafka_identity import OutputIdentity
-from procession.connectors.kafka_lane_messages import messages_of
+from procession.connectors.kafka_lane_messages import block_messages_of, messages_of
 from procession.connectors.kafka_messages import MESSAGE_SCHEMA, MessageEncoder, check_sizes, check_times
 from procession.connectors.kafka_scheme import BROKEN_ORDERS, EPOCH_BYTES_MAX
 from procession.connectors.kafka_token import CONTROL_TOPIC, ControlTopic, Token
@@ -80,6 +80,8 @@ class KafkaSinkOptions:
     compression: str = "none"
     order: str = ""
     """The order that the pipeline keeps, if it says so."""
+    has_lane_blocks: bool = False
+    """A message of a lane has many records, for mergers only."""
 
     @property
     def transaction_timeout_s(self) -> int:
@@ -195,7 +197,8 @@ class KafkaOutput(Output):
     def _messages(self, payloads: Payloads) -> Iterator[pa.RecordBatch]:
         encoder, form = self._options.encoder, self._options.records
         if form is RecordForm.LANES:
-            return messages_of(payloads.joined, encoder)
+            blocks = payloads.joined
+            return block_messages_of(blocks) if self._options.has_lane_blocks else messages_of(blocks, encoder)
         return map(encoder.encode, record_batches(payloads, form))
 
     def _cut(self, payloads: Payloads) -> list[Payloads]:

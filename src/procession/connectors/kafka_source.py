@@ -39,8 +39,8 @@ BUFFER_BYTES = 64 * 1024 * 1024
 BATCH_MESSAGES_MAX = 8192
 FULL_BACKOFF_MS = 10
 """Pause of a client whose buffer is full. Its default, a second, empties the buffer of a fast reader."""
-LOOK_S = 5.0
-"""Seconds between two looks for new partitions, and whether the topic is still the same."""
+POLL_INTERVAL_S = 5.0
+"""Seconds between two checks for new partitions, and whether the topic is still the same."""
 GONE_S = 5.0
 """A topic counts as deleted if the cluster does not know it for this time. A broker that just started may not know it
 yet."""
@@ -175,12 +175,12 @@ class KafkaSource:
         for stream in found:
             yield stream
         while True:
-            await asyncio.sleep(LOOK_S)
-            for stream in await asyncio.to_thread(self._look):
+            await asyncio.sleep(POLL_INTERVAL_S)
+            for stream in await asyncio.to_thread(self._list_streams):
                 log.info("source.partition_found", stream=stream.name)
                 yield stream
 
-    def _look(self) -> list[Stream]:
+    def _list_streams(self) -> list[Stream]:
         if self._group is not None:
             self._group.flush(is_waiting=False)
         try:

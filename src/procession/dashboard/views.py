@@ -108,7 +108,7 @@ def largest_states(directory: Path, stage: str) -> dict[str, Any]:
 
 
 def settings(directory: Path) -> dict[str, Any]:
-    """The settings of the run, without anything that could be a secret: only the names of files are there."""
+    """The settings of the run. Secrets are not in them: a setting names the file that has the secret."""
     found = read_details(directory)
     kept = {name: value for name, value in found.get("settings", {}).items() if name != "conf"}
     conf = {

@@ -16,7 +16,7 @@ from procession.errors import ProcessionError
 from procession.gateway.control_client import ControlClient
 from procession.tls import ClientTls
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Polling interval. A gateway leaves without a record in its log, so sinks need no earlier notice."""
 
 
@@ -25,7 +25,7 @@ async def watch(
     cookie: bytes,
     tls: ClientTls | None,
     notify: Callable[[tuple[str, ...]], None],
-    look_s: float = LOOK_S,
+    look_s: float = POLL_INTERVAL_S,
 ) -> None:
     """Poll until cancelled. Pass the names of all departed gateways to `tell` whenever they change."""
     known: tuple[str, ...] = ()

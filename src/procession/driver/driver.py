@@ -9,33 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
 from procession import faults
 from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
-from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.dead_letter_share import DeadLetterLimit
 from procession.commit.emitter_client import emitter_links
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
+from procession.commit.spark_log import DECISION_TIMEOUT_S
 from procession.driver import departed_gateways, executor_files
 from procession.driver.app_file import App, load_app
-from procession.driver.driver_reports import DriverReports
-from procession.driver.epoch_log import LOG_BYTES_MAX
+from procession.driver.driver_config import DriverConfig
+from procession.driver.driver_reports import DriverReports, announce_spare
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.round_times import coordinator_of
 from procession.driver.sink_connections import epoch_limits, sink_options
@@ -44,7 +43,8 @@ from procession.driver.stage_states import check_last, keyed_versions
 from procession.driver.stream_order import order_of
 from procession.driver.table_versions import TableRefresh
 from procession.errors import ProcessionError, RoundError
-from procession.planner.graph import Exchange, Graph
+from procession.planner.graph import Exchange
+from procession.runtime.host import HOST, Host
 from procession.spark.epoch_size import EpochPace
 from procession.spark.java import check_java
 from procession.spark.master import check_master
@@ -54,8 +54,7 @@ from procession.storage.durable import write_durably
 from procession.storage.file_service import FileService
 from procession.storage.host_runs import HostRuns
 from procession.storage.run_store import Manifest, RunStore
-from procession.storage.state_store import KEYS_MAX, StateStore
-from procession.tls import ClientTls
+from procession.storage.state_store import StateStore
 
 READY = "driver.json"
 """File in the pipeline's directory that names the process of the driver."""
@@ -69,73 +68,23 @@ DRAIN_S = 10.0
 """Time that a stop waits for the open epoch before it is aborted."""
 
 
-@dataclass(frozen=True)
-class DriverConfig:
-    """Addresses, directories and limits of a driver."""
-
-    app: Path
-    directory: Path
-    gateway: str | Path
-    """The gateway's control address, or its directory, from which the current address is read."""
-    sinks: Mapping[str, str] = field(default_factory=dict)
-    """The address of each sink of the app, or of one of its connections as `NAME.1`. Sinks with an address in the
-    app need none."""
-    epoch_interval_s: float = 0.0
-    epoch_target_s: float = 2.5
-    epoch_records_max: int = 4_000_000
-    epoch_bytes_max: int = 256 * 1024 * 1024
-    answer_timeout_s: float = 30.0
-    sink_refusals_max: int = REFUSALS_MAX
-    state_keys_max: int = KEYS_MAX
-    emitters: int = 0
-    """Number of processes that send to sinks with several connections; 0: this process sends."""
-    dead_letter_share_max: float = 0.5
-    dead_letter_records_min: int = 1000
-    jvm_timeout_s: float = 30.0
-    history_bytes_max: int = LOG_BYTES_MAX
-    changed_stages: tuple[str, ...] = ()
-    """Stages that keep their state although their key or input differs from the checkpoint."""
-    input_streams: frozenset[int] = frozenset()
-    """The streams of `--input`: the pipeline's sources end with them."""
-    runs: Path | None = None
-    master: str | None = None
-    spark_properties: Mapping[str, str] = field(default_factory=dict)
-    host_services: bool = False
-    """Whether tasks use the host services of the executors' machines, and reach nothing here by path."""
-    driver_files: str = "127.0.0.1:0"
-    """With host services: the address at which executors fetch round records, states and tables from this driver."""
-    control_cookie: bytes = field(default=b"", repr=False)
-    """The secret for gateways."""
-    sink_cookie: bytes = field(default=b"", repr=False)
-    """The secret for sinks that the app names by address."""
-    file_sink_cookie: bytes = field(default=b"", repr=False)
-    """The secret for our file sinks."""
-    tls: ClientTls | None = None
-    """TLS to the sinks and the gateways."""
-
-    def log_directory(self, graph: Graph) -> Path:
-        """The log that tasks read: in the order of arrival, or of event time."""
-        return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
-
-    def start_spark(self, app: App, say: Any) -> SparkProcess:
-        return SparkProcess(
-            self.directory,
-            self.app,
-            app.plan,
-            self.master,
-            say,
-            timeout_s=self.jvm_timeout_s,
-            properties=self.spark_properties,
-        )
+THIS_MACHINE = nullcontext(HOST)
+"""The host of a driver without replicas."""
 
 
 class DriverStopping(Exception):
     """Raised in Spark when an epoch begins after the driver was asked to stop."""
 
 
-def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None = None) -> None:
+def run_driver(
+    config: DriverConfig,
+    say: Any = print,
+    promotion: TextIO | None = None,
+    opened: AbstractContextManager[Host] = THIS_MACHINE,
+) -> None:
     """Run the app until SIGTERM or SIGINT. With `promotion`, run as a spare: start Spark, then wait for a line
-    there; return at its end of file. Raises errors that an operator must act on."""
+    there; return at its end of file. `opened` gives the host with the files of the checkpoint: with replicas, it claims
+    them first. Raises errors that an operator must act on."""
     check_master(config.master)
     check_properties(config.spark_properties)
     check_java()
@@ -149,35 +98,38 @@ def run_driver(config: DriverConfig, say: Any = print, promotion: TextIO | None 
 
         spark = config.start_spark(app, say)
         warm_up(spark.session)
-        _announce_spare(config.directory / SPARE_READY)
+        announce_spare(config.directory / SPARE_READY)
         if not promotion.readline():
             return
-    checkpoint = Checkpoint.claim(
-        checkpoint_of(config.directory),
-        name=app.graph.name,
-        fingerprint=app.graph.fingerprint(),
-        endpoints=app.graph.endpoints(),
-        codecs=app.graph.sink_codecs(),
-        check=partial(check_last, app.plan, changed=config.changed_stages),
-    )
-    faults.point("driver:claimed")
-    Driver(config, app, checkpoint, say, spark).run()
-
-
-def _announce_spare(path: Path) -> None:
-    """Write the process id of the spare. Without fsync, because nobody reads the file after a crash."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"pid": os.getpid()}))
-    draft.rename(path)
+    with opened as host:
+        checkpoint = Checkpoint.claim(
+            checkpoint_of(config.directory),
+            name=app.graph.name,
+            fingerprint=app.graph.fingerprint(),
+            endpoints=app.graph.endpoints(),
+            codecs=app.graph.sink_codecs(),
+            check=partial(check_last, app.plan, changed=config.changed_stages),
+            files=host.files,
+        )
+        faults.point("driver:claimed")
+        Driver(config, app, checkpoint, say, spark, has_replicas=host.has_replicas).run()
 
 
 class Driver:
     """One incarnation of the driver. Signals, failures and the query's thread wake the main thread by `_events`."""
 
     def __init__(
-        self, config: DriverConfig, app: App, checkpoint: Checkpoint, say: Any, spark: SparkProcess | None = None
+        self,
+        config: DriverConfig,
+        app: App,
+        checkpoint: Checkpoint,
+        say: Any,
+        spark: SparkProcess | None = None,
+        *,
+        has_replicas: bool = False,
     ) -> None:
         self._config = config
+        self._has_replicas = has_replicas
         self._spark = spark
         self._app = app
         self._checkpoint = checkpoint
@@ -278,6 +230,7 @@ class Driver:
     def _run_query(self, performer: CommitPerformer) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
         from procession.spark.query import ship_by_value, start_query
+        from procession.spark.small_epochs import SmallEpochs
         from procession.spark.task_state import TaskStateStore
         from procession.spark.tasks import Task, TaskTables
 
@@ -315,20 +268,21 @@ class Driver:
             rounds = executor_files.SharedRounds(shared)
             first |= tables.fixed(self._app.graph, checkpoint.check_fence)
         if self._is_running:
+            task = Task(
+                self._app.plan,
+                config.log_directory(self._app.graph),
+                self._runs.directory,
+                TaskStateStore(self._states.directory, rounds, checkpoint.fence, config.state_keys_max, shared=shared),
+                access,
+                TaskTables(tables.copies.directory, rounds, first, shared) if tables.sides or first else None,
+                HostRuns(checkpoint.id, checkpoint.fence, access) if config.host_services else None,
+                executor_files.OffsetsLayout(shared) if shared is not None else None,
+            )
+            layout, worker = executor_files.local_layout(checkpoint), spark.worker
+            small = SmallEpochs(worker, task, layout, config.small_epoch_records_max) if worker is not None else None
             query = start_query(
                 spark.session,
-                Task(
-                    self._app.plan,
-                    config.log_directory(self._app.graph),
-                    self._runs.directory,
-                    TaskStateStore(
-                        self._states.directory, rounds, checkpoint.fence, config.state_keys_max, shared=shared
-                    ),
-                    access,
-                    TaskTables(tables.copies.directory, rounds, first, shared) if tables.sides or first else None,
-                    HostRuns(checkpoint.id, checkpoint.fence, access) if config.host_services else None,
-                    executor_files.SharedLayout(shared) if shared is not None else None,
-                ),
+                task,
                 GatewayFeed(
                     config.gateway,
                     access.cookie,
@@ -337,31 +291,44 @@ class Driver:
                     is_alone=self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
                     tls=config.tls,
+                    # Replicas may be away for any time, and the commit waits for them.
+                    decision_timeout_s=math.inf if self._has_replicas else DECISION_TIMEOUT_S,
                 ),
                 checkpoint=self._checkpoint.directory,
                 pace=EpochPace(config.epoch_interval_s, config.epoch_target_s),
                 on_epoch=self._reports.times.noting(self._checkpoint, on_epoch),
+                small=small,
             )
             # Written atomically, because other processes wait for the file.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}
             write_durably(config.directory / READY, json.dumps(state).encode())
             self._reports.is_ready = True
             self._say("ready")
-            self._watch(query, performer)
+            self._watch(query, performer, spark)
         spark.close()
 
-    def _watch(self, query: Query, performer: CommitPerformer) -> None:
+    def _watch(self, query: Query, performer: CommitPerformer, spark: SparkProcess) -> None:
         threading.Thread(target=self._await_end, args=(query,), name="query", daemon=True).start()
         if self._events.get() == "stop":
             with suppress(FutureTimeout):
                 self._submit(performer.settle()).result(timeout=DRAIN_S)
             if self._round is not None:
                 self._round.cancel()
+        spark.end_worker()
         if ends(query):
-            self._submit(performer.query_ended()).result()
+            self._look_up(performer)
         else:
             # Spark may still write the commit: the round stays in doubt, and the next driver looks it up.
             self._say("Spark did not end the query in time; the open round is left to the next driver")
+
+    def _look_up(self, performer: CommitPerformer) -> None:
+        """Settle the open round. Its commit may wait for replicas that are away."""
+        try:
+            self._submit(performer.query_ended()).result(timeout=DRAIN_S if self._has_replicas else None)
+        except ProcessionError as error:  # of a disk, or of the replicas
+            self._failed(error)
+        except FutureTimeout:
+            self._say("The replicas do not answer; the open round is left to the next driver.")
 
     def _await_end(self, query: Query) -> None:
         try:

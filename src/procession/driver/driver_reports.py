@@ -32,7 +32,7 @@ PLAN = "plan.json"
 QUEUE_MAX = 100
 """Maximum number of epochs that wait to be written."""
 INTERVAL_S = 1.0
-"""Time between two looks at the open epoch."""
+"""Interval between two checks of the open epoch."""
 JVM_INTERVAL_S = 5.0
 """Time between two questions to the JVM."""
 
@@ -159,3 +159,10 @@ def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.draft")
     draft.write_text(text)
     draft.replace(path)
+
+
+def announce_spare(path: Path) -> None:
+    """Write the process id of the spare. Without fsync, because nobody reads the file after a crash."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps({"pid": os.getpid()}))
+    draft.rename(path)

@@ -19,7 +19,7 @@ import numpy as np
 from procession.commit.performer import CommittedEpoch
 from procession.commit.round_record import RoundRecord
 from procession.driver.round_times import EpochTimes
-from procession.storage.run_store import Manifest
+from procession.storage.run_store import RESIDENT_ATTEMPTS, Manifest
 
 LOG_BYTES_MAX = 32 * 1024 * 1024
 """Maximum size of the history, by default. The file is rotated at half of it; one old file is kept."""
@@ -59,6 +59,7 @@ class EpochLog:
             {
                 **self._facts(outcome.record),
                 "records": sum(manifest.records for manifest in outcome.manifests),
+                "is_small": any(manifest.attempt >= RESIDENT_ATTEMPTS for manifest in outcome.manifests),
                 "seconds": round(outcome.seconds, 6),
                 "committed_ns": outcome.committed_ns,
                 "latency_ms": _latencies(outcome),

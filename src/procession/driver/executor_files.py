@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import FOLDER as GATEWAYS
@@ -70,11 +71,28 @@ class SharedRounds:
         return _record(self.files, epoch).sides
 
 
-@dataclass(frozen=True)
-class SharedLayout:
-    """Where the records of an epoch are in the gateways' logs, as a task finds it when an error names a record."""
+class FolderReader(Protocol):
+    """Reads files of the driver's folders, by path or over the network."""
 
-    files: SharedFiles
+    def read(self, folder: Folder, name: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class LocalFolders:
+    """The driver's folders, read by path."""
+
+    paths: Mapping[Folder, Path]
+
+    def read(self, folder: Folder, name: str) -> bytes:
+        return (self.paths[folder] / name).read_bytes()
+
+
+@dataclass(frozen=True)
+class OffsetsLayout:
+    """Where the records of an epoch are in the gateways' logs, by the offsets in the checkpoint. A task on another
+    machine needs it when an error names a record, and `spark/small_epochs` for every epoch."""
+
+    files: FolderReader
 
     def ranges(self, epoch: int) -> tuple[int, tuple[LogRange, ...]]:
         """Return the number of the epoch's first record, and the log ranges with its records, one after the other."""
@@ -106,11 +124,24 @@ def serve_files(
         Folder.ROUNDS: checkpoint.rounds.directory,
         Folder.STATES: states,
         Folder.TABLES: tables,
-        Folder.OFFSETS: checkpoint.directory / OFFSETS,
-        Folder.GATEWAYS: checkpoint.root / GATEWAYS,
+        **layout_folders(checkpoint),
     }
     service = FileService(folders, checkpoint.fence, access.cookie, listen, _server_tls(access.tls))
     return service, SharedFiles(service.location, checkpoint.id, access)
+
+
+def layout_folders(checkpoint: Checkpoint) -> dict[Folder, Path]:
+    """The folders that an `OffsetsLayout` reads."""
+    return {Folder.OFFSETS: checkpoint.directory / OFFSETS, Folder.GATEWAYS: checkpoint.root / GATEWAYS}
+
+
+def local_layout(checkpoint: Checkpoint) -> OffsetsLayout:
+    return OffsetsLayout(LocalFolders(layout_folders(checkpoint)))
+
+
+def are_tasks_local(graph: Graph, master: str | None) -> bool:
+    """Whether all that tasks read and write are files of this machine."""
+    return not has_executors(master or "local") and graph.exchange is Exchange.RUNS
 
 
 def _server_tls(tls: ClientTls | None) -> ServerTls | None:

@@ -60,11 +60,11 @@ class LastCommit:
         answer = ask(known)
         if not answer.is_behind or self.record is None:
             return answer
-        tell_commit(self.fence, self.record, name, client)
+        send_commit(self.fence, self.record, name, client)
         return ask(known)
 
 
-def tell_commit(fence: int, record: RoundRecord, name: str, client: ControlClient) -> RoundRecord:
+def send_commit(fence: int, record: RoundRecord, name: str, client: ControlClient) -> RoundRecord:
     client.commit(fence, record.epoch, record.offsets.get(name, 0), record.positions, epochs_kept(record, name))
     return record
 

@@ -17,9 +17,10 @@ from typing import Any
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
+from procession.commit.spark_log import DECISION_TIMEOUT_S
 from procession.driver.epoch_end import EpochEndAgreement
 from procession.driver.gateway_clients import PATIENCE_S, GatewayClients, place_of
-from procession.driver.last_commit import LastCommit, last_commit, tell_commit
+from procession.driver.last_commit import LastCommit, last_commit, send_commit
 from procession.errors import ConfigError, ProcessionError, RecordError, RoundError
 from procession.gateway.control_client import ControlClient, EpochOffer, FenceReply
 from procession.gateway.members import Member
@@ -42,10 +43,12 @@ class GatewayFeed:
     """Whether records are in event-time order. The gateways must then agree on the end of an epoch."""
 
     tls: ClientTls | None = None
+    decision_timeout_s: float = DECISION_TIMEOUT_S
+    """Time that the driver has to make a commit durable."""
 
     def next_ends(self, starts: Mapping[str, Any], records_max: int) -> dict[str, Any]:
         self.checkpoint.check_fence()
-        epoch = self.checkpoint.log.await_decided(self.checkpoint.check_fence)
+        epoch = self.checkpoint.log.await_decided(self.checkpoint.check_fence, self.decision_timeout_s)
         self.checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
         last = last_commit(self.checkpoint, epoch, self.places())
         known, limit = read_offsets(starts), min(records_max, self.records_max)
@@ -186,7 +189,7 @@ class GatewayNotifier:
                 self._listed_at = record.offsets
             pending = [name for name in self._commits.names if self._notified.get(name) is not record]
             requests: dict[str, Callable[[ControlClient], RoundRecord]] = {
-                name: partial(tell_commit, self._fence, record, name) for name in pending
+                name: partial(send_commit, self._fence, record, name) for name in pending
             }
             self._notified |= self._commits.ask(requests)
             missing = [name for name in pending if self._notified.get(name) is not record]

@@ -1,6 +1,6 @@
 """How long each phase of an epoch takes, and what the open epoch waits for. A report: nothing is decided by it.
 
-Invariant: it only looks at what goes into the coordinator and what comes out. It holds the open epoch and the last
+Invariant: it only observes what goes into the coordinator and what comes out. It holds the open epoch and the last
 committed one, so its memory does not grow. `driver/epoch_log` writes the phases of committed epochs to the history,
 `driver/driver_reports` what the open epoch waits for.
 """

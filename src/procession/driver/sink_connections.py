@@ -15,7 +15,7 @@ from procession.planner.rules import make_plan
 from procession.wire.lane_blocks import LaneIdentity
 
 if TYPE_CHECKING:
-    from procession.driver.driver import DriverConfig
+    from procession.driver.driver_config import DriverConfig
 
 
 def epoch_limits(graph: Graph, config: DriverConfig) -> tuple[int, int]:

@@ -95,8 +95,10 @@ class SparkProcess:
         *,
         timeout_s: float,
         properties: Mapping[str, str] | None = None,
+        has_worker: bool = False,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
+        from procession.spark.resident_worker import ResidentWorker
         from procession.spark.session import open_session
 
         path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
@@ -106,6 +108,8 @@ class SparkProcess:
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
         self.scratch = ScratchDirectory(directory / SCRATCH)
+        # It imports its modules while the JVM starts.
+        self.worker = ResidentWorker() if has_worker else None
         executors = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._report_while_waiting()
         self._timeout_s = timeout_s
@@ -174,7 +178,7 @@ class SparkProcess:
                 beat.received()
                 if self._has_executors:
                     count = java.getExecutorMemoryStatus().size() - 1  # the driver counts itself
-                    if sentence := notice.look(count, time.monotonic()):
+                    if sentence := notice.report(count, time.monotonic()):
                         self._say(sentence)
                 time.sleep(min(BEAT_S, timeout_s / 4))
 
@@ -206,7 +210,13 @@ class SparkProcess:
         if not is_on_this_machine(self._master):
             check_executors(self.session, self._say, has_services=has_services)
 
+    def end_worker(self) -> None:
+        """End the resident worker, also while it runs an epoch."""
+        if self.worker is not None:
+            self.worker.close()
+
     def close(self) -> None:
+        self.end_worker()
         with suppress(Exception):  # the JVM exits with this process in any case
             self.session.stop()
         self.scratch.close()
@@ -254,14 +264,14 @@ class StartWatch:
         self.is_hung = False
 
     def start(self) -> None:
-        threading.Thread(target=self._look, name="start of Spark", daemon=True).start()
+        threading.Thread(target=self._poll, name="start of Spark", daemon=True).start()
         self._beat.start()
 
     def stop(self) -> None:
         self._is_over.set()
         self._beat.stop()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         used: dict[int, int] = {}
         while not self._is_over.wait(min(BEAT_S, self._timeout_s / 4)):
             before, used = used, {pid: processor_ns(pid) for pid in descendants(os.getpid())}

@@ -93,6 +93,8 @@ class SinkTraits:
     sink keeps it."""
     rollback: str = ""
     """MODULE:CLASS that takes committed output back, as `connectors/sink_rollback` describes. Empty: it cannot."""
+    is_replicated: bool = False
+    """The program has the options `--replicas`, and keeps its directory there, too."""
     takes_order: bool = False
     """The program has the option `--order`: the supervisor adds it, so that the sink can warn."""
     lanes: str = ""

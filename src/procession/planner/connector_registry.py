@@ -52,6 +52,7 @@ FILE = Connector(
         message_bytes_max=64 * 1024,
         is_repeatable=True,
         rollback="procession.connectors.sink_rollback:FileRollback",
+        is_replicated=True,
     ),
     source=SourceTraits(
         help="Send the records of files.",
@@ -77,6 +78,7 @@ LANES = Connector(
         packing=Packing.LANES,
         lanes="procession.sdk.lane_files:open_url",
         rollback="procession.connectors.sink_rollback:LaneRollback",
+        is_replicated=True,
     ),
 )
 

@@ -117,6 +117,10 @@ class FileSystem(Protocol):
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock between the threads of this process, for calls that must not overlap."""
 
+    def check_owner(self, *, asks: bool = False) -> None:
+        """OSError (ESTALE) if another process is known to have gone on from the replicas of these files. With `asks`
+        the replicas are asked first. Does nothing without replicas."""
+
     def lock(self, path: Path, *, waits: bool = False) -> HeldLock:
         """Lock a file or directory that exists for this process. BlockingIOError if another holds it, unless it
         `waits`. The lock of a process that dies is released."""

@@ -29,6 +29,8 @@ class Host:
     wall_clock_s: Callable[[], float] = time.time
     random_bits: Callable[[int], int] = secrets.randbits
     """A random number of this many bits."""
+    has_replicas: bool = False
+    """Whether changes of files are complete only when replicas have them, too."""
     unreplicated_bytes: Callable[[], int] = lambda: 0
     """Changes of files that are on their way to the replicas, if there are any."""
 

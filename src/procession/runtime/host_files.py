@@ -164,6 +164,9 @@ class HostFileSystem:
     def mutex(self) -> threading.Lock:
         return threading.Lock()
 
+    def check_owner(self, *, asks: bool = False) -> None:
+        pass
+
     def lock(self, path: Path, *, waits: bool = False) -> HostFile:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -48,7 +48,7 @@ class AckTail:
         """One log more, from its beginning."""
         self._positions.setdefault(path, 0)
 
-    def look(self) -> dict[int, int]:
+    def poll(self) -> dict[int, int]:
         """What is known now; only what is new is read."""
         for path in self._positions:
             for entry, end in read_journal_from(path, self._positions[path]):
@@ -78,4 +78,4 @@ def _check(entry: Entry, path: Path) -> None:
 
 def acknowledged(paths: Iterable[Path]) -> dict[int, int]:
     """The highest acknowledged message id of each stream, over all these logs."""
-    return AckTail(paths).look()
+    return AckTail(paths).poll()

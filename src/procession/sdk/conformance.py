@@ -78,11 +78,11 @@ class Conformance:
 
     async def run(self, case: ConformanceCase) -> Finding:
         """Play a case, with an instance of its own."""
-        story = ScriptedWorker(self._trial, f"case-{len(self._cases_run)}", tuple(self._cases_run))
+        script = ScriptedWorker(self._trial, f"case-{len(self._cases_run)}", tuple(self._cases_run))
         said_bytes = self._trial.said_bytes()
         try:
             async with asyncio.timeout(CASE_TIMEOUT_S):
-                await case.play(story)
+                await case.play(script)
         except CrashPointNotReached:
             return Finding(CaseOutcome.NOT_REACHED, "it did not come to the point where it was to die")
         except TimeoutError:
@@ -93,27 +93,27 @@ class Conformance:
             return Finding(CaseOutcome.BROKEN, f"{why}. The sink says: {words}" if words else why)
         finally:
             self._trial.disarm()
-            story.close()
-            self._cases_run.append(story)
-        story.is_kept = True
+            script.close()
+            self._cases_run.append(script)
+        script.is_kept = True
         return Finding(CaseOutcome.KEPT)
 
 
 def dies_at(point: str, commit: bool) -> ConformanceCase:
-    async def play(story: ScriptedWorker) -> None:
-        worker = await story.greet()
-        await story.round(worker, b"before the crash\n")
-        txn_id, data = story.next_id(), b"one\ntwo\n"
-        story.trial.arm(point)
-        worker.data(story.end, b"one\n", b"two\n")
-        decision = await _as_far_as_it_goes(worker, txn_id, story.end, story.end + len(data), commit)
-        if story.trial.is_armed:
+    async def play(script: ScriptedWorker) -> None:
+        worker = await script.greet()
+        await script.round(worker, b"before the crash\n")
+        txn_id, data = script.next_id(), b"one\ntwo\n"
+        script.trial.arm(point)
+        worker.data(script.end, b"one\n", b"two\n")
+        decision = await _as_far_as_it_goes(worker, txn_id, script.end, script.end + len(data), commit)
+        if script.trial.is_armed:
             raise CrashPointNotReached
-        await story.trial.died()
-        worker = await story.settle(txn_id, data, decision)
+        await script.trial.died()
+        worker = await script.settle(txn_id, data, decision)
         if not decision:
-            await story.round(worker, data)
-        await story.goes_on(worker)
+            await script.round(worker, data)
+        await script.goes_on(worker)
 
     way = "commit" if commit else "abort"
     return ConformanceCase(_short(point, way), f"killed at {point} on the way to {way}, it keeps its word", play)
@@ -132,20 +132,20 @@ async def _as_far_as_it_goes(worker: Worker, txn_id: str, start: int, end: int, 
 
 
 def dies_in_recovery(point: str, commit: bool) -> ConformanceCase:
-    async def play(story: ScriptedWorker) -> None:
-        worker = await story.greet()
-        await story.round(worker, b"before the crash\n")
-        txn_id, data = story.next_id(), b"one\ntwo\n"
-        await story.prepare(worker, txn_id, data)
-        story.trial.arm(point)
-        worker = await story.connect()
+    async def play(script: ScriptedWorker) -> None:
+        worker = await script.greet()
+        await script.round(worker, b"before the crash\n")
+        txn_id, data = script.next_id(), b"one\ntwo\n"
+        await script.prepare(worker, txn_id, data)
+        script.trial.arm(point)
+        worker = await script.connect()
         with suppress(AssertionError):
-            await worker.hello(instance=story.instance)
-        if story.trial.is_armed:
+            await worker.hello(instance=script.instance)
+        if script.trial.is_armed:
             raise CrashPointNotReached
-        await story.trial.died()
-        worker = await story.settle(txn_id, data, commit)
-        await story.goes_on(worker)
+        await script.trial.died()
+        worker = await script.settle(txn_id, data, commit)
+        await script.goes_on(worker)
 
     way = "commit" if commit else "abort"
     return ConformanceCase(_short(point, way), f"killed at {point} it keeps what it voted for until {way}", play)
@@ -156,20 +156,20 @@ def _short(point: str, way: str) -> str:
 
 
 def killed_after_its_vote(commit: bool) -> ConformanceCase:
-    async def play(story: ScriptedWorker) -> None:
-        worker = await story.greet()
-        await story.round(worker, b"first\n")
-        txn_id, data = story.next_id(), b"second\n"
-        await story.prepare(worker, txn_id, data)
+    async def play(script: ScriptedWorker) -> None:
+        worker = await script.greet()
+        await script.round(worker, b"first\n")
+        txn_id, data = script.next_id(), b"second\n"
+        await script.prepare(worker, txn_id, data)
         for _ in range(2):
-            await story.restart()
-            worker = await story.greet(listed=(txn_id,))
-            story.look()
+            await script.restart()
+            worker = await script.greet(listed=(txn_id,))
+            script.check_output()
         await worker.phase2(txn_id, commit)
         if commit:
-            story.committed += data
-        story.look()
-        await story.goes_on(worker)
+            script.committed += data
+        script.check_output()
+        await script.goes_on(worker)
 
     way = "commit" if commit else "abort"
     return ConformanceCase(

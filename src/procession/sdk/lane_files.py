@@ -108,15 +108,15 @@ class FileLane:
         return self._position
 
     def poll(self) -> int | None:
-        self._look_for_rollbacks()
+        self._check_rollbacks()
         if not self._parts:
-            for transaction in self._log.look():
+            for transaction in self._log.poll():
                 self._committed_end = transaction.end
             if self._scanned < self._committed_end:
                 self._scan()
         return self._parts[0].frontier.epoch if self._parts else None
 
-    def _look_for_rollbacks(self) -> None:
+    def _check_rollbacks(self) -> None:
         path = self._path.with_suffix(ROLLBACKS_SUFFIX)
         try:
             changed_at_ns = path.stat().st_mtime_ns

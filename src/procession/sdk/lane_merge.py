@@ -24,7 +24,7 @@ from procession.merge.kway import merged as merged_paths
 from procession.merge.lane_order import NOTHING, Emitted, LaneOrder, LaneTurn
 from procession.sdk.lane_files import LaneReader, OpenLanes
 from procession.sdk.lane_shards import KeyShard
-from procession.wire.lane_blocks import LaneIdentity
+from procession.wire.lane_blocks import Frontier, LaneIdentity
 
 POSITION_FORMAT = 1
 POLL_S = 0.02
@@ -206,6 +206,11 @@ class LaneMerge:
         identity, options = lane.identity, self._options
         if identity is None:
             return True
+        if options.covers is not None and max(options.covers) >= identity.lanes:
+            raise ConfigError(
+                f"sink {identity.sink!r} has the lanes 0 to {identity.lanes - 1}, and no lane {max(options.covers)}",
+                next_step="name lanes that the sink has",
+            )
         if options.covers is not None and not options.covers & set(identity.covers):
             return False
         return options.shard is None or options.shard.is_in(identity)
@@ -312,6 +317,7 @@ class LaneMerge:
                 raise _gap(
                     turn.epoch, f"the lane {lane.name} has {count} records, its frontier says {frontier.records}"
                 )
+        _check_paths(turn.epoch, [frontier for frontier in frontiers if frontier is not None])
         first = frontiers[0]
         self.total = 0 if first is None else first.total
         is_whole = not turn.passed and not turn.is_late and not self._order.behind
@@ -342,6 +348,25 @@ def _check_group(known: Sequence[LaneIdentity]) -> None:
             f"lanes {first.covers} and {other.covers} do not belong together: the first is of sink {first.sink!r} of"
             f" pipeline {first.pipeline!r}, the second of {what}",
             next_step="name the lanes of one output",
+        )
+
+
+def _check_paths(epoch: int, frontiers: Sequence[Frontier]) -> None:
+    """Raise ConfigError unless the lanes agree on how the paths of this epoch are mapped to them, and keep to it."""
+    first = frontiers[0].identity
+    for identity, records in ((frontier.identity, frontier.records) for frontier in frontiers):
+        if (identity.lanes, identity.order, identity.paths) != (first.lanes, first.order, first.paths):
+            problem = (
+                f"{identity.paths} paths in {identity.lanes} lanes by {identity.order!r}, and lanes {first.covers} have"
+                f" {first.paths} in {first.lanes} by {first.order!r}"
+            )
+        elif records and first.order == "total" and first.paths and min(identity.covers) >= first.paths:
+            problem = f"{records} records, but only the {first.paths} lanes below have paths"
+        else:
+            continue
+        raise ConfigError(
+            f"lanes {identity.covers} do not belong to the others in epoch {epoch}: they have {problem}",
+            next_step="name the lanes of one output, and restore what was changed from a copy",
         )
 
 

@@ -68,16 +68,16 @@ class ScriptedWorker:
         await worker.phase2(txn_id, commit)
         if commit:
             self.committed += data
-        self.look()
+        self.check_output()
 
     async def prepare(self, worker: Worker, txn_id: str, data: bytes) -> None:
         if data:
             worker.data(self.end, data)
         vote = await worker.phase1(txn_id, self.end, self.end + len(data))
         expect(vote, f"it voted abort on {txn_id}, though all of its bytes had come")
-        self.look()
+        self.check_output()
 
-    def look(self, maybe: bytes = b"") -> None:
+    def check_output(self, maybe: bytes = b"") -> None:
         """What is visible is what is committed; and perhaps, all of it, what is about to be."""
         seen = self.trial.visible(self.instance)
         if seen is not None and seen not in (self.committed, self.committed + maybe):
@@ -103,12 +103,12 @@ class ScriptedWorker:
             expect(end == self.end, f"its output ends at {end}, but {self.end} bytes are committed")
             if listed:
                 # Where it is decided, it may have been shown before the sink's log knew.
-                self.look(maybe=data if decision else b"")
+                self.check_output(maybe=data if decision else b"")
         for listed_id in listed:
             await worker.phase2(listed_id, bool(decision))
         if decision:
             self.committed += data
-        self.look()
+        self.check_output()
         return worker
 
     async def goes_on(self, worker: Worker) -> None:

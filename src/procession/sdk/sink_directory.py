@@ -16,7 +16,7 @@ import structlog
 
 from procession.address import Address, address_of, listening_socket, parse_address
 from procession.errors import ConfigError
-from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.log_format import keep_quiet, print_uncaught_as_sentences
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
 from procession.sdk.connector_program import run_program
@@ -59,7 +59,7 @@ class SinkDirectory:
         files: FileSystem = HOST_FILES,
     ) -> None:
         keep_quiet()
-        tell_uncaught_as_sentences()
+        print_uncaught_as_sentences()
         self.directory = directory
         self._open_output = open_output
         self._idempotent = idempotent

@@ -23,7 +23,7 @@ from procession.storage.secret import Secret, find_secret
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 60.0
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 LAST_LINES_BYTES = 2000
 
 ERROR = "error: "
@@ -152,7 +152,7 @@ class SinkProcess:
                     worker.cookie = find_secret(self.directory, Secret.SINKS)
                     return worker
                 except ConnectionError:
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         output = self.stderr.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
         raise ConfigError(
             f"The sink ended with status {self._process.returncode} before it listened at {self.address}: {output}",

@@ -22,7 +22,7 @@ import structlog
 from procession.address import notice_silence, peer_of
 from procession.background_loading import Readiness
 from procession.errors import LocalProtocolError, RemoteProtocolError
-from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.log_format import keep_quiet, print_uncaught_as_sentences
 from procession.sdk.output import Wait
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.payloads import Payloads
@@ -103,7 +103,7 @@ class SinkServer:
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         keep_quiet()
-        tell_uncaught_as_sentences()
+        print_uncaught_as_sentences()
         self.cookie = cookie
         self._tls = tls
         self.handshake_timeout_s = handshake_timeout_s

@@ -16,7 +16,7 @@ import structlog
 
 from procession.address import Address, notice_silence, parse_address, parse_addresses
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
-from procession.log_format import keep_quiet, tell_uncaught_as_sentences
+from procession.log_format import keep_quiet, print_uncaught_as_sentences
 from procession.sdk.ack_log import AckLog
 from procession.sdk.pacing import Backoff, RateLimit
 from procession.sdk.source_options import SourceOptions
@@ -55,7 +55,7 @@ class SourceClient:
         self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
     ) -> None:
         keep_quiet()
-        tell_uncaught_as_sentences()
+        print_uncaught_as_sentences()
         if options.rate is not None and options.rate <= 0:
             raise UsageError(f"{options.rate} records a second is not a rate.", next_step="Give a number above 0.")
         if options.dialect not in DIALECTS:

@@ -236,8 +236,8 @@ class TransactionTail:
         """Voted for and not decided, as of the last call of `look`."""
         return tuple(self._ledger.prepared.values())
 
-    def look(self) -> Iterator[Transaction]:
-        for entry in self._journal.look():
+    def poll(self) -> Iterator[Transaction]:
+        for entry in self._journal.poll():
             if self._journal.generation != self._generation:
                 self._generation = self._journal.generation
                 self._ledger = TransactionStates()
@@ -265,7 +265,7 @@ def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
 
 def committed_ranges(path: Path) -> list[tuple[int, int]]:
     """The committed byte ranges of the output whose transaction log this is, neighbours joined, in order of commit."""
-    return joined(TransactionTail(path).look())
+    return joined(TransactionTail(path).poll())
 
 
 def uncommitted(path: Path) -> tuple[Transaction, ...]:

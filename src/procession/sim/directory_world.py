@@ -58,7 +58,7 @@ class SimulatedCondition:
 
 
 class DirectoryOracle:
-    """What was written durably, and what successors found. A successor is whoever has a higher fence."""
+    """What was written durably, and what successors found. A successor is a process with a higher fence."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[bytes, int] = {}
@@ -103,12 +103,12 @@ class DirectoryWriter(SimulatedWriter):
         try:
             await self._work()
         except FencedError as error:
-            self.site.tell(self.part, "! %s", error.sentence)
+            self.site.log_event(self.part, "! %s", error.sentence)
             self.later(0.0, self.kill)
         except (OSError, ProcessionError) as error:
             if "claimed the volume" not in str(error):
                 raise
-            self.site.tell(self.part, "! %s", str(error))
+            self.site.log_event(self.part, "! %s", str(error))
             self.later(0.0, self.kill)
 
     async def _work(self) -> None:
@@ -147,7 +147,7 @@ class DirectoryWriter(SimulatedWriter):
         marker.begun()
         await volume.retain_from(fence)
         self._directory_oracle.started(fence, self._values())
-        self.site.tell(self.part, "= writer %s has the directory with fence %s", self._name, fence)
+        self.site.log_event(self.part, "= writer %s has the directory with fence %s", self._name, fence)
         while len(self._directory_oracle.acknowledged) < world.plan.appends:
             if self.site.chance.random() < 0.1:
                 mark = await journal.roll()

@@ -51,7 +51,7 @@ class VirtualClock:
         return True
 
 
-STORY_LINES_MAX = 20_000
+EVENT_LOG_LINES_MAX = 20_000
 
 
 class Machine:
@@ -62,6 +62,17 @@ class Machine:
         self.disk = Disk()
         self.processes: list[SimulatedProcess] = []
         self.is_up = True
+
+    def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> bool:
+        """Kill all processes, and lose what was not synced. Returns whether the machine was up."""
+        if not self.is_up:
+            return False
+        self.is_up = False
+        for process in list(self.processes):
+            process.kill(is_power_cut=True)
+        self.disk.cut_power(chance, is_scattered=is_scattered)
+        self.disk.is_lying = False
+        return True
 
 
 class StepCounter:
@@ -126,7 +137,7 @@ class Environment:
         self.everyone: list[SimulatedProcess] = []
         """All processes, including dead ones."""
         self.struck: list[PlannedFault] = []
-        self.story: list[str] | None = [] if is_recorded else None
+        self.event_log: list[str] | None = [] if is_recorded else None
         """The event log of the run, kept only if it is printed."""
         self.runs = 0
         """Number of task runs."""
@@ -167,10 +178,10 @@ class Environment:
 
     def _strike(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         self.struck.append(fault)
-        self.tell(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.pace(fault.part).taken)
+        self.log_event(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.pace(fault.part).taken)
         self.strike(fault, process)
 
-    def tell(self, part: str, text: str, *values: object) -> None:
-        """Log an event. `things` replace %s in `words`; formatting is skipped if the log is off."""
-        if self.story is not None and len(self.story) < STORY_LINES_MAX:
-            self.story.append(f"{self.clock.now:9.4f} {part:<10} {text % values if values else text}")
+    def log_event(self, part: str, text: str, *values: object) -> None:
+        """Log an event. `values` replace %s in `text`; formatting is skipped if the log is off."""
+        if self.event_log is not None and len(self.event_log) < EVENT_LOG_LINES_MAX:
+            self.event_log.append(f"{self.clock.now:9.4f} {part:<10} {text % values if values else text}")

@@ -89,7 +89,7 @@ class ForeignSink(SimulatedProcess):
         """A failed output or log ends the sink, because a vote may be affected. Recovery finds out."""
         if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
-        self.site.tell(self.part, "! %s", error.sentence)
+        self.site.log_event(self.part, "! %s", error.sentence)
         self.kill()
 
     def voted(self) -> None:
@@ -127,7 +127,7 @@ class ForeignSink(SimulatedProcess):
 
     def _refuse(self, session: ForeignSinkSession, reason: str) -> None:
         session.events.clear()
-        self.site.tell(self.part, "! session refused: %s", reason)
+        self.site.log_event(self.part, "! session refused: %s", reason)
         session.end.other.owner.refused(reason)
         if session.end.is_open and not session.is_deaf:
             session.end.write(session.connection.error_frame(reason))

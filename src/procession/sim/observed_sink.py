@@ -105,7 +105,7 @@ class ObservedParticipant(SinkParticipant):
     def begin(self) -> None:
         super().begin()
         sink = self._sink
-        sink.site.tell(sink.part, "= session, committed %s, prepared %s", self.committed_end, self.uncommitted)
+        sink.site.log_event(sink.part, "= session, committed %s, prepared %s", self.committed_end, self.uncommitted)
 
     def phase1(self, txn_id: str, where: Where) -> bool:
         sink = self._sink
@@ -115,7 +115,7 @@ class ObservedParticipant(SinkParticipant):
         sink.refusals = 0
         if not vote:
             self.last_refused = txn_id
-        sink.site.tell(sink.part, "= votes %s on %s", vote, txn_id)
+        sink.site.log_event(sink.part, "= votes %s on %s", vote, txn_id)
         sink.site.oracle.replied(sink.part, txn_id, not vote or self._observed_log.is_durable(txn_id))
         sink.voted()
         return vote
@@ -123,7 +123,7 @@ class ObservedParticipant(SinkParticipant):
     def phase2(self, txn_id: str, commit: bool) -> None:
         super().phase2(txn_id, commit)
         sink = self._sink
-        sink.site.tell(sink.part, "= phase 2 %s of %s, committed %s", commit, txn_id, self.committed_end)
+        sink.site.log_event(sink.part, "= phase 2 %s of %s, committed %s", commit, txn_id, self.committed_end)
 
 
 @lru_cache(MEMORY)

@@ -76,7 +76,7 @@ class Oracle:
 
     # Decisions
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Record the decisions so far. A decision never changes."""
         if self.is_blind or self._looked == self._disk.syncs:
             return
@@ -123,7 +123,7 @@ class Oracle:
         if self.is_blind:
             return
         if epoch - 1 not in self.decided:
-            self.look()
+            self.check()
         record = self.decided.get(epoch - 1)
         if record is None or not any(name in version.names for version in record.states.values()):
             raise InvariantViolation(
@@ -152,7 +152,7 @@ class Oracle:
         if transaction is None:
             raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, which is not a transaction of ours")
         if transaction.epoch not in self.decided:
-            self.look()
+            self.check()
         record = self.decided.get(transaction.epoch)
         if record is None:
             raise InvariantViolation(
@@ -249,7 +249,7 @@ class Oracle:
         """Check an acknowledgement of a gateway to a producer, up to this id."""
         if self.is_blind:
             return
-        self.look()
+        self.check()
         if message_id > self._committed.get(stream, -1):
             raise InvariantViolation(
                 "I4", f"message {message_id} of stream {stream} is acknowledged, but its epoch is not committed"

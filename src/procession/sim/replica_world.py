@@ -145,14 +145,14 @@ class SimulatedService(AsyncioProcess):
         """Do what the error tells the operator. Only a disk that reports false syncs leaves a damaged volume."""
         if not self._may_be_damaged:
             raise InvariantViolation("R6", f"a crash of {self.part} has left a damaged volume")
-        self.site.tell(self.part, "= the operator deletes the damaged volume")
+        self.site.log_event(self.part, "= the operator deletes the damaged volume")
         self.machine.disk = Disk()
         self.kill()
 
     def failed(self, error: ProcessionError) -> None:
         if not is_injected(error):
             raise InvariantViolation("R7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
-        self.site.tell(self.part, "! %s", error.sentence)
+        self.site.log_event(self.part, "! %s", error.sentence)
         self.later(0.0, self.kill)
 
 
@@ -189,7 +189,7 @@ class SimulatedWriter(AsyncioProcess):
             fence = self.volume.fence  # it may roll while it reads
             self.history = [data async for _, data in self.volume.history()]
             oracle.established(fence, self.history)
-            self.site.tell(self.part, "= writer %s leads with fence %s", self._name, self.volume.fence)
+            self.site.log_event(self.part, "= writer %s leads with fence %s", self._name, self.volume.fence)
             number, waiting = 0, list[bytes]()
             while len(oracle.acknowledged) < self._world.plan.appends:
                 waiting.append(b"%d.%d;" % (self._name, number))
@@ -203,7 +203,7 @@ class SimulatedWriter(AsyncioProcess):
                     waiting.clear()
             self.is_done = True
         except FencedError as error:
-            self.site.tell(self.part, "! %s", error.sentence)
+            self.site.log_event(self.part, "! %s", error.sentence)
             self.later(0.0, self.kill)
 
 
@@ -233,7 +233,7 @@ class ReplicaWorld:
             self._start_service(part)
         self._start_writer()
         self._advance()
-        # Everything comes back, and a last writer looks.
+        # Everything comes back, and a last writer reads all.
         self._is_calm = True
         for machine in self._machines.values():
             self._mend(machine)
@@ -340,14 +340,8 @@ class ReplicaWorld:
         return None if record is None else str(json.loads(record)["identity"])
 
     def _cut_power(self, machine: Machine, seconds: float, *, is_scattered: bool = False) -> None:
-        if not machine.is_up:
-            return
-        machine.is_up = False
-        for process in list(machine.processes):
-            process.kill(is_power_cut=True)
-        machine.disk.cut_power(self.site.chance, is_scattered=is_scattered)
-        machine.disk.is_lying = False
-        self.site.clock.after(seconds, self._power_on, machine)
+        if machine.cut_power(self.site.chance, is_scattered=is_scattered):
+            self.site.clock.after(seconds, self._power_on, machine)
 
     def _power_on(self, machine: Machine) -> None:
         machine.is_up = True

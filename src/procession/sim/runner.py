@@ -156,7 +156,7 @@ class SimulationReport:
     failure: FailedPlan | None = None
     is_stopped: bool = False
     seconds: float = 0.0
-    story: tuple[str, ...] = ()
+    event_log: tuple[str, ...] = ()
     """The event log of the first run, if requested."""
 
     @property
@@ -173,7 +173,7 @@ class SimulationReport:
         return self.first_seed + self.tally.runs
 
     def lines(self) -> Iterator[str]:
-        yield from self.story
+        yield from self.event_log
         figures = f"{self.tally.sentence}, in {self.seconds:,.0f} s"
         if self.failure is None:
             yield f"{self.verdict}: {figures}"
@@ -184,7 +184,7 @@ class SimulationReport:
             return
         yield f"seed {self.failure.plan.seed}: {self.failure.breach}"
         yield f"plan: {self.failure.plan.to_json()}"
-        yield from self.failure.outcome.story
+        yield from self.failure.outcome.event_log
         yield f"after {figures}"
         yield f"shrunk: {self.failure.outcome.breach}"
         yield "run it again with --plan FILE, where FILE holds"
@@ -193,8 +193,8 @@ class SimulationReport:
     def as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {"verdict": self.verdict, "first_seed": self.first_seed, "next_seed": self.next_seed}
         document |= self.tally.as_dict() | {"seconds": round(self.seconds, 3)}
-        if self.story:
-            document["story"] = list(self.story)
+        if self.event_log:
+            document["events"] = list(self.event_log)
         if self.failure is not None:
             document["failure"] = {
                 "seed": self.failure.plan.seed,
@@ -203,7 +203,7 @@ class SimulationReport:
                 "plan": self.failure.plan.as_dict(),
                 "smallest": self.failure.smallest.as_dict(),
                 "breach": str(self.failure.outcome.breach),
-                "story": list(self.failure.outcome.story),
+                "events": list(self.failure.outcome.event_log),
             }
         return document
 
@@ -236,7 +236,7 @@ def run_seeds(
     if failing is not None:
         report.failure = FailedPlan.of(plan_of(failing))
     elif is_recorded:
-        report.story = run_plan(plan_of(first), is_recorded=True).story
+        report.event_log = run_plan(plan_of(first), is_recorded=True).event_log
     report.seconds = time.monotonic() - started
     return report
 
@@ -249,6 +249,6 @@ def run_again(plan: FaultPlan, *, is_recorded: bool = False) -> SimulationReport
     report.tally.cpu_seconds = time.process_time() - cpu_started
     if outcome.breach is not None:
         report.failure = FailedPlan.of(plan)
-    report.story = outcome.story if report.failure is None else ()
+    report.event_log = outcome.event_log if report.failure is None else ()
     report.seconds = time.monotonic() - started
     return report

@@ -18,7 +18,7 @@ from procession.sim.environment import Environment, Machine
 from procession.sim.gateway_addresses import name_of
 
 SET_BACK = "set-back"
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Interval at which the operator checks whether the copy is outdated and the machine is up."""
 MEND_S = 0.1
 """From the refusal until the newest directory is put back."""
@@ -50,19 +50,19 @@ class SetBackOperator:
         or is wrong."""
         if part in self._site.set_back:
             self._site.oracle.set_back(name_of(part), end)
-            self._site.tell(part, "= the copy is taken")
+            self._site.log_event(part, "= the copy is taken")
             self._is_mending.discard(part)
             self._site.set_back.discard(part)
             self._change(part, {set_aside(part): None})
 
     def _when(self, delay_s: float, is_time: Callable[[], bool], do: Callable[[], None]) -> None:
-        def look() -> None:
+        def poll() -> None:
             if is_time():
                 do()
             else:
-                self._site.clock.after(LOOK_S, look)
+                self._site.clock.after(POLL_INTERVAL_S, poll)
 
-        self._site.clock.after(delay_s, look)
+        self._site.clock.after(delay_s, poll)
 
     def _is_old(self, part: str, end: int, epoch: int) -> bool:
         machine, decided = self._machines[part], self._site.oracle.decided
@@ -73,7 +73,7 @@ class SetBackOperator:
 
     def _set_back(self, part: str, copy: Directory | None) -> None:
         self._kill(part)
-        self._site.tell(part, "! the directory is %s", "lost" if copy is None else "an older copy from here on")
+        self._site.log_event(part, "! the directory is %s", "lost" if copy is None else "an older copy from here on")
         self._site.set_back.add(part)
         self._site.was_set_back.add(part)
         newest = self._machines[part].disk.directory(part)
@@ -83,7 +83,7 @@ class SetBackOperator:
         if part not in self._site.set_back:
             return
         self._kill(part)
-        self._site.tell(part, "= the newest directory is put back")
+        self._site.log_event(part, "= the newest directory is put back")
         self._is_mending.discard(part)
         self._site.set_back.discard(part)
         newest = self._machines[part].disk.directory(set_aside(part))

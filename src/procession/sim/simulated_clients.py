@@ -59,7 +59,7 @@ def offer_request(last: LastCommit, name: str, start: LogOffset, records_max: in
 
 
 def commit_request(fence: int, record: RoundRecord, name: str) -> Request:
-    """As `driver/last_commit.tell_commit`."""
+    """As `driver/last_commit.send_commit`."""
     positions = {str(stream): message_id for stream, message_id in record.positions.items()}
     end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
     return _request("commit", fence=fence, epoch=record.epoch, end=end, positions=positions, epochs_kept=kept)
@@ -80,7 +80,7 @@ def keep_places(site: Environment, places: LogLocations, gateways: Iterable[Memb
             places.keep(member.name, place_of(member))
         except StorageError as error:
             part = part_of(member.name)
-            site.tell(part, "! refuses: the driver finds that %s", error.sentence)
+            site.log_event(part, "! refuses: the driver finds that %s", error.sentence)
             site.refused(part)
             raise blamed(error, is_injected_damage=part in site.was_set_back) from error  # the list may be an old one
 
@@ -112,7 +112,7 @@ class SimulatedGatewayClients:
                 whom = {"identity": self._identities[name]} if name in self._identities else {}
                 self.send(name, {**question, **whom}, partial(self._answered, name, question))
         if not self._waits:
-            self._owner.later(0.0, self._look)
+            self._owner.later(0.0, self._poll)
 
     def send(self, name: str, request: Request, answered: Callable[[Any], Any]) -> None:
         self._owner.site.network.call(self._owner, control_address(part_of(name)), request, answered)
@@ -132,9 +132,9 @@ class SimulatedGatewayClients:
             self._found[name] = question, answer
         elif len(self.names) > 1:
             self._away.add(name)
-        return self._look()
+        return self._poll()
 
-    def _look(self) -> Any:
+    def _poll(self) -> Any:
         if self._done is None or self._waits:
             return None
         done, self._done = self._done, None

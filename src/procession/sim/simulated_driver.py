@@ -67,10 +67,10 @@ class ObservedCoordinator(Coordinator):
 
     def handle(self, event: ev.Event) -> list[ev.Action]:
         driver = self.driver
-        driver.site.tell(driver.part, "< %s", event)
+        driver.site.log_event(driver.part, "< %s", event)
         actions = super().handle(event)
         for action in actions:
-            driver.site.tell(driver.part, "> %s", action)
+            driver.site.log_event(driver.part, "> %s", action)
             if isinstance(action, ev.EmitEpoch):
                 driver.asks_for_vote(action)
             elif isinstance(action, ev.SendPhase2) and action.commit:
@@ -85,7 +85,7 @@ class ObservedClaims(SimulatedFileSystem):
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
         if new.name == CURRENT:
-            self.process.site.oracle.look()
+            self.process.site.oracle.check()
 
 
 class SimulatedDriver(AsyncioProcess):
@@ -158,7 +158,7 @@ class SimulatedDriver(AsyncioProcess):
         except FencedError as replaced:
             error = replaced  # the cause is that another driver has taken over
         self.error = error
-        self.site.tell(self.part, "! %s", error.sentence)
+        self.site.log_event(self.part, "! %s", error.sentence)
         is_ours_to_bear = isinstance(error, RoundError | FencedError) or _is_passing(error)
         if not is_injected_damage(error) and not is_ours_to_bear:
             raise InvariantViolation("I7", f"the pipeline stops with {error.sentence!r}, and nothing was done to it")
@@ -174,8 +174,8 @@ class SimulatedDriver(AsyncioProcess):
         checkpoint = self.checkpoint = yield from self.blocking(self._claim)
         self._has_claimed = True
         self._places = checkpoint.places
-        self.site.oracle.look()
-        self.site.tell(
+        self.site.oracle.check()
+        self.site.log_event(
             self.part,
             "= driver %s, offered %s, committed %s",
             checkpoint.fence,
@@ -218,7 +218,7 @@ class SimulatedDriver(AsyncioProcess):
         return Checkpoint.claim(root, name=PIPELINE, fingerprint=FINGERPRINT, files=files, new_id=lambda: CHECKPOINT_ID)
 
     def _say(self, sentence: str) -> None:
-        self.site.tell(self.part, "! %s", sentence)
+        self.site.log_event(self.part, "! %s", sentence)
 
     def _raise_fence(self) -> None:
         """No earlier driver's acknowledgements count from here on; then Spark may start. The leader comes first: it
@@ -308,7 +308,7 @@ class SimulatedDriver(AsyncioProcess):
         """As `driver/offsets.GatewayNotifier`."""
         strangers = [name for name in record.offsets if name not in self._commits.names]
         if any(record.offsets[name] != self._met.get(name) for name in strangers):
-            await self._look_who_is_there()  # one is new, or one that had left is back
+            await self._list_gateways()  # one is new, or one that had left is back
             self._met = record.offsets
         requests = {
             name: commit_request(self.checkpoint.fence, record, name)
@@ -320,10 +320,10 @@ class SimulatedDriver(AsyncioProcess):
         missing = [name for name in self._commits.names if self._notified.get(name) != record.epoch]
         if missing:
             if LEADER not in missing:
-                await self._look_who_is_there()  # a missing gateway may have left
+                await self._list_gateways()  # a missing gateway may have left
             raise RoundError(f"{', '.join(missing)} do not answer")
 
-    async def _look_who_is_there(self) -> None:
+    async def _list_gateways(self) -> None:
         request = list_request(self.checkpoint.fence)
         answer = await self._asked(lambda done: self._commits.send(LEADER, request, done))
         if isinstance(answer, ProcessionError):

@@ -171,6 +171,9 @@ class SimulatedFileSystem:
     def mutex(self) -> SimulatedMutex:
         return SimulatedMutex(self.process)
 
+    def check_owner(self, *, asks: bool = False) -> None:
+        pass
+
     def lock(self, path: Path, *, waits: bool = False) -> SimulatedLock:
         while True:
             node = self._node(path)

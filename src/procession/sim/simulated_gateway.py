@@ -66,7 +66,7 @@ class OracleObserver(ev.GatewayObserver):
     def on_event(self, event: ev.Event | ev.OfOrder) -> None:
         self._process.is_dirty = True
         is_data = isinstance(event, ev.FrameReceived) and isinstance(event.what, Messages)
-        self._site.tell(self._process.part, "< %s", "records" if is_data else event)
+        self._site.log_event(self._process.part, "< %s", "records" if is_data else event)
 
     def on_send(self, frame: AnyFrame) -> None:
         check_acknowledgement(self._site, self._durable_snapshot, frame)
@@ -126,13 +126,13 @@ class SimulatedGateway(AsyncioProcess):
     async def _serve(self) -> None:
         try:
             self.server = server = GatewayServer(self._config, self._host, OracleObserver(self))
-            self.site.tell(self.part, "= recovered to %s", server.gateway.state.next_sequence)
+            self.site.log_event(self.part, "= recovered to %s", server.gateway.state.next_sequence)
             await run_until(server, self.stopped)
         except ProcessionError as error:
             self.failed(error)
             return
         self.has_left = server.link is not None and server.link.has_left.done()
-        self.site.tell(self.part, "= has left" if self.has_left else "= has stopped")
+        self.site.log_event(self.part, "= has left" if self.has_left else "= has stopped")
         self.later(0.0, self.kill)
 
     def failed(self, error: ProcessionError) -> None:
@@ -141,11 +141,11 @@ class SimulatedGateway(AsyncioProcess):
         elif not is_injected_damage(error):
             raise InvariantViolation("I7", f"the gateway ends with {error.sentence!r}, and nothing was done to it")
         else:
-            self.site.tell(self.part, "! %s", error.sentence)
+            self.site.log_event(self.part, "! %s", error.sentence)
         self.later(0.0, self.kill)
 
     def _refuses(self, error: ProcessionError) -> None:
-        self.site.tell(self.part, "! refuses: %s", error.sentence)
+        self.site.log_event(self.part, "! refuses: %s", error.sentence)
         self.site.refused(self.part)
 
     def stop(self) -> Steps | None:

@@ -32,8 +32,8 @@ SUSPENDED = 0.25
 """How likely a blocking call that can be interrupted is suspended when it uses the machine."""
 THREAD_S = 0.002
 """Longest time until a thread begins."""
-PAUSE_LOOK_S = 0.02
-"""Interval at which a thread looks whether its process still pauses."""
+PAUSE_POLL_S = 0.02
+"""Interval at which a thread checks whether its process still pauses."""
 
 
 class SimulatedProcess:
@@ -221,7 +221,7 @@ class SimulatedProcess:
         if not self.is_alive:
             return
         if self.is_paused:
-            self._after(PAUSE_LOOK_S, self._run_thread, steps)
+            self._after(PAUSE_POLL_S, self._run_thread, steps)
             return
         try:
             self.step()

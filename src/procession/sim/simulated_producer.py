@@ -96,7 +96,7 @@ class Producer(SimulatedProcess):
             return
         if is_clean and self._progress.is_done:
             self.is_done = True
-            self.site.tell(self.part, "= done")
+            self.site.log_event(self.part, "= done")
         else:
             self._elsewhere()
 
@@ -157,7 +157,7 @@ class Producer(SimulatedProcess):
         after = len(self._ids) if first is None else first
         if self._replays != "no" and self.site.chance.random() < 0.7:
             after = 0 if self._replays == "zero" else self.site.chance.randrange(0, after + 1)
-        self.site.tell(self.part, "= opened, committed %s, sends from record %s", committed, after)
+        self.site.log_event(self.part, "= opened, committed %s, sends from record %s", committed, after)
         self._next = after
         self.soon(self._pump, end)
 

@@ -74,7 +74,7 @@ class SimulatedSink(AsyncioProcess):
         """A failed output or log ends the sink, because a vote may be affected. Recovery finds out."""
         if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
-        self.site.tell(self.part, "! %s", error.sentence)
+        self.site.log_event(self.part, "! %s", error.sentence)
         self.later(0.0, self.kill)
 
     def accepted(self, end: Endpoint) -> Steps | None:
@@ -93,7 +93,7 @@ class ObservedTransport(SimulatedTransport):
             (error,) = Connection(ConnectionSide.INITIATOR, Role.SINK).receive(bytes(data))
             assert isinstance(error, Error)
             sink = self._end.owner
-            sink.site.tell(sink.part, "! session refused: %s", error.reason)
+            sink.site.log_event(sink.part, "! session refused: %s", error.reason)
             if error.reason not in EXPECTED:
                 self._end.other.owner.refused(error.reason)
         super().write(data)

@@ -98,7 +98,7 @@ class Spark(SimulatedProcess):
 
     def failed(self, error: ProcessionError) -> None:
         """The query ends with this error, which is passed to the driver."""
-        self.site.tell(self.part, "! %s", error.sentence)
+        self.site.log_event(self.part, "! %s", error.sentence)
         self._has_ended = True
         self.kill()
         self.driver.later(0.01 * self.site.chance.random(), self.driver.query_failed, error)
@@ -137,7 +137,7 @@ class Spark(SimulatedProcess):
             self.later(TRIGGER_S, self._trigger)  # the driver has yet to put it on disk
             return
         yield
-        self.site.oracle.look()
+        self.site.oracle.check()
         self._last = last = last_commit(self._checkpoint, self._checkpoint.log.committed)
         names = self._clients.names
         records_max = max(1, self._epoch_records_max // len(names))

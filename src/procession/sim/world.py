@@ -53,7 +53,7 @@ class WorldOutcome:
     records: int
     epochs: int
     events: int
-    story: tuple[str, ...]
+    event_log: tuple[str, ...]
 
 
 class World:
@@ -133,7 +133,7 @@ class World:
             sum(map(len, self._ids.values())),
             len(self.site.oracle.decided),
             events,
-            tuple(self.site.story or ()),
+            tuple(self.site.event_log or ()),
         )
 
     def dismantle(self) -> None:
@@ -234,13 +234,8 @@ class World:
             process.kill()
 
     def _cut_power(self, machine: Machine, seconds: float, *, is_scattered: bool = False) -> None:
-        if not machine.is_up:
-            return
-        machine.is_up = False
-        for process in list(machine.processes):
-            process.kill(is_power_cut=True)
-        machine.disk.cut_power(self.site.chance, is_scattered=is_scattered)
-        self.site.clock.after(seconds, self._power_on, machine)
+        if machine.cut_power(self.site.chance, is_scattered=is_scattered):
+            self.site.clock.after(seconds, self._power_on, machine)
 
     def _power_on(self, machine: Machine) -> None:
         machine.is_up = True

@@ -1,20 +1,30 @@
-"""A folder to which other processes of ours write, such as the tasks that write states.
+"""Changes that other processes of ours make below a replicated directory: tasks write states, Spark removes old files.
 
-Invariant: after `adopt` the journal has every file of the folder as it is on the disk, if whoever writes it has ended.
-A file that was adopted while it was being written is looked at again the next time. `sos/replicated_files` adopts
-before it syncs what names these files.
+Invariant: after `adopt` of an `AdoptedFolder` the journal has every file of the folder as it is on the disk, if the
+process that writes the file has ended. A file that was adopted while it was being written is read again the next time.
+`sos/replicated_files` adopts before it syncs what names these files.
 """
 
 from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from procession.sos.file_operations import MakeDirectory, RemoveEntry, RenameEntry
 
 if TYPE_CHECKING:
     from procession.sos.replicated_files import ReplicatedFiles
+
+LEFTOVERS_MAX = 256
+"""Names that a `PrunedFolder` keeps beyond those that are on the disk."""
+
+
+class ForeignChanges(Protocol):
+    """What `sos/replicated_files` asks when it syncs a directory."""
+
+    def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
+        """Journal what others have changed since the last time. `synced` is the directory that is being synced."""
 
 
 class AdoptedFolder:
@@ -27,27 +37,35 @@ class AdoptedFolder:
         self._growing: set[str] = set()
         """Files that are new since the last time."""
         self._checksums: dict[str, int] = {}
+        self._known: set[str] | None = None
+        """Names below the folder that are in the journal. None: this is the first time."""
 
-    def adopt(self, files: ReplicatedFiles, path: Path, name: str) -> None:
-        """Journal what was written and removed since the last time."""
-        if files.inner.exists(path):
-            self._walk(files, path, name)
+    def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
+        name = files.below(self.path)
+        if self._known is None:
+            tree = files.tree
+            self._known = {each for each in (*tree.files, *tree.directories) if each.startswith(f"{name}/")}
+        found: set[str] = set()
+        if files.inner.exists(files.root / self.path):
+            self._walk(files, files.root / self.path, name, found)
+        for gone in sorted(self._known - found):
+            files.record(RemoveEntry(gone))
+            self._growing.discard(gone)
+            self._checksums.pop(gone, None)
+        self._known = found
 
-    def _walk(self, files: ReplicatedFiles, path: Path, name: str) -> None:
-        found = {f"{name}/{entry}": path / entry for entry in files.inner.names(path)}
-        for child, place in sorted(found.items()):
+    def _walk(self, files: ReplicatedFiles, path: Path, name: str, found: set[str]) -> None:
+        for entry in sorted(files.inner.names(path)):
+            child, place = f"{name}/{entry}", path / entry
+            found.add(child)
             if files.inner.is_directory(place):
                 if child not in files.tree.directories:
                     files.record(MakeDirectory(child))
-                self._walk(files, place, child)
+                self._walk(files, place, child, found)
             else:
-                self._look(files, place, child)
-        known = [*files.tree.files, *files.tree.directories]
-        for child in [child for child in known if child.rpartition("/")[0] == name and child not in found]:
-            files.record(RemoveEntry(child))
-            self._growing.discard(child)
+                self._adopt_file(files, place, child)
 
-    def _look(self, files: ReplicatedFiles, path: Path, name: str) -> None:
+    def _adopt_file(self, files: ReplicatedFiles, path: Path, name: str) -> None:
         number = files.tree.files.get(name)
         if number is not None and not self._is_rewritten and name not in self._growing:
             return
@@ -67,3 +85,21 @@ class AdoptedFolder:
                 self._growing.add(name)
             if self._is_rewritten:
                 self._checksums[name] = checksum
+
+
+class PrunedFolder:
+    """The synced directory itself: others remove its old files. They are removed from the journal now and then, so that
+    it names a bounded number of files that are gone."""
+
+    def __init__(self) -> None:
+        self._syncs = 0
+
+    def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
+        self._syncs += 1
+        name = files.journalled(synced)
+        if self._syncs % LEFTOVERS_MAX or name is None:
+            return
+        there = {f"{name}/{entry}" for entry in files.inner.names(synced)}
+        for known in [each for each in list(files.tree.files) if each.rpartition("/")[0] == name]:
+            if known not in there:
+                files.record(RemoveEntry(known))

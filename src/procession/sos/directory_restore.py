@@ -9,6 +9,7 @@ the journal can add nothing more. `sos/replicated_files` writes the journal.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from procession.sos.file_operations import (
     decode_operations,
 )
 from procession.sos.replica_marker import ReplicaMarker
+from procession.sos.replicated_files import SECRETS
 from procession.sos.replicated_volume import ReplicaOptions, ReplicatedVolume
-from procession.storage.durable import fsync_dir, make_directory, make_if_missing, storage_error
+from procession.storage.durable import fsync_dir, lock_directory, make_directory, make_if_missing, storage_error
 
 STAGING = "restoring"
 OPEN_FILES_MAX = 64
@@ -47,12 +49,17 @@ async def restore_directory(
     say: Callable[[str], None] | None = None,
     host: Host = HOST,
 ) -> RestoredDirectory:
-    """Claim a volume, and make its directory in `directory`, which must be empty. Raises ConfigError if it is not, or
-    if there is no such volume, and StorageError if the disk fails."""
-    files = host.files
-    make_directory(directory, files)
-    _clear(directory, files)
-    fences: list[int] = []
+    """Claim a volume, and make its directory in `directory`, which must be empty, but for secrets. Raises ConfigError
+    if it is not, or if there is no such volume, and StorageError if the disk fails."""
+    with closing(lock_directory(directory, host.files)):
+        _clear(directory, host.files)
+        return await _restore_locked(volume_name, options, directory, say, host)
+
+
+async def _restore_locked(
+    volume_name: str, options: ReplicaOptions, directory: Path, say: Callable[[str], None] | None, host: Host
+) -> RestoredDirectory:
+    files, fences = host.files, list[int]()
     volume = ReplicatedVolume(volume_name, options, may_begin=False, on_create=fences.append, host=host)
     try:
         await volume.open(say)
@@ -73,8 +80,9 @@ async def restore_directory(
 
 
 def _clear(directory: Path, files: FileSystem) -> None:
-    """Remove what a restore that was interrupted has left. Raises ConfigError if there is anything else."""
-    names = files.names(directory)
+    """Remove what a restore that was interrupted has left. Raises ConfigError if there is anything else but secrets:
+    these are not on the replicas, and an operator may put them there before."""
+    names = [name for name in files.names(directory) if name != SECRETS]
     if names and STAGING not in names:
         raise ConfigError(
             f"The directory {directory} is not empty.",
@@ -116,7 +124,7 @@ class JournalReplay:
         elif isinstance(operation, EndSnapshot):
             self._end()
         else:
-            # Whoever begins with the files that it finds does nothing else before its snapshot ends.
+            # A process that starts with the files on its disk writes nothing else before its snapshot ends.
             for base in self._bases[-1:]:
                 self._change(base, operation)
 
@@ -173,7 +181,7 @@ class JournalReplay:
             self._close(known.place)
         base = next((base for base in self._bases if base.is_complete), None)
         if base is None:
-            # Whoever began the journal was lost before it had written its files, and so before anything was synced.
+            # The process that began the journal was lost before its first snapshot ended, so nothing was synced.
             base = JournalBase(self._staging, self._bases[-1].root if self._bases else "")
         files, tree = self._files, base.tree
         try:

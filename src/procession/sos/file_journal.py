@@ -21,12 +21,12 @@ import structlog
 
 from procession.errors import FencedError, ProcessionError
 from procession.sos.file_operations import NOTHING
-from procession.sos.replicated_volume import TELL_AFTER_S, ReplicatedVolume
+from procession.sos.replicated_volume import WARN_AFTER_S, ReplicatedVolume
 
 APPEND_BYTES = 1024 * 1024
 """Records that wait are appended together, up to about this size."""
 BARRIER_BYTES = 4 * 1024 * 1024
-"""The replicas are asked to sync after this many bytes, also if nobody waits."""
+"""The replicas are asked to sync after this many bytes, also if no thread waits."""
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 
 log = structlog.get_logger("replicas")
@@ -59,7 +59,7 @@ class FileJournal:
         self._queue: deque[tuple[tuple[bytes, ...], int]] = deque()
         """Records that are not appended yet, each with its size."""
         self._added = self._sent = self._synced = self._wanted = 0
-        """Numbers of records: added, appended, synced by the quorum, and up to where somebody waits."""
+        """Numbers of records: added, appended, synced by the quorum, and the last one that a thread waits for."""
         self._barred = 0
         """The last record that was sent with or before a request to sync."""
         self._unbarred_bytes = 0
@@ -77,7 +77,7 @@ class FileJournal:
         """Add a record."""
         size = sum(map(len, parts))
         with self._condition:
-            self._check()
+            self._raise()
             self._queue.append((parts, size))
             self._added += 1
             self.bytes_added += size
@@ -91,12 +91,17 @@ class FileJournal:
                 self._wanted = self._added
                 self._ask()
                 self._condition.wait_for(lambda: self._error is not None or self._pending_bytes <= PENDING_BYTES_MAX)
-                self._check()
+                self._raise()
+
+    def check(self) -> None:
+        """Raise if the volume has failed, or another process is known to have claimed it."""
+        with self._condition:
+            self._raise()
 
     def barrier(self) -> int:
         """The quorum is to sync all records that were added. Returns what `wait` needs."""
         with self._condition:
-            self._check()
+            self._raise()
             if self._wanted < self._added:
                 self._wanted = self._added
                 self._ask()
@@ -107,13 +112,13 @@ class FileJournal:
         with self._condition:
             self._condition.wait_for(lambda: self._error is not None or self._synced >= barrier)
             if self._synced < barrier:
-                self._check()
+                self._raise()
 
     @property
     def pending_bytes(self) -> int:
         return self._pending_bytes
 
-    def _check(self) -> None:
+    def _raise(self) -> None:
         if self._error is not None:
             number = errno.ESTALE if isinstance(self._error, FencedError) else errno.EIO
             raise OSError(number, self._error.sentence)
@@ -160,7 +165,7 @@ class FileJournal:
                 size += record_bytes
                 self._sent += 1
             if not parts and self._barred < self._wanted:
-                parts = [NOTHING]  # all is sent, but nobody was asked to sync it
+                parts = [NOTHING]  # all is sent, but no replica was asked to sync it
             if not parts:
                 return False
             self._unbarred_bytes += size
@@ -173,13 +178,13 @@ class FileJournal:
             return bool(self._queue)
 
     async def _settle(self, say: Callable[[str], None]) -> None:
-        """Notice what the quorum has synced, and tell if somebody waits for long."""
+        """Record what the quorum has synced, and warn if a thread waits too long."""
         is_told = False
         try:
             while True:
                 await self._has_way.wait()
                 try:
-                    async with asyncio.timeout(None if is_told else TELL_AFTER_S):
+                    async with asyncio.timeout(None if is_told else WARN_AFTER_S):
                         await self._volume.until(self._on_way[0][0])
                     is_told = False
                 except TimeoutError:

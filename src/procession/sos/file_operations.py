@@ -6,7 +6,7 @@
 A file has a number, so that it stays the same file when its name changes. `GiveName` makes a file, or gives an existing
 one a further name. A snapshot begins with `BeginSnapshot`, names every directory and file, writes their bytes, and ends
 with `EndSnapshot`. Operations go on in between: each write of the snapshot has the bytes of its place in the journal,
-so that a reader who has everything since the beginning may apply it like any other.
+so a reader that has everything since the beginning can apply it like any other.
 
 Invariant: a record decodes to the operation that was encoded. Names lead nowhere but below the directory: one that does
 not is a RemoteProtocolError. `sos/replicated_files` writes the journal, `sos/directory_restore` reads it.

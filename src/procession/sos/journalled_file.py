@@ -49,7 +49,7 @@ class JournalledFile:
         self._inner.sync(is_data_only=is_data_only)
         if self._named_at != self._files.directory_syncs:
             self._files.journal.wait(barrier)
-        # Otherwise nobody relies on the file before the directory is synced, which waits for all of this.
+        # Otherwise no process relies on the file before the directory is synced, which waits for all of this.
 
     def close(self) -> None:
         self._inner.close()

@@ -153,7 +153,7 @@ class QuorumWriter:
         return []
 
     def _claim_again(self) -> list[ev.QuorumAction]:
-        """Claim the next fence. Who was never established chooses anew what to continue."""
+        """Claim the next fence. A writer that was never established chooses again what to continue."""
         if self._established:
             return self._claim(self.fence + 1)
         self._enter(QuorumPhase.GATHERING)
@@ -212,7 +212,7 @@ class QuorumWriter:
         if not self.chain:
             self.mark = max(copy.mark for copy in holding)
             self.chain = longest_history(holding, self.mark)
-        # Otherwise it was chosen under the fence before, and nobody can have added to it since.
+        # Otherwise it was chosen under the fence before, and no other writer can have added to it since.
         if not self.chain:
             config = QuorumConfig(tuple(copy.identity for copy in self.copies), self.write_quorum)
             head = ObjectHead(0, 0, 0, config)

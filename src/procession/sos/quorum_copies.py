@@ -186,8 +186,8 @@ def wanted_config(copies: Sequence[CopyView], write_quorum: int, current: Quorum
 
 
 def next_head(last: ChainLink, wanted: QuorumConfig, *, is_established: bool) -> ObjectHead:
-    """The head of the object that follows `last`, which it seals. Only who has established the last object may forget
-    the members before."""
+    """The head of the object that follows `last`, which it seals. Only the writer that has established the last
+    object may forget the members before."""
     olds = () if is_established else last.head.old_configs
     config = last.head.config
     if wanted != config and len(olds) < OLD_CONFIGS_MAX:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from procession.runtime.files import FileSystem, HeldLock, OpenFile, OpenMode, Part
-from procession.sos.adopted_folder import AdoptedFolder
+from procession.sos.adopted_folder import ForeignChanges
 from procession.sos.file_operations import (
+    NOTHING,
     WRITE_BYTES_MAX,
     BeginSnapshot,
     EndSnapshot,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MARKER = "replica.json"
-SKIPPED = frozenset({"secrets", MARKER})
+SECRETS = "secrets"
+SKIPPED = frozenset({SECRETS, MARKER})
 """Names in the directory that are not replicated: secrets, and what this machine knows of its replicas."""
 SNAPSHOT_BYTES_MIN = 64 * 1024 * 1024
 """A snapshot replaces the journal when this many bytes, and twice the size of all files, were added."""
@@ -54,6 +56,8 @@ class ReplicationJournal(Protocol):
     def add(self, parts: tuple[bytes, ...]) -> None: ...
 
     def room(self) -> None: ...
+
+    def check(self) -> None: ...
 
     def barrier(self) -> int: ...
 
@@ -81,16 +85,16 @@ class ReplicatedFiles:
         *,
         name: str = "",
         only: Collection[str] = (),
-        adopted: Mapping[str, tuple[AdoptedFolder, ...]] | None = None,
+        adopted: Mapping[str, tuple[ForeignChanges, ...]] | None = None,
         on_snapshot_due: Callable[[], None] = lambda: None,
         snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
     ) -> None:
         """`name` is that of the directory when it is restored together with others. `only`: what is replicated of it;
-        empty: all. `adopted`: folders to which other processes of ours write; what they have written is journalled
-        when a directory of the given name is synced."""
+        empty: all. `adopted`: what other processes of ours change; it is journalled when a directory of the given name
+        is synced."""
         self.inner = inner
         self.journal = journal
-        self._root_path, self._root = root, str(root)
+        self.root, self._root = root, str(root)
         self._prefix = "" if self._root == "." else f"{self._root}/"
         self._name = name
         self._only = frozenset(only)
@@ -154,7 +158,7 @@ class ReplicatedFiles:
                 with self.inner.open(self._path(name)) as opened:
                     data = opened.read(end - position, position)
             except FileNotFoundError:
-                # It has another name by now, or none; or somebody else has removed it.
+                # It has another name by now, or none; or another process has removed it.
                 with self._mutex:
                     if not self._moving and self._moves == moves and self.tree.files.get(name) == file:
                         self._add(RemoveEntry(name))
@@ -206,14 +210,11 @@ class ReplicatedFiles:
         self.touch(file, length, 1 << 63)
         self.record(TruncateFile(file, length))
 
-    def wait(self, barrier: int) -> None:
-        self.journal.wait(barrier)
-
     def _adopt_directory(self, path: Path, name: str) -> None:
         """Journal a directory that another process has made, with all that is in it."""
         for entry in sorted(self.inner.names(path)):
             child = f"{name}/{entry}" if name else entry
-            if self._journalled(path / entry) is None:
+            if self.journalled(path / entry) is None:
                 continue
             if self.inner.is_directory(path / entry):
                 self.record(MakeDirectory(child))
@@ -250,7 +251,7 @@ class ReplicatedFiles:
 
     # Names
 
-    def _journalled(self, path: Path) -> str | None:
+    def journalled(self, path: Path) -> str | None:
         """The name of a path in the journal; None: it is not replicated. The directory itself has the name of the
         journal's root."""
         text = str(path)
@@ -264,9 +265,10 @@ class ReplicatedFiles:
         top = below.partition("/")[0]
         if top in SKIPPED or top.startswith(f"{MARKER}.") or (self._only and top not in self._only):
             return None
-        return self._below(below)
+        return self.below(below)
 
-    def _below(self, path: str) -> str:
+    def below(self, path: str) -> str:
+        """The name in the journal of something below the directory."""
         return f"{self._name}/{path}" if self._name else path
 
     def _path(self, name: str) -> Path:
@@ -280,7 +282,7 @@ class ReplicatedFiles:
         return self.inner.owner
 
     def open(self, path: Path, mode: OpenMode = OpenMode.READ) -> OpenFile:
-        name = self._journalled(path)
+        name = self.journalled(path)
         opened = self.inner.open(path, mode)
         if name is None:
             return opened
@@ -319,7 +321,7 @@ class ReplicatedFiles:
 
     def make_directory(self, path: Path) -> None:
         self.inner.make_directory(path)
-        if name := self._journalled(path):
+        if name := self.journalled(path):
             self.record(MakeDirectory(name))
 
     def rename(self, old: Path, new: Path) -> None:
@@ -337,7 +339,7 @@ class ReplicatedFiles:
 
     def _both(self, old: Path, new: Path) -> tuple[str, str] | None:
         """The names of both paths in the journal; None: they are not replicated."""
-        names = self._journalled(old), self._journalled(new)
+        names = self.journalled(old), self.journalled(new)
         if (names[0] is None) is not (names[1] is None):
             raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
         return (names[0], names[1]) if names[0] and names[1] else None
@@ -345,13 +347,13 @@ class ReplicatedFiles:
     def remove(self, path: Path) -> None:
         with self._move():
             self.inner.remove(path)
-            if name := self._journalled(path):
+            if name := self.journalled(path):
                 self.record(RemoveEntry(name))
 
     def remove_tree(self, path: Path) -> None:
         with self._move():
             self.inner.remove_tree(path)
-            if name := self._journalled(path):
+            if name := self.journalled(path):
                 self.record(RemoveEntry(name))
 
     @contextmanager
@@ -367,12 +369,12 @@ class ReplicatedFiles:
                 self._moving -= 1
 
     def sync_directory(self, path: Path) -> None:
-        if self._journalled(path) is None:
+        if self.journalled(path) is None:
             self.inner.sync_directory(path)
             return
         self.directory_syncs += 1
-        for folder in self._adopted.get(path.name, ()):
-            folder.adopt(self, self._root_path / folder.path, self._below(folder.path))
+        for changes in self._adopted.get(path.name, ()):
+            changes.adopt(self, path)
         barrier = self.journal.barrier()
         self.inner.sync_directory(path)
         self.journal.wait(barrier)
@@ -382,6 +384,12 @@ class ReplicatedFiles:
 
     def mutex(self) -> AbstractContextManager[Any]:
         return self.inner.mutex()
+
+    def check_owner(self, *, asks: bool = False) -> None:
+        if asks:
+            self.journal.add((NOTHING,))
+            self.journal.wait(self.journal.barrier())
+        self.journal.check()
 
     def lock(self, path: Path, *, waits: bool = False) -> HeldLock:
         return self.inner.lock(path, waits=waits)

@@ -1,8 +1,8 @@
 """A host whose files below one directory are replicated: the volume has a thread of its own, with its event loop.
 
 Invariant: when `replicated_host` hands out the host, this process alone may write to the volume, and the quorum has all
-files that are in the directory. The process must be the only one that changes them. Whoever finds the journal grown
-far beyond the files has a snapshot taken, in a thread, and the journal before it deleted.
+files that are in the directory. The process must be the only one that changes them. When the journal is much larger
+than the files, a thread takes a snapshot and deletes the journal before it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 import structlog
 
 from procession.errors import ProcessionError
+from procession.log_format import note
 from procession.runtime.host import HOST, Host
-from procession.sos.adopted_folder import AdoptedFolder
+from procession.sos.adopted_folder import ForeignChanges
 from procession.sos.file_journal import FileJournal
 from procession.sos.replica_marker import ReplicaMarker
 from procession.sos.replicated_files import SNAPSHOT_BYTES_MIN, ReplicatedFiles
@@ -100,17 +101,18 @@ class ReplicaThread:
             host=self._host,
         )
         try:
-            await volume.open(_tell)
+            await volume.open(_warn)
             self.fence = volume.fence
             self.journal = FileJournal(volume, threading.Condition(), self._loop)
             self._is_open.set()
-            await self.journal.run(_tell)
+            await self.journal.run(_warn)
         finally:
             await volume.close()
 
 
-def _tell(sentence: str) -> None:
+def _warn(sentence: str) -> None:
     log.warning("replicas.waiting", reason=sentence)
+    note(sentence)  # the supervisor repeats it to the operator
 
 
 @contextmanager
@@ -121,7 +123,7 @@ def replicated_host(
     *,
     name: str = "",
     only: Collection[str] = (),
-    adopted: Mapping[str, tuple[AdoptedFolder, ...]] | None = None,
+    adopted: Mapping[str, tuple[ForeignChanges, ...]] | None = None,
     host: Host = HOST,
     snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
 ) -> Iterator[Host]:
@@ -151,6 +153,6 @@ def replicated_host(
         marker.begun()
         thread.retain(thread.fence)
         log.info("replicas.ready", directory=str(directory), fence=thread.fence)
-        yield replace(host, files=files, unreplicated_bytes=lambda: thread.journal.pending_bytes)
+        yield replace(host, files=files, has_replicas=True, unreplicated_bytes=lambda: thread.journal.pending_bytes)
     finally:
         thread.stop()

@@ -43,7 +43,7 @@ PENDING_BYTES_MAX = 32 * 1024 * 1024
 """Bytes that wait for the quorum. Beyond it `room` waits."""
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 5.0
-TELL_AFTER_S = 5.0
+WARN_AFTER_S = 5.0
 """Time after which a call that waits for the quorum names the replicas that are missing."""
 
 log = structlog.get_logger("replicas")
@@ -217,7 +217,7 @@ class ReplicatedVolume:
                 return
             self._changed.clear()
             try:
-                async with asyncio.timeout(None if is_told or say is None else TELL_AFTER_S):
+                async with asyncio.timeout(None if is_told or say is None else WARN_AFTER_S):
                     await self._changed.wait()
             except TimeoutError:
                 is_told = True
@@ -280,7 +280,7 @@ class ReplicatedVolume:
     def _send(self, replica: int, action: ev.QuorumAction) -> None:
         """Requests of one replica are sent in the order of the actions."""
         client = self._clients[replica]
-        assert client is not None, "the writer knows who is connected"
+        assert client is not None, "the writer knows which replicas are connected"
         number, name = client.next_number(), self.name
         request: SosRequest
         match action:

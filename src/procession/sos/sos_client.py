@@ -106,7 +106,7 @@ class SosClient:
     # Requests
 
     async def format(self, volume: str) -> VolumeState:
-        """The copy of a volume, which is made if there is none."""
+        """Create the copy of a volume if there is none, and return it."""
         state = cast(VolumeReply, await self.send(FormatVolume(self.next_number(), volume))).state
         if state is None:
             raise RemoteProtocolError("a volume that was made is not there")

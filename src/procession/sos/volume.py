@@ -111,7 +111,7 @@ class Volume:
         if data and offset < index.written and index.checksum_at(offset + len(data)) == checksum:
             return  # it is there already: an object has one writer, so it is the same
         # A holder that has no object here yet is writing back. What it continues may be longer than the newest history
-        # here says, which nobody has established then.
+        # here says; then no writer has established that history.
         sealed = self._sealed.get(number) if fence in self._objects else None
         check_append(number, index.written, sealed, offset, len(data), len(index.ends))
         known.append(data, checksum)

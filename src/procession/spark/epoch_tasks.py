@@ -1,20 +1,23 @@
 """The tasks of an epoch: the log range that each task of the first chain reads, and the work of every later task.
 
 Invariant: nothing here depends on where a task runs. Spark's workers call it through `spark/log_source` and
-`spark/exchange`; `testing/in_process` calls it in one process. Input and output are the envelopes of
-`spark/manifest_routing`.
+`spark/exchange`; `spark/resident_worker` and `testing/in_process` call it in one process. Input and output are the
+envelopes of `spark/manifest_routing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain as flatten
 
 from procession.spark.manifest_routing import (
     RoutedManifest,
+    addressed,
     attempts_digest,
     changes_in,
+    is_shared,
     loaded,
     opened,
     sent,
@@ -58,9 +61,12 @@ def ranges_of(
 ) -> list[Range]:
     """Return what each task of the first chain reads in an epoch with these start and end offsets per gateway.
     `offered` says of which logs the end offsets are."""
-    pieces = list(laid(starts, ends, places, offered))
-    first = numbered_from(starts)
-    ranges = deal(first, numbered_from(ends), parallelism)
+    return split(task, numbered_from(starts), list(laid(starts, ends, places, offered)), parallelism)
+
+
+def split(task: Task, first: int, pieces: Sequence[LogRange], parallelism: int) -> list[Range]:
+    """Return what each task of the first chain reads of these log ranges. `first` is the number of their first row."""
+    ranges = deal(first, first + sum(piece.last - piece.first for piece in pieces), parallelism)
     if task.is_interleaved(pieces):
         edges = [0, *(task_range.last - first for task_range in ranges)]
         for task_range, task_pieces in zip(ranges, task.row_ranges(pieces, edges), strict=True):
@@ -97,3 +103,22 @@ def run_slot(
         runs = [envelope.run for envelope in own_envelopes if envelope.run is not None]
         made = task.run_bucket(attempt, chain, runs, store, tries, changes_in(own_envelopes))
     return flatten(passing, loaded(sent(plan, made, plan.chains[chain].tasks), store))
+
+
+def run_tasks(task: Task, ranges: Iterable[Range], attempt: Callable[[int], Attempt]) -> list[RoutedManifest]:
+    """Run all tasks of an epoch in this process, one after the other. Return the envelopes for the driver. `attempt`
+    makes the attempt of each task from its partition."""
+    plan = task.plan
+    routed = [manifest for task_range in ranges for manifest in run_first(task, attempt(task_range.number), task_range)]
+    for level in range(1, plan.levels):
+        by_slot: dict[int, list[RoutedManifest]] = defaultdict(list)
+        for manifest in routed:
+            slot = addressed(plan, level, manifest)
+            for number in range(slot, slot + (manifest.width if is_shared(level, manifest) else 1)):
+                by_slot[number].append(manifest)
+        routed = [
+            manifest
+            for slot in sorted(by_slot)
+            for manifest in run_slot(task, attempt(slot), level, slot, by_slot[slot])
+        ]
+    return routed

@@ -77,7 +77,7 @@ def first_notice(command_started: float, driver_started: float) -> float:
 
 
 class ExecutorNotice:
-    """Decides when to report that a cluster has given no executor. `look` returns the sentence when it is due."""
+    """Decides when to report that a cluster has given no executor. `report` returns the sentence when it is due."""
 
     def __init__(self, master: str, due: float, now: float) -> None:
         self._master = master
@@ -89,7 +89,7 @@ class ExecutorNotice:
         self._due = max(due, now + GRACE_S)
         self._is_reported = False
 
-    def look(self, executors: int, now: float) -> str | None:
+    def report(self, executors: int, now: float) -> str | None:
         """Return the sentence to print for this number of executors, or None."""
         if executors:
             self._due = now + PATIENCE_S

@@ -8,6 +8,7 @@ manifests; the driver passes `commit/performer` as `on_epoch`.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +27,7 @@ from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.log_source import EpochFeed, Ranges
 from procession.spark.manifest_routing import RoutedManifest, addressed, is_shared, manifests, slot_count
 from procession.spark.plan_check import check_paths
+from procession.spark.small_epochs import SmallEpochs
 from procession.spark.spark_conf import FAILURES_PROPERTY, task_failures_max
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
@@ -43,37 +45,50 @@ def start_query(
     checkpoint: Path,
     pace: EpochPace,
     on_epoch: OnEpoch,
+    small: SmallEpochs | None = None,
 ) -> StreamingQuery:
-    """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises."""
+    """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises. `small` runs the epochs
+    that need no Spark job: Spark commits an epoch whose rows nobody asks for."""
 
     context = spark.sparkContext
     failures_max = task_failures_max(context.master or "", context.getConf().get(FAILURES_PROPERTY))
     task = replace(task, failures_max=failures_max)
     # One job runs all levels of an epoch. A wide level, or one with a Spark SQL transform, starts another job.
     with_sql = sql_levels(task.plan)
+    small = None if with_sql or task.hosts is not None else small
     edges = [*sorted({*with_sql, *filter(task.plan.is_wide, range(1, task.plan.levels))}), task.plan.levels]
     is_checked = False
     cleaner = None if task.hosts is None else EpochCleaner(task.hosts)
 
-    def run_epoch(rows: DataFrame, epoch: int) -> None:
+    def run_job(rows: DataFrame) -> list[RoutedManifest]:
         nonlocal is_checked
+        # A transform can change Spark's settings, so its plan is checked in every epoch.
+        if not is_checked or len(edges) > 1:
+            check_paths(task.plan, executed_plan(spark), range(1, edges[0]))
+            is_checked = True
+        envelopes = collected(rows)
+        for level, following in pairwise(edges):
+            here = [item for item in envelopes if item.level >= following]  # they need not go through the job
+            moving = [item for item in envelopes if item.level < following]
+            if level in with_sql:
+                moving = through_sql(rows.sparkSession, task, level, moving)
+            hops = _job(rows.sparkSession, task, level, following, moving)
+            check_paths(task.plan, physical_plan(hops), range(level, following))
+            envelopes = here + collected(hops)
+        return envelopes
+
+    def run_epoch(rows: DataFrame, epoch: int) -> None:
         faults.point("driver:after-offsets")
         try:
-            # A transform can change Spark's settings, so its plan is checked in every epoch.
-            if not is_checked or len(edges) > 1:
-                check_paths(task.plan, executed_plan(spark), range(1, edges[0]))
-                is_checked = True
-            envelopes = collected(rows)
-            for level, following in pairwise(edges):
-                here = [item for item in envelopes if item.level >= following]  # they need not go through the job
-                moving = [item for item in envelopes if item.level < following]
-                if level in with_sql:
-                    moving = through_sql(rows.sparkSession, task, level, moving)
-                hops = _job(rows.sparkSession, task, level, following, moving)
-                check_paths(task.plan, physical_plan(hops), range(level, following))
-                envelopes = here + collected(hops)
+            envelopes, job_s = None if small is None else small.run(epoch), None
+            if envelopes is None:
+                began = time.perf_counter()
+                envelopes = run_job(rows)
+                job_s = time.perf_counter() - began
             store = RunStore(task.runs_directory)
             reported = manifests(task.plan, envelopes, store)
+            if small is not None:
+                small.observe(reported, job_s)
             if task.hosts is not None and cleaner is not None:
                 reported = task.hosts.landed(epoch, reported, store)
                 cleaner.done_with(epoch, reported)

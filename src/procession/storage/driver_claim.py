@@ -5,9 +5,10 @@ A driver replaces it durably before it decides anything; drivers and gateways re
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from procession.errors import ConfigError, StorageError
+from procession.errors import ConfigError, FencedError, StorageError
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import storage_error
@@ -32,6 +33,20 @@ def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
         raise storage_error(path, "read", error) from error
     except ValueError as error:
         raise claim_damaged(checkpoint) from error
+
+
+def check_replicas(checkpoint: Path, files: FileSystem, *, asks: bool) -> None:
+    """Raises FencedError if another driver is known to have gone on from the replicas of this checkpoint. With `asks`
+    they are asked first: when this returns, no other had. Does nothing without replicas."""
+    try:
+        files.check_owner(asks=asks)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise storage_error(checkpoint, "reach the replicas of", error) from error
+        raise FencedError(
+            "This driver was replaced: another one has gone on from the replicas.",
+            next_step="Nothing to do: the other driver goes on with the work. Delete this directory.",
+        ) from error
 
 
 def check_claimed(fence: int, checkpoint: Path | None, files: FileSystem = HOST_FILES) -> None:

@@ -112,7 +112,7 @@ class JournalTail:
         self._position = 0
         self._head = b""
 
-    def look(self) -> Iterator[Entry]:
+    def poll(self) -> Iterator[Entry]:
         try:
             with self._files.open(self.path) as file:
                 # The first entry is never written again, and no replacement begins with the same.

@@ -30,6 +30,8 @@ FORMAT = 2
 """Format number of manifests and of the layout of runs; in format 1 each run had its own file. Only the driver that
 wrote a manifest, and its tasks, read it, so any other number is an error."""
 
+RESIDENT_ATTEMPTS = 1 << 40
+"""Number of the first task attempt that is not Spark's, but of the driver's resident worker. Spark counts from 0."""
 
 EVERY_BUCKET = -1
 """The bucket of a `Run` that stands for the runs of all buckets of an exchange, which are in one file."""

@@ -1,6 +1,6 @@
 """Compares the contents of a passthrough pipeline's output with its input files, for the snapshot and the dashboard.
 
-Invariant: nothing is read twice: each look reads what was committed since the last one (`verify/live_check`). It
+Invariant: nothing is read twice: each poll reads what was committed since the last one (`verify/live_check`). It
 compares only if the output must equal the input byte for byte: the pipeline has no stage between source and sink, never
 had one (`run_details`), and all its streams are files of this machine. Otherwise there is no verdict on contents. More
 than `bytes_max` bytes are left to `procession verify`.
@@ -29,7 +29,7 @@ STAYING_BYTES_MAX = 1024 * 1024 * 1024
 
 
 class ContentCheck:
-    """The check of the pipeline in a directory. `look` whenever a snapshot is taken."""
+    """The check of the pipeline in a directory. Call `poll` whenever a snapshot is taken."""
 
     def __init__(self, directory: Path, bytes_max: int = BYTES_MAX) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class ContentCheck:
         self._checks: dict[str, LiveCheck] = {}
         self._known: tuple[Any, ...] = ()
 
-    def look(self) -> dict[str, Any] | None:
+    def poll(self) -> dict[str, Any] | None:
         """The verdict on the contents so far. None: they cannot be compared."""
         outputs = read_details(self._directory).get("passthrough") or {}
         inputs = self._inputs() if outputs else []
@@ -58,7 +58,7 @@ class ContentCheck:
             self.close()
             self._known = known
             self._checks = {name: self._check(inputs, output) for name, output in outputs.items()}
-        reports = {name: check.look() for name, check in self._checks.items()}
+        reports = {name: check.poll() for name, check in self._checks.items()}
         verdicts = [output.verdict for report in reports.values() for output in report.outputs]
         outcome = worst(report.outcome for report in reports.values())
         wrong = next((name for name, report in reports.items() if report.outcome is Outcome.VIOLATED), None)

@@ -46,7 +46,7 @@ class DashboardPort:
         shown = f"[{host}]" if ":" in host else host
         self.sentence = f"dashboard: http://{shown}:{bound}/?secret={self._secret}"
 
-    def look(self, supervisor: Supervisor) -> None:
+    def poll(self, supervisor: Supervisor) -> None:
         """Start the process if a connection waits."""
         if self._socket is None or self._is_started:
             return

@@ -20,15 +20,16 @@ from typing import Any
 from procession.driver.app_file import load_app
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster
-from procession.supervisor.local_pipeline import DRIVER, SOURCE, LocalPipeline, check_start
+from procession.supervisor.local_pipeline import DRIVER, SOURCE, LocalPipeline
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.settings import Settings
+from procession.supervisor.start_checks import check_start
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.comparison import ComparisonReport, ComparisonRequest, judge
 from procession.verify.order import PromisedOrder
 
 APP = Path(__file__).with_name("apps") / "passthrough.py"
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 CRASH_SECONDS = 12
 """Seconds over which the input of a crash run is sent, so that kills hit the middle of the work."""
 CRASH_EPOCHS = 24
@@ -82,7 +83,7 @@ class Demo:
             self.display.say(f"starting gateway, sink and Spark driver{where}")
             local.start()
             # The first epoch is empty. It includes Spark's one-time startup work.
-            while progress.look().epochs == 0 and supervisor.watch(LOOK_S):
+            while progress.poll().epochs == 0 and supervisor.watch(POLL_INTERVAL_S):
                 self.display.show(progress, sum(supervisor.restarts.values()))
             parts = [*sources, *local.gateway_parts, SINK, DRIVER]
             kills = Kills(self.seed, self.records, parts) if self.is_crashing else Kills.none()
@@ -93,14 +94,14 @@ class Demo:
                 rate = self.records / CRASH_SECONDS / len(sources) if self.is_crashing else None
                 for turn, (name, path) in enumerate(sources.items()):
                     local.start_source([path], rate=rate, is_stamping=True, name=name, turn=turn)
-            while supervisor.watch(LOOK_S) and not all(map(supervisor.is_done, sources)):
-                self.display.show(progress.look(), sum(supervisor.restarts.values()))
+            while supervisor.watch(POLL_INTERVAL_S) and not all(map(supervisor.is_done, sources)):
+                self.display.show(progress.poll(), sum(supervisor.restarts.values()))
                 for part in kills.due(progress.committed):
                     self.display.say(f"SIGKILL to {part}")
                     supervisor.kill(part)
             seconds = time.monotonic() - began
             supervisor.stop()
-            progress.look()
+            progress.poll()
             restarts = dict(supervisor.restarts)
             was_stopped = supervisor.is_asked_to_stop
         # With several gateways there is no order between sources; only each source's own order is promised.

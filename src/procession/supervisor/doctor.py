@@ -22,8 +22,8 @@ from procession.driver.epoch_log import TAIL_BYTES, EpochTail
 from procession.errors import ConfigError, ProcessionError
 from procession.planner.connector import Connector
 from procession.planner.connector_registry import check_installed, connectors
-from procession.supervisor.local_pipeline import start_checks
 from procession.supervisor.settings import Settings
+from procession.supervisor.start_checks import start_checks
 
 OPEN_FILES_MIN = 4096
 """A gateway needs a descriptor for each session, and Spark several hundred."""
@@ -57,6 +57,7 @@ def examine(directory: Path, listen: str, settings: Settings) -> Iterator[Machin
         "master": f"Spark runs on {settings.master or 'threads of the driver'}",
         "conf": "no Spark property that Procession sets itself is given",
         "java": "Spark finds a Java that it can use",
+        "replicas": "their number, quorum and secret can be used",
     }
     for name, check in start_checks(settings, listen):
         yield _checked(name, good.get(name, "it is free"), check)
@@ -69,7 +70,7 @@ def examine(directory: Path, listen: str, settings: Settings) -> Iterator[Machin
     yield from (_connector(connector) for connector in connectors() if connector.modules)
 
 
-def _checked(name: str, good: str, check: Callable[[], None]) -> MachineCheck:
+def _checked(name: str, good: str, check: Callable[[], object]) -> MachineCheck:
     try:
         check()
     except ProcessionError as error:

@@ -24,7 +24,7 @@ from procession.supervisor.run_claim import DRAINED, holder, stop
 from procession.tls import ClientTls
 
 PATIENCE_S = 10.0
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Intake:
                             next_step="The pipeline goes on. Wait longer with --timeout-s, or see what holds it up with"
                             " `procession status`. Records in event-time order wait for streams that are silent.",
                         )
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_INTERVAL_S)
             except (ProcessionError, KeyboardInterrupt):
                 for name in clients.keys() - paused_before:
                     clients[name].resume()

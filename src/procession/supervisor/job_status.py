@@ -40,10 +40,7 @@ def status(
     """The status of the pipeline in this directory. `progress` is one that looked before; `is_asking`: also ask the
     gateways. Raises ConfigError if there is no pipeline."""
     at = running(directory)
-    try:
-        name = str(read_pipeline(checkpoint_of(directory))["name"]) if at is None else at.pipeline
-    except OSError as error:
-        raise ConfigError(f"There is no pipeline in {directory}.", next_step="Give the --dir of a pipeline.") from error
+    name = pipeline_name(directory) if at is None else at.pipeline
     last = last_round(directory)
     found: dict[str, Any] = {
         "pipeline": name,
@@ -69,6 +66,16 @@ def status(
     return found | _progress(progress or PipelineProgress.from_now(directory, cookie, tls, PATIENCE_S))
 
 
+def pipeline_name(directory: Path) -> str:
+    """The name of the pipeline whose checkpoint is in this directory. Raises ConfigError if there is none."""
+    try:
+        return str(read_pipeline(checkpoint_of(directory))["name"])
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"There is no pipeline in {directory}.", next_step="Give the --dir of a pipeline.") from error
+
+
 def _stopped(directory: Path) -> str:
     return "drained" if (directory / DRAINED).exists() else "stopped"
 
@@ -84,7 +91,7 @@ def _rate(directory: Path) -> float:
 
 
 def _progress(progress: PipelineProgress) -> dict[str, Any]:
-    progress.look()
+    progress.poll()
     return {
         "lag": progress.records_in - progress.committed if progress.is_answered else None,
         "away": list(progress.away),

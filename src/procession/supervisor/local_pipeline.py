@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from procession.address import Address, check_free, other_port, parse_address
+from procession.address import Address, other_port, parse_address
 from procession.cache import find_place
 from procession.driver.driver import CACHE, READY
 from procession.driver.spark_process import COMMAND_STARTED
@@ -24,13 +23,11 @@ from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node, SinkConnection
-from procession.spark.java import check_java
-from procession.spark.master import check_master
-from procession.spark.spark_conf import check_properties
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.cookies import check_open
 from procession.supervisor.part import Part
+from procession.supervisor.pipeline_replicas import PipelineReplicas
 from procession.supervisor.run_inputs import FilePattern
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
@@ -93,6 +90,19 @@ class LocalPipeline:
         """The name of the process that serves each directory."""
         directories = dict.fromkeys(self.sink_directories.values())
         return {directory: f"sink-{number}" for number, directory in enumerate(directories)}
+
+    @property
+    def replicas(self) -> PipelineReplicas:
+        return PipelineReplicas(self.settings, self.graph.name)
+
+    @property
+    def replicated(self) -> dict[str, Path]:
+        """The directories that replicas keep, by the names of their volumes' parts. The driver's comes first: the
+        others may be in it."""
+        gateways = {part: self.directory / part for part in self.gateway_parts}
+        sinks = {self._served(directory)[0].sink: directory for directory in self.sink_parts}
+        kept = {_volume_part(sink): directory for sink, directory in sinks.items() if sink.sink_traits.is_replicated}
+        return {DRIVER: self.directory, **gateways, **kept}
 
     @property
     def gateway_directory(self) -> Path:
@@ -229,7 +239,7 @@ class LocalPipeline:
         # Only the first gateway uses the given address; the others take any port of the same host.
         listen = self.listen if part == GATEWAY else str(other_port(self.listen))
         argv = gateway_arguments(self.settings, self.directory, part, listen, has_checkpoint=self.has_checkpoint)
-        return argv + order_arguments(self.graph) + self._metrics(part)
+        return argv + order_arguments(self.graph) + self._metrics(part) + self.replicas.arguments(part)
 
     def _metrics(self, part: str) -> list[str]:
         """The metrics address of a gateway: the given one for the first, the following ports for the others."""
@@ -260,6 +270,7 @@ class LocalPipeline:
             if end.sink.is_idempotent:
                 argv += ["--idempotent", end.instance]
         shown = self.settings.sink_cookie_file or self._made(Secret.SINKS)
+        argv += self.replicas.arguments(_volume_part(sink)) if sink.sink_traits.is_replicated else []
         return [*argv, "--cookie-file", str(shown), *server_tls_arguments(self.settings)]
 
     def _make_secrets(self) -> None:
@@ -280,6 +291,7 @@ class LocalPipeline:
         argv += ["--gateway", self.gateway_at] if self.gateway_at else []
         argv += ["--epoch-interval-s", str(settings.epoch_interval_s)]
         argv += ["--epoch-target-s", str(settings.epoch_target_s)]
+        argv += ["--small-epoch-records-max", str(settings.small_epoch_records_max)]
         argv += ["--epoch-records-max", str(settings.epoch_records_max)]
         argv += ["--epoch-bytes-max", str(settings.epoch_bytes_max)]
         argv += ["--answer-timeout-s", str(settings.answer_timeout_s)]
@@ -299,6 +311,7 @@ class LocalPipeline:
         for sink, directory in self.sink_directories.items():
             address = json.loads((directory / "sink.json").read_text())["listen"]
             argv += ["--sink", f"{sink}={address}"]
+        argv += self.replicas.arguments(DRIVER)
         return argv + _option_arguments(settings, "control_cookie_file", "sink_cookie_file") + self._client_tls()
 
     @property
@@ -317,6 +330,11 @@ def part_of(files: FilePattern) -> str:
     return f"{SOURCE}-{files.source}.{files.stream:016x}"
 
 
+def _volume_part(sink: Node) -> str:
+    """The part of a volume's name for the directory of this sink, and of those that share it."""
+    return f"sink-{sink.name}"
+
+
 def connector_arguments(source: Node, directory: Path) -> list[str]:
     """The arguments of the program that reads a source's URL, without those of every source."""
     traits = source.source_traits
@@ -326,22 +344,6 @@ def connector_arguments(source: Node, directory: Path) -> list[str]:
     return argv + (
         ["--event-time-field", source.time_field, "--event-time-unit", source.unit] if source.time_field else []
     )
-
-
-def check_start(settings: Settings, listen: str = HERE) -> None:
-    """Raise ConfigError, before anything is started or written, if Java is missing, the master is invalid, or an
-    address is in use."""
-    for _, check in start_checks(settings, listen):
-        check()
-
-
-def start_checks(settings: Settings, listen: str = HERE) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is checked before a start: names, and functions that raise an error if a pipeline cannot start."""
-    yield "master", partial(check_master, settings.master)
-    yield "conf", partial(check_properties, settings.conf or {})
-    yield "java", check_java
-    for address in filter(None, (listen, settings.control, settings.metrics)):
-        yield f"port {address}", partial(check_free, parse_address(address))
 
 
 def gateway_arguments(

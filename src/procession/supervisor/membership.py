@@ -22,12 +22,13 @@ from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.supervisor.local_pipeline import COMMAND, GATEWAY, announced_in, gateway_arguments
 from procession.supervisor.part import Part
+from procession.supervisor.pipeline_replicas import check_unreplicated
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 from procession.tls import ClientTls
 
 PATIENCE_S = 10.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 TABLE_CHARS = 110
 
 
@@ -70,7 +71,7 @@ def let_go(leader: str | Path, cookie: bytes, name: str, wait_s: float, tls: Cli
                     f"Gateway {name!r} is leaving, but has not left after {wait_s:g} seconds.",
                     next_step="Check that the gateway and the driver run: it leaves when its records are committed.",
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def next_name(used: Iterable[str]) -> str:
@@ -91,6 +92,7 @@ def run_one_more(
         raise ConfigError(
             f"The directory {directory} is not that of a pipeline that was run.", next_step="Check --dir."
         )
+    check_unreplicated(directory)
     with ControlClient(directory / GATEWAY, settings.control_cookie, PATIENCE_S, tls=settings.client_tls) as client:
         used = {*(gateway["name"] for gateway in client.gateways()), *client.departed()}
         order = order_arguments_of(client.order())

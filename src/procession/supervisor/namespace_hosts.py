@@ -27,7 +27,7 @@ from procession.errors import ConfigError, UsageError
 NETWORK = "10.77.0"
 """The first three numbers of the addresses. They exist only inside the namespaces."""
 OPERATOR = f"{NETWORK}.254"
-"""The address of the bridge, for commands that look at all hosts."""
+"""The address of the bridge, for commands that inspect all hosts."""
 HOSTS_MAX = 64
 NAMESPACES = Path("/run/netns")
 SWITCH = "switch"
@@ -213,7 +213,7 @@ def remove_hosts(cluster: str) -> int:
     # The bridge last: nothing that is left can reach a host whose bridge is gone, and the hosts' links end with them.
     names = sorted(namespaces(cluster), key=lambda name: name.endswith(SWITCH))
     for name in names:
-        if not name.endswith(SWITCH):  # commands that look at the hosts are there, and end by themselves
+        if not name.endswith(SWITCH):  # commands that inspect the hosts are there, and end by themselves
             kill_host(name)
         _ip("netns", "delete", name)
     for group in _groups(cluster):

@@ -111,7 +111,7 @@ class PipelineSnapshots:
             unknown = [f"{name} does not answer" for name in away]
         held = [HeldInput(gateway["member"], gateway["epoch"], gateway["committed_end"]) for gateway in gateways]
         found["verdict"] = self.check.verdict(outputs, [one for one in held if one.epoch >= 0], unknown, recorded)
-        found["contents"] = self._contents.look()
+        found["contents"] = self._contents.poll()
         _combine(found["verdict"], found["contents"])
         found["records_in"] = found["committed"] + (found["lag"] or 0)
         stalled = culprit(found)
@@ -176,7 +176,7 @@ class PipelineSnapshots:
                 self._outputs[name] = (path, TransactionTail(path), 0)
             _, tail, end = self._outputs[name]
             try:
-                for transaction in tail.look():
+                for transaction in tail.poll():
                     end = transaction.end
             except (ProcessionError, OSError):
                 continue

@@ -35,7 +35,7 @@ GATEWAY = "gateway"
 
 @dataclass
 class PipelineProgress:
-    """The progress of a pipeline since the first look."""
+    """The progress of a pipeline since the first poll."""
 
     directory: Path
     cookie: bytes = b""
@@ -94,7 +94,7 @@ class PipelineProgress:
         progress.latency = Latency()
         return progress
 
-    def look(self) -> Self:
+    def poll(self) -> Self:
         """Read the progress again."""
         self.read_epochs()
         for path in self._gateways.glob(f"{GATEWAY}-*/{ADDRESS_FILE}"):

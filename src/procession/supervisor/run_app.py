@@ -21,6 +21,7 @@ from procession.driver.app_file import load_app
 from procession.driver.stage_states import held_back
 from procession.driver.stream_order import check_inputs
 from procession.errors import ConfigError, ProcessionError
+from procession.log_format import note
 from procession.planner.event_order import LateRule
 from procession.planner.graph import Graph
 from procession.sdk.transaction_log import uncommitted
@@ -29,17 +30,19 @@ from procession.supervisor.app_connectors import check_connectors, connected_str
 from procession.supervisor.cluster import NamespaceCluster
 from procession.supervisor.cluster_pipeline import ClusterPipeline, on_cluster, pipeline_directory
 from procession.supervisor.dashboard_part import DashboardPort
-from procession.supervisor.local_pipeline import SOURCE, LocalPipeline, check_start, part_of
+from procession.supervisor.local_pipeline import SOURCE, LocalPipeline, part_of
+from procession.supervisor.pipeline_replicas import check_place
 from procession.supervisor.progress import Display, PipelineProgress
 from procession.supervisor.run_claim import UPGRADE_REQUEST, claimed
 from procession.supervisor.run_details import RunEvents, write_details
 from procession.supervisor.run_inputs import read_inputs
 from procession.supervisor.savepoint import clear_drafts
 from procession.supervisor.settings import Settings
+from procession.supervisor.start_checks import check_start
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.decisions import DecisionReader
 
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 COUNTERS = ("records_in", "records_out", "late", "dead_letters")
 
@@ -57,10 +60,12 @@ def run_app(
     given: Path | None = None,
     base: Path | None = None,
     display: Display | None = None,
+    is_restored: bool = False,
 ) -> dict[str, Any]:
     """Runs until the inputs are committed, or, if none of them ends, until asked to stop. Returns the figures of the
     run. With a cluster, the parts run on its hosts, and the directory is that of the driver's host. `given` is a file
-    with records (`connectors/given_records`), and `base` the directory of relative directories of sinks."""
+    with records (`connectors/given_records`), and `base` the directory of relative directories of sinks. `is_restored`:
+    directories that are missing are restored from the replicas."""
     records = {} if given is None else {stream.id: stream.name for stream in GivenRecords(given).streams()}
     graph = load_app(app, input_streams=lambda graph: read_inputs(graph, inputs).streams | records.keys()).graph
     # Report unreadable inputs before anything is started.
@@ -77,6 +82,12 @@ def run_app(
         directory = pipeline_directory(cluster.head, graph.name)
     directory = directory or Path(".procession") / graph.name
     base = (base or Path()).resolve()
+    if settings.replicas:
+        check_place(is_on_cluster=cluster is not None)
+        planned = LocalPipeline(Supervisor(directory / "logs"), app, graph, directory.resolve(), base, settings)
+        if is_restored:
+            planned.replicas.restore(planned.replicated, note)
+        planned.replicas.check_reachable(planned.replicated, note)
     events = RunEvents(directory)
     with (
         claimed(directory, graph.name, app),
@@ -125,17 +136,17 @@ def run_app(
             if dashboard.sentence:
                 display.say(dashboard.sentence)
             display.say(f"ready: connectors send to {local.address}{joining}; Ctrl-C stops")
-            while supervisor.watch(LOOK_S) and not is_done():
-                dashboard.look(supervisor)
+            while supervisor.watch(POLL_INTERVAL_S) and not is_done():
+                dashboard.poll(supervisor)
                 if (directory / UPGRADE_REQUEST).exists():
                     local = UpgradeSwitch(local, display.say).perform()
                     write_details(local, local.app if isinstance(local, LocalPipeline) else app)
-                display.show(progress.look(), sum(supervisor.restarts.values()))
+                display.show(progress.poll(), sum(supervisor.restarts.values()))
         was_done = is_done()
-        progress.look()
+        progress.poll()
         supervisor.stop()
         events.add("run.stopped", "run", "the input is committed" if was_done else "it was asked to stop")
-        figures = _figures(local.graph, local.directory, before, progress.look(), settings)
+        figures = _figures(local.graph, local.directory, before, progress.poll(), settings)
         restarts = sum(supervisor.restarts.values())
         display.show_end(progress, restarts)
         return figures | {

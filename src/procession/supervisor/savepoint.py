@@ -253,14 +253,19 @@ def find(directory: Path, name: str) -> Savepoint:
     path = directory / FOLDER / name / MANIFEST
     if NAME.fullmatch(name) and path.exists():
         return _load(path)
-    known = ", ".join(str(savepoint.manifest["name"]) for savepoint in savepoints(directory)) or "none"
-    raise UsageError(f"There is no savepoint {name!r} in {directory}.", next_step=f"Savepoints: {known}.")
+    known = ", ".join(str(savepoint.manifest["name"]) for savepoint in savepoints(directory))
+    raise UsageError(
+        f"There is no savepoint {name!r} in {directory}.",
+        next_step=f"Name one of: {known}." if known else "Make one with `procession savepoint create`.",
+    )
 
 
 def load(directory: Path) -> Savepoint:
     """The savepoint in this directory, such as a copy. Raises UsageError if there is none."""
     if not (directory / MANIFEST).exists():
-        raise UsageError(f"{directory} is not a savepoint.", next_step=f"Name a directory that contains {MANIFEST}.")
+        raise UsageError(
+            f"There is no savepoint in {directory}.", next_step=f"Name a directory that contains {MANIFEST}."
+        )
     return _load(directory / MANIFEST)
 
 

@@ -47,6 +47,14 @@ class Settings(BaseSettings):
         " growing or an epoch takes this long; if an epoch of few records takes that long already, up to twice as long"
         " as that. Lower it for less latency under load. 0 means epochs as large as the other limits allow.",
     )
+    small_epoch_records_max: int = Field(
+        1000,
+        ge=0,
+        description="Maximum number of records of an epoch that runs without a Spark job, in a process of the driver."
+        " An epoch whose functions take longer than a job runs on Spark in any case. It lowers the latency of small"
+        " loads; the process takes about 150 MB of memory. 0 means that Spark runs every epoch. Without effect on a"
+        " cluster.",
+    )
     epoch_records_max: int = Field(4_000_000, ge=1, description="Maximum number of records per epoch.")
     epoch_bytes_max: int = Field(
         256 * MIB,
@@ -221,6 +229,20 @@ class Settings(BaseSettings):
     )
     spare_driver: bool = Field(
         False, description="Keep a second driver, with Spark started, that takes over when the first one dies."
+    )
+    replicas: str | list[str] | None = Field(
+        None,
+        description="Object services (`procession sos`), HOST:PORT, that keep copies of the directories of the driver,"
+        " the gateways and the `file:` and `lanes:` sinks. Nothing is acknowledged, voted or decided before a quorum of"
+        " them has it.",
+    )
+    replica_quorum: int | None = Field(
+        None, ge=1, description="Replicas that must have synced what is acknowledged, if not more than half of them."
+    )
+    replica_volume: str | None = Field(None, description="Name of the pipeline on the replicas, if not its own.")
+    replica_cookie_file: Path | None = Field(None, description="File with the secret of the replicas.")
+    replica_tls_ca: Path | None = Field(
+        None, description="Certificate authority (PEM) of the replicas. Turns TLS to them on."
     )
     cookie_file: Path | None = Field(
         None, description="File with the secret for producers, if not the one in the pipeline's directory."

@@ -108,7 +108,7 @@ def check_delivered(directory: Path, comparison: UpgradeComparison) -> None:
                 f"Sink {name!r} is removed, and whether it has the last commit is not known here.",
                 next_step="Keep the sink in the program.",
             )
-        ends = [transaction.end for transaction in TransactionTail(log).look()]
+        ends = [transaction.end for transaction in TransactionTail(log).poll()]
         if uncommitted(log) or ends[-1:] != [part.end]:
             raise ConfigError(
                 f"Sink {name!r} is removed, and has not received the last decision.",

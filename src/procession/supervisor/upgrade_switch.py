@@ -39,7 +39,7 @@ from procession.supervisor.upgrade_steps import UpgradeComparison, apply, compar
 from procession.verify.decisions import DecisionReader
 
 STATUS = "upgrade-status.json"
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 PREPARE_S = 180.0
 """Seconds that the new driver has to start Spark, before the old one is stopped."""
 FIRST_COMMIT_S = 180.0
@@ -83,10 +83,10 @@ class UpgradeSwitch:
 
     def perform(self) -> LocalPipeline | ClusterPipeline:
         """Perform the upgrade that is requested. Returns the program that runs now."""
-        self._look()
+        self._poll()
         return self._on_cluster or self.local
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         path = self._directory / UPGRADE_REQUEST
         try:
             request = UpgradeRequest(**json.loads(path.read_text()))
@@ -125,9 +125,9 @@ class UpgradeSwitch:
         old_part = supervisor.part(DRIVER)
         try:
             self._start_sinks(new, started)
-            status.tell("the new program starts Spark; the old one goes on")
+            status.report("the new program starts Spark; the old one goes on")
             self._prepare(new)
-            status.tell("switching: the old program finishes its epoch, and producers wait")
+            status.report("switching: the old program finishes its epoch, and producers wait")
             began = time.monotonic()
             supervisor.halt(DRIVER)
             try:
@@ -148,12 +148,12 @@ class UpgradeSwitch:
                 ) from error
             raise
         supervisor.replace(DRIVER, new.driver_part())
-        status.tell(f"switched; watching the first epochs (the way back is savepoint {request.savepoint!r})")
+        status.report(f"switched; watching the first epochs (the way back is savepoint {request.savepoint!r})")
         failure = self._failure(savepoint.epoch, started)
         if failure is None:
             self._finish(new, comparison, status, time.monotonic() - began)
             return
-        status.tell(f"the new program failed before its first commit: {failure}; going back")
+        status.report(f"the new program failed before its first commit: {failure}; going back")
         supervisor.halt(DRIVER)
         self._is_driverless = True
         try:
@@ -210,7 +210,7 @@ class UpgradeSwitch:
                     "The new program could not be started beside the old one, which goes on.",
                     next_step=f"Read {supervisor.log_path(DRIVER)}.",
                 )
-            if not supervisor.watch(LOOK_S):
+            if not supervisor.watch(POLL_INTERVAL_S):
                 raise ConfigError("The pipeline was stopped during the upgrade.", next_step="Start the old program.")
 
     def _check_delivered(self, old: LocalPipeline, comparison: UpgradeComparison) -> None:
@@ -231,20 +231,22 @@ class UpgradeSwitch:
                         f"Sink {end.name!r} has not received the last decision.",
                         next_step="Upgrade again; the old program goes on.",
                     )
-                time.sleep(LOOK_S)
+                time.sleep(POLL_INTERVAL_S)
 
     def _failure(self, epoch: int, started: dict[Path, str]) -> str | None:
         """Watch the new driver and the new sinks until the first commit. Returns why one failed, or None."""
         supervisor = self.local.supervisor
         starts, began, ready_s = supervisor.restarts[DRIVER], time.monotonic(), 0.0
         try:
-            while supervisor.watch(LOOK_S):
+            while supervisor.watch(POLL_INTERVAL_S):
                 last = DecisionReader(checkpoint_of(self._directory)).last()
                 if last is not None and last.epoch > epoch:
                     return None
                 if supervisor.restarts[DRIVER] - starts > RESTARTS_MAX:
                     return f"its driver was started {RESTARTS_MAX + 2} times"
-                ready_s = ready_s + LOOK_S if supervisor.is_ready(DRIVER) and not self._is_waiting(last) else 0.0
+                ready_s = (
+                    ready_s + POLL_INTERVAL_S if supervisor.is_ready(DRIVER) and not self._is_waiting(last) else 0.0
+                )
                 if ready_s >= QUIET_S:
                     return None
                 if time.monotonic() - began > FIRST_COMMIT_S:
@@ -257,7 +259,7 @@ class UpgradeSwitch:
 
     def _is_waiting(self, last: Any) -> bool:
         """Whether records wait in the log that are not committed."""
-        progress = PipelineProgress.from_now(self._directory, self.local.settings.control_cookie).look()
+        progress = PipelineProgress.from_now(self._directory, self.local.settings.control_cookie).poll()
         return progress.is_answered and progress.waiting(0 if last is None else last.last) > 0
 
     def _finish(
@@ -279,7 +281,7 @@ class _Status:
         self._say = say
         self._told: list[str] = []
 
-    def tell(self, sentence: str) -> None:
+    def report(self, sentence: str) -> None:
         self._say(f"upgrade: {sentence}")
         self._told.append(sentence)
         self._write({"state": "running"})
@@ -376,7 +378,7 @@ def request_upgrade(
                 next_step="Start the new program with `procession run`. If it is refused, the switch had not been made:"
                 " start the old one.",
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _replace(path: Path, document: dict[str, Any]) -> None:

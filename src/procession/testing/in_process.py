@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ from procession.planner.graph import Graph, Kind, Node, SinkConnection, SinkFram
 from procession.planner.plan import Plan
 from procession.planner.rules import check_runnable, make_plan
 from procession.planner.validation import checked_count
-from procession.spark.epoch_tasks import ranges_of, run_first, run_slot
-from procession.spark.manifest_routing import RoutedManifest, addressed, is_shared, manifests
+from procession.spark.epoch_tasks import ranges_of, run_tasks
+from procession.spark.manifest_routing import RoutedManifest, manifests
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Attempt, Task, TaskTables
 from procession.storage.log_ranges import FIRST_GATEWAY, NOTHING, LogLocation, LogOffset
@@ -335,23 +335,7 @@ class HostedPlan:
         ranges = ranges_of(
             task, {FIRST_GATEWAY: start}, {FIRST_GATEWAY: end}, {FIRST_GATEWAY: LogLocation("")}, plan.chains[0].tasks
         )
-        routed = [
-            manifest
-            for task_range in ranges
-            for manifest in run_first(task, self._attempt(epoch, task_range.number), task_range)
-        ]
-        for level in range(1, plan.levels):
-            by_slot: dict[int, list[RoutedManifest]] = defaultdict(list)
-            for manifest in routed:
-                slot = addressed(plan, level, manifest)
-                for number in range(slot, slot + (manifest.width if is_shared(level, manifest) else 1)):
-                    by_slot[number].append(manifest)
-            routed = [
-                manifest
-                for slot in sorted(by_slot)
-                for manifest in run_slot(task, self._attempt(epoch, slot), level, slot, by_slot[slot])
-            ]
-        return routed
+        return run_tasks(task, ranges, partial(self._attempt, epoch))
 
     def _attempt(self, epoch: int, partition: int) -> Attempt:
         return Attempt(epoch, partition, next(self._attempts))

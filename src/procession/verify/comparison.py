@@ -161,7 +161,7 @@ def run_verify(request: ComparisonRequest, *, as_json: bool = False) -> int:
 def _judge(request: ComparisonRequest, written: SinkOutput) -> JudgedOutput:
     # Read acknowledgements first and decisions last, because each is written before the next becomes visible.
     acked = request.of_inputs(acknowledged(request.acks))
-    transactions = [list(TransactionTail(log).look()) for log in written.logs]
+    transactions = [list(TransactionTail(log).poll()) for log in written.logs]
     return judge_output(request, written, transactions, acked)
 
 
@@ -188,7 +188,7 @@ def judge_output(
     if request.checkpoint is not None:
         undecided = Undecided()
         transactions = [transaction for part in committed for transaction in part]
-        undecided.take(transactions, DecisionReader(request.checkpoint).look(transactions))
+        undecided.take(transactions, DecisionReader(request.checkpoint).poll(transactions))
         verdict = undecided.judge(verdict)
         if transactions and not undecided.named and verdict.is_clean:
             why = "No round record of the checkpoint names any of the visible transactions."

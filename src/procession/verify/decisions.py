@@ -39,7 +39,7 @@ class DecisionReader:
                 next_step="name the directory of the pipeline (its --dir)",
             ) from error
 
-    def look(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
+    def poll(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
         """Return the current decisions, with the existing round records of these transactions' epochs."""
         parsed = (TransactionId.parse(txn) for txn, _, _ in visible)
         epochs = {transaction.epoch for transaction in parsed if transaction is not None}

@@ -27,7 +27,7 @@ NOTHING = "Nothing is committed at the output, so there is nothing to verify."
 
 
 class LiveCheck:
-    """Checks the outputs at each `look`. Finds new instances by itself."""
+    """Checks the outputs at each `poll`. Finds new instances by itself."""
 
     def __init__(self, request: ComparisonRequest) -> None:
         request.check()
@@ -37,14 +37,14 @@ class LiveCheck:
         self._inputs = [os.open(path, os.O_RDONLY) for path in request.inputs]
         self._outputs: dict[str, WatchedOutput] = {}
 
-    def look(self) -> ComparisonReport:
+    def poll(self) -> ComparisonReport:
         # Read acknowledgements first and decisions last, because each is written before the next becomes visible.
-        acked = self._request.of_inputs(self._acks.look())
+        acked = self._request.of_inputs(self._acks.poll())
         for written in self._request.outputs():
             if written.family not in self._outputs:
                 self._outputs[written.family] = WatchedOutput(self._request, written, self._inputs)
             self._outputs[written.family].find(written)
-        return ComparisonReport(tuple(output.look(acked, self._decisions) for output in self._outputs.values()))
+        return ComparisonReport(tuple(output.poll(acked, self._decisions) for output in self._outputs.values()))
 
     def close(self) -> None:
         for descriptor in self._inputs:
@@ -60,9 +60,9 @@ class WatchedInstance:
     stored: StoredOutput
     ranges: list[tuple[int, int]] = field(default_factory=list)
 
-    def look(self) -> list[Transaction]:
-        """Return the transactions that were committed since the last look."""
-        new = list(self.tail.look())
+    def poll(self) -> list[Transaction]:
+        """Return the transactions that were committed since the last poll."""
+        new = list(self.tail.poll())
         self.ranges = joined([*(Transaction("", *known) for known in self.ranges), *new])
         return new
 
@@ -90,21 +90,21 @@ class WatchedOutput:
             if log not in self._instances:
                 self._instances[log] = WatchedInstance(TransactionTail(log), stored(log))
 
-    def look(self, acked: list[int | None], decisions: DecisionReader | None) -> JudgedOutput:
+    def poll(self, acked: list[int | None], decisions: DecisionReader | None) -> JudgedOutput:
         if self._judged is not None:
             return self._judged
         instances = [self._instances[log] for log in self._written.logs]
         sizes = []
         for instance in instances:
-            new = instance.look()
+            new = instance.poll()
             sizes.append(instance.stored.size())
             self._take(instance, new)
             if decisions is not None and new:
-                self._undecided.take(new, decisions.look(new))
+                self._undecided.take(new, decisions.poll(new))
         wrong = damage_of(self._written, [instance.ranges for instance in instances], sizes)
         output = JudgedOutput(self._written.name, self._verdict(), 0, wrong, len(instances))
         if self._check.difference is not None:
-            whole = [list(TransactionTail(log).look()) for log in self._written.logs]
+            whole = [list(TransactionTail(log).poll()) for log in self._written.logs]
             request = replace(self._request, checkpoint=None)  # decisions were already checked here
             output = judge_output(request, self._written, whole, acked)
             output = replace(output, verdict=self._undecided.judge(_at_least_violated(output.verdict)))
@@ -135,7 +135,7 @@ def run_watch(request: ComparisonRequest, every_s: float, *, as_json: bool = Fal
     printed = ""
     try:
         while True:
-            report = watch.look()
+            report = watch.poll()
             text = json.dumps(report.as_dict()) if as_json else report.text()
             if text != printed:
                 print(text, flush=True)

@@ -75,7 +75,7 @@ def check_one_pipeline(directory: Path, outputs: Sequence[SinkOutput]) -> None:
 
 def _pipeline(log: Path) -> str | None:
     """Return the pipeline in the first committed transaction of an output."""
-    first = next(TransactionTail(log).look(), None)
+    first = next(TransactionTail(log).poll(), None)
     found = TransactionId.parse(first.txn_id) if first is not None else None
     return found.pipeline if found is not None else None
 

@@ -1,0 +1,84 @@
+"""The configuration of a driver: addresses, directories, limits and secrets.
+
+Invariant: it has no defaults of an operator's settings but those of `supervisor/settings`. The command `procession
+driver` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.commit.coordinator import REFUSALS_MAX
+from procession.driver import executor_files
+from procession.driver.app_file import App
+from procession.driver.epoch_log import LOG_BYTES_MAX
+from procession.driver.spark_process import SparkProcess
+from procession.planner.graph import Graph
+from procession.storage.state_store import KEYS_MAX
+from procession.tls import ClientTls
+
+
+@dataclass(frozen=True)
+class DriverConfig:
+    """Addresses, directories and limits of a driver."""
+
+    app: Path
+    directory: Path
+    gateway: str | Path
+    """The gateway's control address, or its directory, from which the current address is read."""
+    sinks: Mapping[str, str] = field(default_factory=dict)
+    """The address of each sink of the app, or of one of its connections as `NAME.1`. Sinks with an address in the
+    app need none."""
+    epoch_interval_s: float = 0.0
+    epoch_target_s: float = 2.5
+    small_epoch_records_max: int = 1000
+    """Maximum number of records of an epoch that runs without a Spark job; 0: every epoch runs on Spark."""
+    epoch_records_max: int = 4_000_000
+    epoch_bytes_max: int = 256 * 1024 * 1024
+    answer_timeout_s: float = 30.0
+    sink_refusals_max: int = REFUSALS_MAX
+    state_keys_max: int = KEYS_MAX
+    emitters: int = 0
+    """Number of processes that send to sinks with several connections; 0: this process sends."""
+    dead_letter_share_max: float = 0.5
+    dead_letter_records_min: int = 1000
+    jvm_timeout_s: float = 30.0
+    history_bytes_max: int = LOG_BYTES_MAX
+    changed_stages: tuple[str, ...] = ()
+    """Stages that keep their state although their key or input differs from the checkpoint."""
+    input_streams: frozenset[int] = frozenset()
+    """The streams of `--input`: the pipeline's sources end with them."""
+    runs: Path | None = None
+    master: str | None = None
+    spark_properties: Mapping[str, str] = field(default_factory=dict)
+    host_services: bool = False
+    """Whether tasks use the host services of the executors' machines, and reach nothing here by path."""
+    driver_files: str = "127.0.0.1:0"
+    """With host services: the address at which executors fetch round records, states and tables from this driver."""
+    control_cookie: bytes = field(default=b"", repr=False)
+    """The secret for gateways."""
+    sink_cookie: bytes = field(default=b"", repr=False)
+    """The secret for sinks that the app names by address."""
+    file_sink_cookie: bytes = field(default=b"", repr=False)
+    """The secret for our file sinks."""
+    tls: ClientTls | None = None
+    """TLS to the sinks and the gateways."""
+
+    def log_directory(self, graph: Graph) -> Path:
+        """The log that tasks read: in the order of arrival, or of event time."""
+        return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
+
+    def start_spark(self, app: App, say: Any) -> SparkProcess:
+        return SparkProcess(
+            self.directory,
+            self.app,
+            app.plan,
+            self.master,
+            say,
+            timeout_s=self.jvm_timeout_s,
+            properties=self.spark_properties,
+            has_worker=bool(self.small_epoch_records_max) and executor_files.are_tasks_local(app.graph, self.master),
+        )
