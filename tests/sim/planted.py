@@ -276,7 +276,7 @@ def the_leader_takes_streams_from_a_gateway_that_is_silent(patch: Patch) -> None
     before = GlobalRegistry.lost
 
     def lost(self: GlobalRegistry, link: int) -> None:
-        name = self._speaker(link)
+        name = self._gateway_of(link)
         before(self, link)
         self.active = {stream: holder for stream, holder in self.active.items() if holder != name}
 
