@@ -31,10 +31,11 @@ test-all: setup systems ## all tests, and those that take long
 	@scripts/s3 || true
 	@$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
-check: setup ## format, lint, types, house rules
+check: setup ## format, lint, types (of tests and of programs inside tests too), house rules
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.embedded_code .make/embedded && $(BIN)/mypy .make/embedded
 	@$(BIN)/pytest tests/test_house.py
 
 format: setup ## format the code and mend what the linter can

@@ -120,7 +120,7 @@ def test_the_app_in_the_readme_is_short_and_is_one_of_the_examples() -> None:
 
 def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
     """The command that these words reach, and the words that are left for it."""
-    command = get_command(app)
+    command: Any = get_command(app)
     while hasattr(command, "commands"):
         assert arguments, "a group of commands does nothing alone"
         found = command.get_command(None, arguments[0])

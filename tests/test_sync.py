@@ -16,7 +16,7 @@ from procession.commit.spark_log import SparkLog
 from procession.connectors.file_sink import FileOutput
 from procession.connectors.pending_file import PendingFile
 from procession.errors import StorageError
-from procession.sdk.output import Transaction
+from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import write_durably
 from procession.storage.journal import Journal
 from procession.storage.log import IngressLog

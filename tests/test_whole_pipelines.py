@@ -174,7 +174,8 @@ def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
 
 def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
     chance = random.Random(3)
-    clicks, at = [], 0
+    clicks: list[Any] = []
+    at = 0
     for _ in range(600):
         at += chance.choice([1, 20, 40, 900])
         page = chance.choice(["/a", "/b", "/cart", "/checkout", "/paid"])
@@ -190,7 +191,8 @@ def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
             visits.append({"user": user, "from": visit[0]["at"], "seconds": seconds, "pages": pages})
         for click in own:
             hours.setdefault(click["at"] // 3600 * 3600, {}).setdefault(user, []).append(click)
-    found = outputs("clickstream", {"clicks": [*clicks, b'{"user": "u1", "page": "/a"}']})
+    broken: Any = b'{"user": "u1", "page": "/a"}'
+    found = outputs("clickstream", {"clicks": [*clicks, broken]})
     assert [letter["error"] for letter in found["dead-letter"]] == ["ValueError: not a Click: at is missing"]
     assert sorted(map(str, found["visits"])) == sorted(map(str, visits))
     assert found.counters["counter robots"] == len(clicks) - len(human)

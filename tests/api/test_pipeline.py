@@ -171,7 +171,7 @@ def test_a_function_that_nobody_would_await_or_that_takes_other_arguments_is_ref
     for function in (lambda: None, lambda one, two: one):
         with pytest.raises(PlanError, match="cannot be called with one argument"):
             getattr(place, word)(function)
-    for function in (str, bytes.decode, lambda *all: all, lambda one, two=2: one, "x".join):
+    for function in (str, bytes.decode, lambda *all: all, lambda one, two=2: one, "x".join):  # type: ignore[assignment]
         getattr(place, word)(function)
 
 

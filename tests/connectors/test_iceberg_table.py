@@ -15,6 +15,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from procession.connectors.iceberg_table import IcebergLakeTable, open_iceberg
 from procession.connectors.parquet_sink import LakeOptions, lake_opener
+from procession.connectors.parquet_spool import merge_files
 from procession.errors import ConfigError, StorageError, UsageError
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.transaction_log import TransactionLog
@@ -136,11 +137,9 @@ def test_a_compaction_that_another_writer_overtakes_is_given_up_and_nothing_is_l
     participant.phase2(prepare(participant, 1, 1), True)
     from procession.connectors import iceberg_table
 
-    merge = iceberg_table.merge_files
-
     def overtaken(*arguments: Any) -> Any:
         made.refresh().append(pa.table({"id": [1000]}))
-        return merge(*arguments)
+        return merge_files(*arguments)
 
     monkeypatch.setattr(iceberg_table, "merge_files", overtaken)
     participant.phase2(prepare(participant, 2, 2), True)

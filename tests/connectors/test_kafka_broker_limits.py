@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from structlog.testing import capture_logs
 
+from procession import faults
 from procession.connectors import kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
@@ -82,7 +83,7 @@ def test_a_transaction_that_expires_before_its_commit_is_published_once(
     output = KafkaOutput(tmp_path / "out", clients(strict, topic), KafkaSinkOptions(epoch_bytes_max=MIB))
     output.recover(0, None)
     transaction = prepared(output, b"one", b"two")
-    monkeypatch.setattr(kafka_sink.faults, "point", dawdle)
+    monkeypatch.setattr(faults, "point", dawdle)
     output.commit(transaction)
     assert expired
     assert strict.values(topic) == [b"one", b"two"]

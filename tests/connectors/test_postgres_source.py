@@ -17,6 +17,7 @@ import pytest
 from procession import faults
 from procession.chaos.postgres_server import PostgresServer
 from procession.connectors import postgres_slot
+from procession.connectors.postgres_connection import lock_number
 from procession.connectors.postgres_polling import PollingMedium, PollingOptions
 from procession.connectors.postgres_slot import ChangesOptions
 from procession.connectors.postgres_source import ChangesMedium
@@ -232,7 +233,7 @@ def test_a_source_that_cannot_work_does_not_start(
 def test_a_second_source_of_a_slot_is_refused(database: Database, tmp_path: Path) -> None:
     read(options(database), tmp_path)
     with database.connect() as other:
-        number = postgres_slot.lock_number("source", database.name)
+        number = lock_number("source", database.name)
         other.execute("SELECT pg_advisory_lock(%s)", (number,))
         with pytest.raises(StorageError, match="Another source reads"):
             read(options(database, lock_timeout_s=0.1), tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ def feed_of(take: Callable[[], dict[str, Any]]) -> SnapshotFeed:
 
 def test_a_snapshot_that_fails_does_not_end_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "INTERVAL_S", 0.01)
-    answers = iter([ValueError("torn"), {"pipeline": "orders"}])
+    answers: Iterator[Any] = iter([ValueError("torn"), {"pipeline": "orders"}])
 
     def take() -> dict[str, Any]:
         answer = next(answers, {"pipeline": "orders"})

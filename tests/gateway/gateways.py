@@ -47,7 +47,7 @@ class Gateways:
         self.takers.append(Taker(self.work / "checkpoint", self.work / "gateway-0"))
         return self.takers[-1]
 
-    def list(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[dict[str, Any]]:
         try:
             with self[0].client(1.0) as client:
                 return client.gateways()
@@ -55,10 +55,10 @@ class Gateways:
             return []
 
     def connected(self) -> list[str]:
-        return [gateway["name"] for gateway in self.list() if gateway["is_connected"]]
+        return [gateway["name"] for gateway in self.listed() if gateway["is_connected"]]
 
     def held(self) -> dict[str, int]:
-        return {gateway["name"]: gateway["streams"] for gateway in self.list()}
+        return {gateway["name"]: gateway["streams"] for gateway in self.listed()}
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Self, TypeVar
 
-from procession.gateway.listen_address import parse_address
+from procession.address import parse_address
 from procession.tls import ClientTls
 from procession.wire import v3
 from procession.wire.connection import Connection, Event

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
@@ -42,7 +42,7 @@ class Taker:
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def successor(self) -> Taker:
+    def successor(self) -> Self:
         """Another driver on the same checkpoint, which knows what this one has committed."""
         other = type(self)(self.checkpoint.root, self._leader, self.feed.records_max)
         other.epoch, other.offsets = self.epoch, dict(self.offsets)
@@ -50,7 +50,7 @@ class Taker:
         other._acknowledged = self._acknowledged
         return other
 
-    def begin(self) -> Taker:
+    def begin(self) -> Self:
         """Take epochs in a thread, until `finish`."""
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -9,8 +9,9 @@ import pytest
 
 from procession.errors import StorageError
 from procession.gateway.input_pins import InputPin, InputPins, trim
-from procession.gateway.log_rows import KIND_RECORD, LogRow, batch_of
+from procession.gateway.log_rows import LogRow, batch_of
 from procession.storage.log import IngressLog
+from procession.storage.segment import KIND_RECORD
 
 ROWS = 40
 

@@ -62,7 +62,7 @@ class ReplicatedGateway:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
-        self.listen = self._announced()["listen"]
+        self.listen = str(self._announced()["listen"])
 
     def _announced(self) -> dict[str, object]:
         try:

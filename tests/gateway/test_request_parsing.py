@@ -20,8 +20,8 @@ from procession.gateway.request_parsing import (
     positions,
     written_clocks,
 )
-from procession.merge.event_time import Key
 from procession.merge.stream_clocks import StreamClock
+from procession.merge.waiting_rows import Key
 from procession.storage.log_ranges import LogOffset
 
 

@@ -86,7 +86,7 @@ def is_let_go(gateways: Gateways, gateway: GatewayProcess, chance: random.Random
 
 def has_left(gateways: Gateways, gateway: GatewayProcess) -> bool:
     """Whether a gateway that was let go has gone. One that was killed when it had just left is back, and here."""
-    standing = {one["name"]: one["standing"] for one in gateways.list()}
+    standing = {one["name"]: one["standing"] for one in gateways.listed()}
     return gateway.process.poll() is not None or standing.get(gateway.directory.name) == MemberStatus.HERE
 
 

@@ -148,7 +148,7 @@ def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_na
         assert address in (gateways[0].listen, gateways[1].listen)
         producer.socket.close()
         assert gateways[2].wait()[0] == 0, "it ends by itself, when all is committed"
-        assert [gateway["name"] for gateway in gateways.list()] == ["gateway-0", "gateway-1"]
+        assert [gateway["name"] for gateway in gateways.listed()] == ["gateway-0", "gateway-1"]
         moved, point_of_reference = opened(gateways, 1, 7)
         moved.messages(7, range(point_of_reference + 1, 10))
         moved.send(Eos(7))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError
-from procession.api.pipeline import Stage
+from procession.api.stage import Stage
 from tests.operators.random_pipelines import FIRST_STREAM, STREAMS
 from tests.operators.timed_records import key, time, timed_records
 from tests.spark.test_plans import expected, ran

@@ -18,7 +18,7 @@ from tests.spark.test_plans import check
 ROWS = [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "a", "n": 3}]
 
 
-def made(kind: str, directory: Path, **options: Any) -> tables.Side:
+def made(kind: str, directory: Path, **options: Any) -> tables.Table:
     if kind == "rows":
         return tables.of_rows(ROWS, by="id")
     if kind == "json":

@@ -10,7 +10,7 @@ from procession import Aggregate, Pipeline, PlanError, aggregates
 from procession.testing import run
 
 
-def totals(records: list[Any], aggregate: Aggregate[Any, Any, Any], key: Any = None, **how: Any) -> list[Any]:
+def totals(records: list[Any], aggregate: Aggregate, key: Any = None, **how: Any) -> list[Any]:
     pipeline = Pipeline("totals", parallelism=2)
     lines = pipeline.source("lines", codec="json", ends=True)
     lines.aggregate(aggregate, key=key).sink("out", to="file:out", codec="json")

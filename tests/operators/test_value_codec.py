@@ -217,7 +217,7 @@ class Elsewhere(tzinfo):
 
 
 def test_a_zone_that_could_not_be_found_again_is_refused() -> None:
-    for value in (datetime(2026, 1, 1, tzinfo=Elsewhere()), time(1, tzinfo=Elsewhere())):
+    for value in (datetime(2026, 1, 1, tzinfo=Elsewhere()), time(1, tzinfo=Elsewhere())):  # type: ignore[abstract]
         with pytest.raises(TypeError, match="time zone"):
             PLAIN.packed_value(value)
 
@@ -241,7 +241,7 @@ def test_a_class_that_has_changed_takes_defaults_for_new_fields_and_refuses_the_
     for fields_of in ([*same, ("more", int)], same[1:]):
         with pytest.raises(PlanError, match="stored values are of an earlier version of it"):
             changed(fields_of).thawed(stored)
-    fewer = ValueCodec(NamedTypes.of([enum.Enum("Colour", ["RED"])]))
+    fewer = ValueCodec(NamedTypes.of([enum.Enum("Colour", ["RED"])]))  # type: ignore[list-item]
     assert fewer.thawed(LISTED.packed(Colour.RED)).name == "RED"
     with pytest.raises(PlanError, match="no member 'BLUE'"):
         fewer.thawed(LISTED.packed(Colour.BLUE))

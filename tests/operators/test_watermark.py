@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates, windows
-from procession.api.pipeline import Stage
+from procession.api.stage import Stage
 from procession.errors import ProcessionError
 from procession.operators import chain as chain_module
 from procession.operators.watermark import InputFrontier

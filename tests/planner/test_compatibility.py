@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from procession import Pipeline, PlanError, aggregates, windows
-from procession.api.pipeline import Stage
+from procession.api.stage import Stage
 from procession.commit.round_record import RoundRecord
 from procession.driver.stage_states import check_last, keyed_versions
 from procession.errors import StorageError

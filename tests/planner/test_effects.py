@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import math
@@ -94,7 +95,7 @@ HARMLESS: list[Callable[..., Any]] = [
     closing(3),
 ]
 CHANGING: list[Callable[..., Any]] = [
-    *(bad_helper, adding, evaluated, dict.update, list.append, print.__self__.setattr, HANDLERS["a"]),
+    *(bad_helper, adding, evaluated, dict.update, list.append, builtins.setattr, HANDLERS["a"]),
     functools.partial(bad_helper),
     Table(),  # type: ignore[list-item]
     Order,

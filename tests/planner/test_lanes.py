@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from procession import Pipeline
+from procession.commit.emitter import runs_for
 from procession.errors import PlanError
 from procession.planner.rules import make_plan
 from procession.storage.run_store import Manifest, Run
@@ -37,11 +38,10 @@ def test_lanes_have_what_an_ordered_sink_has(lanes: int, is_spread: bool) -> Non
 
 def test_a_task_writes_to_one_lane_in_all_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, int]] = set()
-    found = in_process.runs_for
 
     def observed(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:
         seen.update((made.partition, out.bucket) for made in manifests for out in made.runs if out.to == "trades")
-        return found(sink, bucket, manifests)
+        return runs_for(sink, bucket, manifests)
 
     monkeypatch.setattr(in_process, "runs_for", observed)
     run(with_lanes(5), {"lines": [b"%d" % number for number in range(200)]}, epochs=[70, 130])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from procession import Pipeline, PlanError, Upgrade, aggregates, windows
-from procession.api.pipeline import Stage
+from procession.api.stage import Stage
 from procession.commit.round_record import RoundRecord
 from procession.driver.changed_states import outcomes_of
 from procession.driver.stage_states import keyed_versions

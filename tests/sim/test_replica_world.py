@@ -17,7 +17,7 @@ from procession.sos import quorum, quorum_copies, volume
 from procession.sos.object_file import ObjectFile
 from procession.sos.quorum import QuorumWriter
 from procession.sos.quorum_copies import CopyView, claims_needed, is_claimed
-from procession.sos.volume_rules import ObjectHead
+from procession.sos.volume_rules import ObjectHead, check_create
 from procession.storage.durable import write_durably
 from tests.runtime.test_files import simulated
 from tests.sim.breach_search import event_log, first_breach
@@ -78,7 +78,7 @@ def an_empty_copy_counts_as_a_member(patch: Patch) -> None:
 
 def the_write_back_is_skipped(patch: Patch) -> None:
     """And the service does not notice."""
-    before, create = QuorumWriter._bring_up, volume.check_create
+    before = QuorumWriter._bring_up
 
     def bring_up(self: QuorumWriter, replica: int, copy: CopyView) -> list[Any]:
         whole, self.chain = self.chain, self.chain[-1:]
@@ -88,7 +88,7 @@ def the_write_back_is_skipped(patch: Patch) -> None:
             self.chain = whole
 
     def check(state: Any, fence: int, number: int, found: ObjectHead, mark: int, _: Any) -> bool:
-        return create(state, fence, number, found, mark, lambda *_: found.checksum)
+        return check_create(state, fence, number, found, mark, lambda *_: found.checksum)
 
     patch.setattr(QuorumWriter, "_bring_up", bring_up)
     patch.setattr(volume, "check_create", check)

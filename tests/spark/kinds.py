@@ -100,7 +100,7 @@ def when(value: bytes) -> int:
 
 
 def gone(whose: bytes, state: Any) -> bytes:
-    return f"{whose} had {state!r}".encode()
+    return f"{whose!r} had {state!r}".encode()
 
 
 def last_digit(result: dict[str, Any]) -> str:

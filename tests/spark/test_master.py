@@ -19,8 +19,19 @@ from procession.spark.master import (
     unreachable,
 )
 
-TAKEN = ("local", "local[4]", "local[*]", "local[2,4]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn")
-TAKEN += ("spark://h:7077", "spark://[::1]:7077", "spark://a:1,b:2", "k8s://https://h:6443")
+TAKEN = (
+    "local",
+    "local[4]",
+    "local[*]",
+    "local[2,4]",
+    "local[*, 4]",
+    "local-cluster[2,1,1024]",
+    "yarn",
+    "spark://h:7077",
+    "spark://[::1]:7077",
+    "spark://a:1,b:2",
+    "k8s://https://h:6443",
+)
 
 
 @pytest.mark.parametrize("master", TAKEN)

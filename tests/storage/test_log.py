@@ -285,7 +285,7 @@ def test_batches_lie_in_the_mapped_file_and_outlive_its_deletion(tmp_path: Path)
 READER = """
 import sys
 from pathlib import Path
-from procession.storage.log import LogReader
+from procession.storage.log_reader import LogReader
 reader = LogReader(Path(sys.argv[1]))
 for line in sys.stdin:
     start, end = map(int, line.split())

@@ -22,7 +22,7 @@ from procession.planner.keys import PLAIN_KEYS
 from procession.storage.log import IngressLog
 from procession.storage.state_store import StateStore
 from procession.supervisor import savepoint_create as making
-from procession.supervisor.savepoint import clear_drafts, find, load, savepoints
+from procession.supervisor.savepoint import MANIFEST, clear_drafts, find, link_all, load, savepoints
 from procession.supervisor.savepoint_create import create
 from procession.supervisor.savepoint_restore import restore
 from procession.verify.committed_states import committed_states
@@ -80,7 +80,6 @@ def test_a_savepoint_costs_no_copy_of_the_states(pipeline: StoredPipeline) -> No
 def test_an_epoch_that_is_committed_meanwhile_is_taken_instead(
     pipeline: StoredPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link_all = making.link_all
     advances = iter([1, 2])
 
     def slow(source: Path, target: Path, names: Any) -> None:
@@ -169,9 +168,9 @@ def test_a_savepoint_that_names_a_file_outside_of_it_is_refused(
     pipeline: StoredPipeline, tmp_path: Path, name: str
 ) -> None:
     copied = create(pipeline.directory, "one").copy(tmp_path / "copy")
-    manifest = json.loads((copied.directory / making.MANIFEST).read_text())
+    manifest = json.loads((copied.directory / MANIFEST).read_text())
     manifest["files"][name] = {"bytes": 0}
-    (copied.directory / making.MANIFEST).write_text(json.dumps(manifest))
+    (copied.directory / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(StorageError, match="which is not in it"):
         load(copied.directory)
 

@@ -136,12 +136,12 @@ class Kafka:
             while len(is_over) < len(places):
                 assert time.monotonic() < deadline, f"{topic} cannot be read to its end"
                 for message in next_messages(consumer, 10_000):
-                    error = message.error()
+                    error, partition = message.error(), message.partition() or 0
                     if error is None:
-                        seen[message.partition()].append(message)
+                        seen[partition].append(message)
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        if (message.offset() or 0) >= ends[message.partition()]:
-                            is_over.add(message.partition())
+                        if (message.offset() or 0) >= ends[partition]:
+                            is_over.add(partition)
                     else:
                         raise AssertionError(error.str())
         finally:

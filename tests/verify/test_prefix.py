@@ -98,7 +98,7 @@ def test_inputs_may_interleave_in_any_way(chance: object, order: PromisedOrder) 
 
 def test_keys_may_overtake_each_other_but_not_themselves() -> None:
     lines = GOOD.splitlines(keepends=True)
-    by_key = b"".join(sorted(lines, key=lambda line: line[:1]))
+    by_key = b"".join(sorted(lines, key=lambda line: bytes(line)[:1]))
     check = check_of(Inputs(GOOD), PromisedOrder.KEY)
     check.take(by_key)
     assert (check.records, check.difference) == (30, None)

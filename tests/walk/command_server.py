@@ -100,7 +100,7 @@ def _status_of(order: dict[str, object]) -> int:
     every page of the server."""
     signal.alarm(int(TIMEOUT_S))
     os.environ.clear()
-    os.environ.update(order["env"])  # type: ignore[arg-type]
+    os.environ.update(order["env"])  # type: ignore[call-overload]
     os.chdir(str(order["cwd"]))
     for number, path in enumerate(order["files"], 1):  # type: ignore[arg-type, var-annotated]
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -95,7 +95,9 @@ def test_a_file_of_the_next_day_joins_the_order_and_what_is_older_than_its_strea
 def test_files_of_declared_patterns_join_the_order_whoever_is_killed_and_a_second_run_writes_the_same(
     tmp_path: Path,
 ) -> None:
-    calls = [[{"call": at, "at": at} for at in range(day * 100, day * 100 + 90, 4)] for day in range(5)]
+    calls: list[list[dict[str, Any]]] = [
+        [{"call": at, "at": at} for at in range(day * 100, day * 100 + 90, 4)] for day in range(5)
+    ]
     calls[2].insert(0, {"call": "late", "at": 150})
     rates = [[{"rate": at, "at": at} for at in range(day * 100 + 1, day * 100 + 100, 20)] for day in range(5)]
     expected = sorted(

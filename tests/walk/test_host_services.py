@@ -85,9 +85,9 @@ def test_with_a_host_service_tasks_use_no_directory_of_the_pipeline(place: Path)
     cookie = ("--control-cookie-file", path_of(place / "shared", Secret.CONTROL))
     with running("host", "--dir", place / "host", "--listen", "127.0.0.1:0", *cookie, cwd=place) as service:
         _await(lambda: "serving the runs" in service.said, service)
-        arguments = (*ARGUMENTS, *cookie, "--epoch-records-max", "500")
         (place / "events").mkdir()
-        arguments += ("--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={place / 'events'}")
+        events = ("--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={place / 'events'}")
+        arguments = (*ARGUMENTS, *cookie, "--epoch-records-max", "500", *events)
         with running(*arguments, cwd=place, PROCESSION_HOST_DIR=str(place / "host")) as command:
             assert command.wait() == Status.DONE, command.said
     assert output(place) == expected(place)
