@@ -80,7 +80,7 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
         "Limits.reserve_bytes_max",
         "more, by event time, for a stream that is waited for (a setting)",
     ),
-    ("gateway.event_time_log", "HEAR_RECORDS_MAX", "records that are put in the order of event time in one step"),
+    ("gateway.event_time_log", "OBSERVE_RECORDS_MAX", "records that are put in the order of event time in one step"),
     ("gateway.event_time_log", "ENTRY_BYTES_MAX", "bytes of records that are gathered for the ordered log"),
     (
         "gateway.gateway_limits",

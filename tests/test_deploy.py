@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from procession.exit_status import HOPELESS
+from procession.exit_status import FINAL_STATUSES
 from tests.test_docs import check_command
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
@@ -61,7 +61,7 @@ def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
 
 def test_a_unit_does_not_restart_what_a_person_must_mend() -> None:
     statuses = option(DEPLOY / "systemd" / "procession@.service", "RestartPreventExitStatus")
-    assert set(map(int, statuses.split())) == set(map(int, HOPELESS))
+    assert set(map(int, statuses.split())) == set(map(int, FINAL_STATUSES))
 
 
 def test_the_composition_runs_a_command_that_exists_on_volumes_that_it_declares() -> None:

@@ -25,7 +25,7 @@ class Status(enum.IntEnum):
     """Ctrl-C ended a search that had found nothing so far."""
 
 
-HOPELESS = frozenset({Status.USAGE, Status.ACT})
+FINAL_STATUSES = frozenset({Status.USAGE, Status.ACT})
 """Statuses after which the supervisor does not restart a part."""
 
 

@@ -1,4 +1,4 @@
-"""What a step excuses, and for how long what it has put on lasts. No cluster is started."""
+"""Which exits a step allows, and how long its fault lasts. No cluster is started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from procession import faults
 from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster, Death
-from procession.chaos.fault_injector import Excuse, FaultInjector, Undo
-from procession.chaos.faulty_sink import Behaviour, misdeeds_file
+from procession.chaos.fault_injector import AllowedExit, FaultInjector, Undo
+from procession.chaos.faulty_sink import Behaviour, injected_faults_file
 from procession.chaos.history import History
 from procession.chaos.scenario import STANDARD, FaultAction, FaultStep
 from tests.chaos.fake_cluster import FakeCluster
@@ -43,7 +43,7 @@ def death(status: int, text: str) -> Death:
     ],
 )
 def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, text: str, is_covered: bool) -> None:
-    assert Excuse((EXIT_CLEAR,), FULL).covers(death(status, text)) is is_covered
+    assert AllowedExit((EXIT_CLEAR,), FULL).covers(death(status, text)) is is_covered
 
 
 def test_a_part_may_notice_once_and_late_that_what_it_depends_on_was_away(tmp_path: Path) -> None:
@@ -51,16 +51,16 @@ def test_a_part_may_notice_once_and_late_that_what_it_depends_on_was_away(tmp_pa
     history = History(0, cluster=replace(STANDARD, dependants={"gateway": ("left", "right")}))
     injector = FaultInjector(cast(Cluster, cluster), history)
     injector.do(FaultStep(FaultAction.NOTHING, "gateway"))
-    injector.excuses.clear()  # all parts have recovered
+    injector.allowed_exits.clear()  # all parts have recovered
     failed = Death("left", EXIT_AGAIN, 0.0, False, "error: the connection was lost")
-    assert injector.is_excused(failed)
-    assert not injector.is_excused(failed)
-    assert not injector.is_excused(replace(failed, part="right", status=EXIT_CLEAR))
+    assert injector.is_allowed_exit(failed)
+    assert not injector.is_allowed_exit(failed)
+    assert not injector.is_allowed_exit(replace(failed, part="right", status=EXIT_CLEAR))
 
 
 def test_what_waits_for_its_occasion_lasts_from_then_on_and_not_for_ever() -> None:
     occasions: list[str] = []
-    undo = Undo(2.0, "link", lambda: None, limit=20.0, has_struck=lambda: bool(occasions))
+    undo = Undo(2.0, "link", lambda: None, limit=20.0, has_happened=lambda: bool(occasions))
     assert not undo.is_due(3.0)
     assert undo.is_due(20.0)
     occasions.append("it came")
@@ -76,7 +76,7 @@ def behave(path: Path, text: str) -> Behaviour:
 
 def test_a_wayward_sink_writes_down_what_it_has_done_and_nothing_else(tmp_path: Path) -> None:
     behaviour = behave(tmp_path / "behaviour", "abort_on=2")
-    misdeeds = misdeeds_file(tmp_path / "behaviour")
+    misdeeds = injected_faults_file(tmp_path / "behaviour")
     assert [behaviour.is_turn("abort_on"), behaviour.happens("abort_chance")] == [False, False]
     behaviour.delay("vote_delay_s")
     assert not misdeeds.exists()

@@ -14,8 +14,8 @@ import pytest
 
 from procession.address import Address, parse_address
 from procession.chaos.faulty_producer import (
-    DEEDS,
-    MANNERS,
+    PRODUCER_FAULTS,
+    REPETITIONS,
     WENT_BACK_MAX,
     FaultyProducer,
     GatewayMisbehaved,
@@ -58,11 +58,11 @@ def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(g
         assert rogue._went_back == number + 1
 
 
-@pytest.mark.parametrize("manners", ["zero", "duplicates"])
+@pytest.mark.parametrize("fault", ["zero", "duplicates"])
 def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
-    gateway: Address, path: Path, tmp_path: Path, manners: str
+    gateway: Address, path: Path, tmp_path: Path, fault: str
 ) -> None:
-    assert getattr(FaultyProducer(gateway, path), f"_{manners}")()
+    assert getattr(FaultyProducer(gateway, path), f"_{fault}")()
     limit = time.monotonic() + PATIENCE_S
     with ControlClient(tmp_path / "gateway") as driver:
         while (count := driver.status()["duplicates"]) < 50:
@@ -74,25 +74,25 @@ def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None
     assert FaultyProducer(gateway, path)._fight()
 
 
-@pytest.mark.parametrize("manners", [manners for manners in MANNERS if manners != "reopen"])
+@pytest.mark.parametrize("fault", [fault for fault in PRODUCER_FAULTS if fault != "reopen"])
 def test_what_was_not_done_because_nobody_was_there_is_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, manners: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     rogue = FaultyProducer(Address("127.0.0.1", 1), path)
     tries: list[str] = []
 
     def comes_back_late() -> bool:
-        tries.append(manners)
+        tries.append(fault)
         if len(tries) < 20:
             raise SessionLost("closed")
         rogue._is_rejected = len(tries) > 30
         return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(rogue, f"_{manners}", comes_back_late)
+    monkeypatch.setattr(rogue, f"_{fault}", comes_back_late)
     monkeypatch.setattr(rogue, "finish", lambda end: None)
-    rogue.run(manners)
-    assert len(tries) == 30 + DEEDS
+    rogue.run(fault)
+    assert len(tries) == 30 + REPETITIONS
 
 
 def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_position(

@@ -37,7 +37,7 @@ from procession.verify.verdict import Outcome
 SEED = 3
 STEPS_MAX = 3
 SECONDS_MAX = 1.5
-LOAD = Load(rate=200.0, seconds=10.0, rogue_records=300)
+LOAD = Load(rate=200.0, seconds=10.0, faulty_producer_records=300)
 DEADLINE_S = 120.0
 """Other tests and builds may run on the same machine; a stall is looked for with a deadline of its own."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from procession.chaos.chaos_records import records, tag
 from procession.chaos.cluster_view import Cluster, Death
-from procession.chaos.fault_injector import Excuse, FaultInjector
+from procession.chaos.fault_injector import AllowedExit, FaultInjector
 from procession.chaos.history import History
 from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.output_monitor import MonitoredOutputs, MonitoredStream
@@ -119,11 +119,11 @@ def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: W
 
 def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World) -> None:
     spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
-    world.injector.excuses["driver"] = Excuse((-signal.SIGKILL,))
+    world.injector.allowed_exits["driver"] = AllowedExit((-signal.SIGKILL,))
     world.fake.stage.deaths.append(spare)
     world.monitor.poll()
     assert not world.history.recoveries.events, "the driver itself lives"
-    world.injector.excuses.clear()
+    world.injector.allowed_exits.clear()
     world.fake.stage.deaths.append(spare)
     with pytest.raises(Failed, match="the spare of driver ended with signal 9"):
         world.monitor.poll()

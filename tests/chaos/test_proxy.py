@@ -149,7 +149,7 @@ def test_silence_holds_everything_back_and_then_delivers_it(world: World) -> Non
     assert receive(server, len(frame(b"held"))) == frame(b"held")
 
 
-def test_a_fault_ends_by_itself_so_long_after_it_has_struck(world: World) -> None:
+def test_a_fault_ends_after_its_duration(world: World) -> None:
     client, server = world.pair()
     began = time.monotonic()
     world.put("silent", 0.3)
@@ -225,7 +225,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("kind", ["cut-before", "cut-after", "swallow"])
-def test_a_fault_on_a_word_strikes_at_that_word_and_at_no_other(world: World, kind: str, name: str) -> None:
+def test_a_fault_on_a_message_happens_at_that_message_and_at_no_other(world: World, kind: str, name: str) -> None:
     client, server = world.pair()
     world.put(f"{kind}:{name}")
     before = frame(b"data") + b"".join(data for other, data in FRAMES.items() if other != name)

@@ -11,7 +11,7 @@ import pytest
 
 from procession.chaos import faulty_sink
 from procession.chaos.fault_injector import FaultInjector
-from procession.chaos.faulty_producer import MANNERS, FaultyProducer
+from procession.chaos.faulty_producer import PRODUCER_FAULTS, FaultyProducer
 from procession.chaos.proxy import ProxyFault
 from procession.chaos.scenario import (
     CONTROL_THIRD,
@@ -30,7 +30,7 @@ from procession.chaos.scenario import (
     schedule,
 )
 from procession.chaos.scenario_catalogue import BY_NAME, CATALOGUE
-from procession.chaos.schedule_check import BY_HARNESS, objection
+from procession.chaos.schedule_check import BY_HARNESS, schedule_problem
 
 SOURCE = Path(__file__).parents[2] / "src" / "procession"
 SEED = 20
@@ -56,7 +56,7 @@ def test_a_run_that_was_written_down_is_read_back_the_same(scenario: Scenario) -
 def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
     points = set(re.findall(r'faults\.point\("([^"]+)"\)', "".join(path.read_text() for path in SOURCE.rglob("*.py"))))
     assert steps(scenario)
-    assert not objection([ScenarioRun(scenario.name, steps(scenario))])
+    assert not schedule_problem([ScenarioRun(scenario.name, steps(scenario))])
     for step in steps(scenario):
         match step.do:
             case FaultAction.NETWORK:
@@ -71,8 +71,8 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
             case FaultAction.RACE:
                 assert step.on in scenario.cluster.parts
                 assert step.detail in points | {SAME_DIRECTORY}
-            case FaultAction.ROGUE:
-                assert step.detail in MANNERS
+            case FaultAction.FAULTY_PRODUCER:
+                assert step.detail in PRODUCER_FAULTS
                 assert hasattr(FaultyProducer, f"_{step.detail}")
             case FaultAction.NOTHING:
                 pass
@@ -85,10 +85,10 @@ def test_what_a_scenario_wants_done_can_be_done(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name.startswith("network-")])
-def test_a_fault_of_the_network_strikes_every_pair_of_parts(name: str) -> None:
+def test_a_network_fault_hits_every_pair_of_parts(name: str) -> None:
     """But for the third gateway's, which comes and goes."""
-    struck = {step.on for step in steps(BY_NAME[name]) if step.do is FaultAction.NETWORK}
-    assert struck == {*LINKS} - {TO_THIRD, CONTROL_THIRD}
+    hit = {step.on for step in steps(BY_NAME[name]) if step.do is FaultAction.NETWORK}
+    assert hit == {*LINKS} - {TO_THIRD, CONTROL_THIRD}
 
 
 def test_the_driver_loses_its_connection_to_a_gateway_that_has_just_joined() -> None:

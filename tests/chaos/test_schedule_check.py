@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from procession.chaos.scenario import FaultAction, FaultStep, ScenarioRun
-from procession.chaos.schedule_check import objection
+from procession.chaos.schedule_check import schedule_problem
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from procession.chaos.schedule_check import objection
         (FaultStep(FaultAction.KILL, "gateway-9"), "'gateway-9' is none of gateway, gateway-1"),
         (FaultStep(FaultAction.NETWORK, "nowhere", detail="cut", seconds=1.0), "'nowhere' is none of source-gateway"),
         (FaultStep(FaultAction.NETWORK, "driver-left", detail="bent"), "there is no network fault 'bent'"),
-        (FaultStep(FaultAction.ROGUE, detail="polite"), "'polite' is none of zero"),
+        (FaultStep(FaultAction.FAULTY_PRODUCER, detail="polite"), "'polite' is none of zero"),
         (FaultStep(FaultAction.MOVE, "source-0", detail="driver"), "'driver' is none of gateway"),
         (FaultStep(FaultAction.MOVE, "driver", detail="gateway"), "'driver' is none of source-0"),
         (FaultStep(FaultAction.BEHAVE, "sink-left", detail="double=1"), "'sink-left' is none of sink-right"),
@@ -34,7 +34,7 @@ from procession.chaos.schedule_check import objection
 )
 def test_a_step_that_nobody_can_do_is_named_with_the_reason(step: FaultStep, why: str) -> None:
     good = FaultStep(FaultAction.KILL, "gateway")
-    message = objection([ScenarioRun("first", (good,)), ScenarioRun("second", (good, step))])
+    message = schedule_problem([ScenarioRun("first", (good,)), ScenarioRun("second", (good, step))])
     assert message.startswith(f"'second' cannot do {str(step)!r}: ")
     assert why in message
 
@@ -55,12 +55,12 @@ def test_a_step_that_nobody_can_do_is_named_with_the_reason(step: FaultStep, why
     ],
 )
 def test_a_step_is_judged_by_the_cluster_of_its_scenario(scenario: str, step: FaultStep, why: str) -> None:
-    assert why in objection([ScenarioRun(scenario, (step,))])
+    assert why in schedule_problem([ScenarioRun(scenario, (step,))])
 
 
 def test_a_schedule_without_a_run_is_none() -> None:
-    assert objection([]) == "it has no runs"
-    assert not objection(
+    assert schedule_problem([]) == "it has no runs"
+    assert not schedule_problem(
         [
             ScenarioRun(
                 "first",

@@ -14,7 +14,7 @@ from procession.chaos.cluster_view import Cluster
 from procession.chaos.fault_injector import FaultInjector
 from procession.chaos.history import History
 from procession.chaos.monitor import Failed, Monitor
-from procession.chaos.scenario import RIVAL, SAME_DIRECTORY
+from procession.chaos.scenario import SAME_DIRECTORY, SECOND_SINK
 from procession.chaos.sink_race import STOPPED, SinkRace
 
 SINK = "sink-topic"
@@ -59,12 +59,12 @@ class FakeCluster:
     def state(self, name: str) -> str:
         return STOPPED if self.is_stopped else "S"
 
-    def start_rival(self, sink: str, *, is_copy: bool) -> None:
+    def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         if not self.is_refused:
-            self.stage.running.add(RIVAL)
+            self.stage.running.add(SECOND_SINK)
 
-    def end_rival(self, sink: str, *, is_promoted: bool) -> None:
-        self.stage.running.discard(RIVAL)
+    def end_second_sink(self, sink: str, *, is_promoted: bool) -> None:
+        self.stage.running.discard(SECOND_SINK)
         self.ended.append(is_promoted)
 
     def signal_all(self, name: str, number: int) -> None:

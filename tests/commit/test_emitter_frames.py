@@ -18,10 +18,10 @@ from procession.commit.emitter_frames import (
     FrameReader,
     GatewaysLeft,
     LinkFailed,
+    Notice,
     OpenAgain,
     OpenConnections,
     Request,
-    Said,
     SendDecision,
     SendRuns,
     read_answer,
@@ -59,7 +59,7 @@ ANSWERS: tuple[Answer, ...] = (
     VoteReceived("a.0", "txn", False, None),
     VoteReceived("a.0", "txn", True, 12),
     Phase2Confirmed("a.0", "txn"),
-    Said("sink 'a' cannot be reached; waiting for it"),
+    Notice("sink 'a' cannot be reached; waiting for it"),
 )
 
 

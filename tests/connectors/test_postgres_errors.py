@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from procession.connectors.postgres_connection import _is_hopeless, connect, explained
+from procession.connectors.postgres_connection import _is_permanent, connect, explained
 from procession.errors import DiskError
 from procession.exit_status import Status, status_of
 
@@ -49,4 +49,4 @@ def test_a_server_that_cannot_be_reached_is_tried_again_by_a_restart() -> None:
 def test_a_server_that_recovers_from_a_crash_is_waited_for(sentence: str, is_hopeless: bool) -> None:
     """At the connection libpq gives no code, only what the server says."""
     error = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {sentence}')
-    assert _is_hopeless(error) is is_hopeless
+    assert _is_permanent(error) is is_hopeless

@@ -11,7 +11,7 @@ from procession.driver.app_file import load_app
 from procession.driver.driver import Driver, run_driver
 from procession.driver.driver_config import DriverConfig
 from procession.errors import ConfigError, RoundError
-from procession.exit_status import HOPELESS, status_of
+from procession.exit_status import FINAL_STATUSES, status_of
 from procession.storage.host_runs import DIRECTORY_VARIABLE
 
 APP = """
@@ -65,4 +65,4 @@ def test_a_query_that_ends_by_itself_is_a_failure_and_the_driver_is_started_agai
         assert driver._error is None
     else:
         assert isinstance(driver._error, RoundError)
-        assert status_of(driver._error) not in HOPELESS, "the supervisor restarts it"
+        assert status_of(driver._error) not in FINAL_STATUSES, "the supervisor restarts it"

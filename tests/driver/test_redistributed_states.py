@@ -113,7 +113,7 @@ def test_pending_results_go_on_with_another_number_of_tasks(stage: Any, before: 
 
 
 def written(directory: Path, name: str, entries: dict[bytes, Any]) -> Files:
-    states = TaskStates(directory, (), StateCodec(PLAIN.packed, PLAIN.thawed))
+    states = TaskStates(directory, (), StateCodec(PLAIN.packed, PLAIN.decoded_value))
     states.begin(name)
     states.take(()).update(entries)
     states.touch(entries)

@@ -48,11 +48,11 @@ class Client:
         self.spent = len(streams)
         self.number = site.gateway.join(self)
         site.gateway.handle(SessionOpened(self.number))
-        self.hear(Hello(version, b"", "test", "test"))
+        self.receive(Hello(version, b"", "test", "test"))
         for stream_id in streams:
-            self.hear(Notify(stream_id, f"stream {stream_id}", 0))
+            self.receive(Notify(stream_id, f"stream {stream_id}", 0))
 
-    def hear(self, what: Any) -> None:
+    def receive(self, what: Any) -> None:
         self.unread.append(what)
         self._read()
 
@@ -77,7 +77,7 @@ class Client:
     def records(self, stream_id: int, *records: tuple[int, int]) -> None:
         """Pairs of message id and event time."""
         count = len(records)
-        self.hear(
+        self.receive(
             Messages(
                 np.full(count, stream_id, np.uint64),
                 np.array([record for record, _ in records], np.uint64),
@@ -88,7 +88,7 @@ class Client:
         )
 
     def end(self, stream_id: int) -> None:
-        self.hear(Eos(stream_id))
+        self.receive(Eos(stream_id))
 
     @property
     def credits(self) -> int:

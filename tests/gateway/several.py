@@ -59,7 +59,7 @@ class Producer:
         self.answers: list[NotifyAck] = []
         self.is_over = False
 
-    def hear(self, answer: NotifyAck) -> None:
+    def receive(self, answer: NotifyAck) -> None:
         self.answers.append(answer)
         if answer.success:
             self.next_id = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
@@ -161,7 +161,7 @@ class Node:
             case AskForStream() | RelinquishStream():
                 self.outbox.append(action)
             case SendFrame(session, NotifyAck() as frame) if session in self.producers:
-                self.producers[session].hear(frame)
+                self.producers[session].receive(frame)
             case SendFrame(session, Ack(positions=positions)):
                 assert session in self.state.sessions
                 for stream_id, committed in positions:
@@ -249,7 +249,7 @@ class Several:
                 self.lose(other)
             self.lead()
 
-    def hear(self, node: Node) -> None:
+    def receive(self, node: Node) -> None:
         """The leader hears one word of a gateway, and answers."""
         if not node.outbox:
             return
@@ -275,7 +275,7 @@ class Several:
             self.join(node)
         while any(node.outbox or node.inbox for node in self.nodes):
             for node in self.nodes:
-                self.hear(node)
+                self.receive(node)
                 self.answer(node)
 
     def take(self, *, tells: Callable[[int], bool] = lambda _: True) -> None:

@@ -54,8 +54,8 @@ class AnyOrder(RuleBasedStateMachine):
         able[choice % len(able)].notify()
 
     @rule(number=NODES)
-    def hear(self, number: int) -> None:
-        self.several.hear(self.several[number])
+    def receive(self, number: int) -> None:
+        self.several.receive(self.several[number])
 
     @rule(number=NODES)
     def answer(self, number: int) -> None:

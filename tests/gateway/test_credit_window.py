@@ -82,12 +82,12 @@ class Plant:
     def _pay(self, number: int, is_owed: Callable[[int, int], object]) -> None:
         owed, allowed = self.credits_max - self.held[number], self.flow.allowed(len(self.rates))
         if is_owed(owed, allowed):
-            self.held[number] += self.flow.payable(owed, allowed)
+            self.held[number] += self.flow.grantable(owed, allowed)
 
     def _work(self) -> None:
         pipeline, flow = self.pipeline, self.flow
         if pipeline.epoch and self.now > pipeline.ends_at - STEP_S / 2:
-            is_owed = flow.is_due if flow.allowed(len(self.rates)) else flow.payable
+            is_owed = flow.is_due if flow.allowed(len(self.rates)) else flow.grantable
             flow.commit(self.now, flow.committed_end + pipeline.epoch)
             pipeline.epoch = 0
             self.committed.append((self.now, flow.committed_end))
@@ -265,7 +265,7 @@ def test_nobody_holds_more_than_the_maximum_and_when_all_is_committed_everybody_
         assert 0 <= flow.allowed(sessions) <= credits_max
         assert 2 <= flow.first(sessions) <= credits_max
         for owed in (0, credits_max // 2, credits_max):
-            assert 0 <= flow.payable(owed, flow.allowed(sessions)) <= owed
+            assert 0 <= flow.grantable(owed, flow.allowed(sessions)) <= owed
     flow.commit(now + 1, flow.end_sequence)
     assert flow.allowed(sessions) >= min(credits_min, credits_max)
     assert flow.is_due(credits_max, flow.allowed(sessions))

@@ -63,7 +63,7 @@ async def test_the_end_of_a_stream_is_released_by_the_commit_that_has_it_and_by_
     assert [frame for frame in again.frames if isinstance(frame, NotifyAck)] == [NotifyAck(False, 1, 0)]
     Client(site, 2).end(2)
     assert [row for row in await site.epoch() if row[0] == KIND_EOS] == [(KIND_EOS, 2, 0), (KIND_EOS, 1, 0)]
-    again.hear(Notify(1, "", 0))
+    again.receive(Notify(1, "", 0))
     assert [frame for frame in again.frames if isinstance(frame, NotifyAck)][-1] == NotifyAck(True, 1, 0)
 
 
@@ -82,7 +82,7 @@ async def test_an_end_that_is_sent_again_after_its_commit_is_answered_and_makes_
     assert again.acked == {1: 7}
     assert await site.epoch() == []
     assert site.status["waiting_records"] == 0
-    again.hear(Notify(1, "", 0))
+    again.receive(Notify(1, "", 0))
     again.records(1, (8, 20))
     assert again.reason == "stream 1 has ended"
 

@@ -118,7 +118,7 @@ def test_relinquish_at_the_end_of_a_recovery_gives_up_the_streams_that_no_sessio
 
 def test_an_answer_that_meets_a_closed_session_gives_the_stream_back(several: Several) -> None:
     producer = several[1].open(S)
-    several.hear(several[1])
+    several.receive(several[1])
     producer.close()
     several.settle()
     assert claim(several, 1) is None
@@ -137,7 +137,7 @@ def test_a_refusal_that_meets_a_closed_session_leaves_nothing_behind(several: Se
 
 def test_a_leader_that_begins_anew_during_a_notify_refuses_it_and_forgets_that_it_was_asked(several: Several) -> None:
     producer = several[1].open(S)
-    several.hear(several[1])
+    several.receive(several[1])
     several.crash(0)
     assert producer.answers == [NotifyAck(False, S, 0)]
     several.settle()
@@ -169,7 +169,7 @@ def test_a_new_leader_grants_nothing_before_every_gateway_has_said_what_it_holds
     assert several.registry.unreported == ["gateway-2"]
     for number in (0, 1):
         producer = several[number].open(S)
-        several.hear(several[number])
+        several.receive(several[number])
         several.answer(several[number])
         assert producer.answers == [NotifyAck(False, S, 0)]
     several.join(several[2])

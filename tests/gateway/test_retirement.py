@@ -16,7 +16,7 @@ from procession.gateway.gateway_events import (
 )
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.log_rows import LogTail
-from procession.gateway.plausibility import check_positions, news_of
+from procession.gateway.plausibility import advanced_positions, check_positions
 from procession.gateway.registry import Registry
 from procession.gateway.retired_streams import HEADER, RetiredStreams
 from procession.gateway.snapshot import Position
@@ -121,8 +121,8 @@ def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() 
     retired.retired(retired.retiring({S: 41}, 0.0))
     registry = Registry({}, LogTail(), retired)
     check_positions({S: 41}, registry, None)
-    assert news_of({S: 41, 8: 1, 9: NOTHING_COMMITTED}, registry, is_late=False) == {8: 1}
-    assert news_of({S: 42, 8: 1}, registry, is_late=True) == {S: 42}
+    assert advanced_positions({S: 41, 8: 1, 9: NOTHING_COMMITTED}, registry, is_late=False) == {8: 1}
+    assert advanced_positions({S: 42, 8: 1}, registry, is_late=True) == {S: 42}
     with pytest.raises(StorageError, match="Message 42 of stream 7 was reported as committed, but the last"):
         check_positions({S: 42}, registry, None)
 

@@ -167,7 +167,7 @@ async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_
     await fill(site, itertools.count(1_000))
     had.die()
     site.gateway.handle(AckIntervalPassed())
-    again.hear(Notify(2, "", 0))
+    again.receive(Notify(2, "", 0))
     assert not again.unread
     assert await comes_up(site, again, 2, 1_000)
 
@@ -188,7 +188,7 @@ async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used
     await site.epoch()
     assert site.status["waits_for"] == 2
     both = Client(site, 3)
-    both.hear(Notify(2, "", 0))
+    both.receive(Notify(2, "", 0))
     assert not both.unread
     assert await comes_up(site, both, 2, 100)
 
@@ -217,7 +217,7 @@ async def test_a_session_with_more_streams_than_credits_opens_them_all_at_a_full
     for _ in range(streams):
         while to_open and again.credits > again.spent:
             again.spent += 1
-            again.hear(Notify(to_open.pop(0), "", 0))
+            again.receive(Notify(to_open.pop(0), "", 0))
         site.gateway.handle(AckIntervalPassed())
     assert not to_open
     assert await comes_up(site, again, 2, 1_000)

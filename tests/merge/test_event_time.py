@@ -101,7 +101,7 @@ def test_every_interleaving_gives_the_sequence_of_the_reference(
     expected, found = reference(streams, lateness), []
     while rows:
         size = data.draw(st.integers(1, 8))
-        order.hear(heard(rows[:size]))
+        order.observe(heard(rows[:size]))
         del rows[:size]
         if data.draw(st.booleans()):
             found += taken_by(order)[0]
@@ -126,7 +126,7 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
     point, arrived = ReplayPoint(), 0
     while arrived < len(log):
         size = data.draw(st.integers(1, 8))
-        order.hear(heard(log[arrived : arrived + size]))
+        order.observe(heard(log[arrived : arrived + size]))
         arrived = min(arrived + size, len(log))
         placed, references = taken_by(order)
         is_killed = data.draw(st.integers(0, 3)) == 0
@@ -142,7 +142,7 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
                 safe[one.key.stream_id] = at
         order = EventOrder(declared, point._replace(cut=kept[-1].key if kept else None), safe)
         for start in range(point.floor, arrived, 5):
-            order.hear(heard(log[start : min(start + 5, arrived)]), is_again=True)
+            order.observe(heard(log[start : min(start + 5, arrived)]), is_again=True)
     placed, references = taken_by(order)
     assert kept + placed == expected
     check_references(expected, released + references)
@@ -168,25 +168,25 @@ def check_references(placed: list[Placed], references: list[int]) -> None:
 
 def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_free() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2})))
-    order.hear(heard([Row(1, 0, 10), Row(1, 1, 20)]))
+    order.observe(heard([Row(1, 0, 10), Row(1, 1, 20)]))
     assert taken_by(order)[0] == []
     assert order.clocks.slowest() == 2
-    order.hear(heard([Row(2, END_ID, 0, is_end=True)]))
+    order.observe(heard([Row(2, END_ID, 0, is_end=True)]))
     assert [row.key.message_id for row in taken_by(order)[0]] == [END_ID, 0, 1]
     assert order.clocks.slowest() == 1
 
 
 def test_at_equal_times_the_stream_with_the_lower_id_is_first_and_the_other_waits_for_it() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2})))
-    order.hear(heard([Row(1, 0, 10), Row(2, 0, 10)]))
+    order.observe(heard([Row(1, 0, 10), Row(2, 0, 10)]))
     assert [row.key.stream_id for row in taken_by(order)[0]] == [1], "stream 1 may have more of the same time"
-    order.hear(heard([Row(1, 1, 10), Row(1, 2, 11)]))
+    order.observe(heard([Row(1, 1, 10), Row(1, 2, 11)]))
     assert [(one.key.stream_id, one.key.message_id) for one in taken_by(order)[0]] == [(1, 1), (2, 0)]
 
 
 def test_a_record_is_late_only_against_its_own_stream() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
-    order.hear(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
+    order.observe(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
     found = {row.key.message_id: row for row in taken_by(order)[0]}
     assert not found[0].is_late
     assert not found[2].is_late, "five behind its stream is allowed"
@@ -195,18 +195,18 @@ def test_a_record_is_late_only_against_its_own_stream() -> None:
 
 def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_it_is_late() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
-    order.hear(heard([Row(1, 0, 100), Row(1, 1, 106)]))
+    order.observe(heard([Row(1, 0, 100), Row(1, 1, 106)]))
     tick = order.clocks.tick(frozenset({2}))
     assert tick == 102
-    order.hear(heard([Row(2, 0, tick, is_tick=True)]))
+    order.observe(heard([Row(2, 0, tick, is_tick=True)]))
     assert [row.key.order_time for row in taken_by(order)[0]] == [100]
-    order.hear(heard([Row(2, 5, 101), Row(2, 6, 102)]))
+    order.observe(heard([Row(2, 5, 101), Row(2, 6, 102)]))
     assert [bool(one) for one in order.waiting._stacks[0].are_late] == [False, True, False, False]
 
 
 def test_extreme_times_are_in_order_too() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1}), lateness_ns=10**18))
-    order.hear(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
+    order.observe(heard([Row(1, 0, TIME_MIN), Row(1, 1, TIME_MAX), Row(1, 2, TIME_MIN), Row(1, 2, 0, is_end=True)]))
     assert [row.key.message_id for row in taken_by(order)[0]] == [0, 2, 1, END_ID]
     assert order.clocks.known == {1: StreamClock(TIME_MAX, is_ended=True, seen=2)}
 
@@ -215,6 +215,6 @@ def test_extreme_times_are_in_order_too() -> None:
 def test_many_small_chunks_leave_few_stacks(lateness: int) -> None:
     order, ids = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness)), count()
     for _ in range(300):
-        order.hear(heard([Row(1, next(ids), 5), Row(1, next(ids), 6)]))
+        order.observe(heard([Row(1, next(ids), 5), Row(1, next(ids), 6)]))
     assert len(order.waiting) == 600
     assert len(order.waiting._stacks) <= 10

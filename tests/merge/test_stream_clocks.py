@@ -23,16 +23,16 @@ class Site:
         self.point = ReplayPoint()
         self.cut: Key | None = None
 
-    def hear(self, *rows: Row) -> None:
+    def observe(self, *rows: Row) -> None:
         self.log += rows
-        self.order.hear(heard(list(rows)))
+        self.order.observe(heard(list(rows)))
 
     def restart(self, safe: dict[int, int], clocks: dict[int, StreamClock]) -> None:
         """It starts again, from the last point that was kept and its log; what it had taken is kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
         self.order.clocks.add_remote(clocks)
         for row in self.log[self.point.floor :]:
-            self.order.hear(heard([row]), is_again=True)
+            self.order.observe(heard([row]), is_again=True)
 
     def take(self) -> list[tuple[Placed, int]]:
         rows, references = self.order.take()
@@ -69,7 +69,7 @@ class Cluster:
         rows = self.inputs[stream_id][at : at + count]
         self.sent[stream_id] += len(rows)
         if rows:
-            self.sites[self.holders[stream_id]].hear(*rows)
+            self.sites[self.holders[stream_id]].observe(*rows)
 
     def epoch(self) -> None:
         result = self.clocks()
@@ -94,9 +94,9 @@ class Cluster:
         if waiting.has(stream_id, WatermarkBound(watermark, stream_id)):
             return
         if waiting.has(stream_id):
-            site.hear(Row(stream_id, 0, watermark, is_given=True))
+            site.observe(Row(stream_id, 0, watermark, is_given=True))
         assert clock.seen is not None
-        self.sites[to].hear(Row(stream_id, clock.seen, watermark, is_moved=True))
+        self.sites[to].observe(Row(stream_id, clock.seen, watermark, is_moved=True))
         self.holders[stream_id] = to
         committed, rows = self.positions.get(stream_id), self.inputs[stream_id]
         self.sent[stream_id] = next(

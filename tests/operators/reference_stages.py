@@ -198,7 +198,7 @@ class StageStates:
             for one in sorted(gone, key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
                     self.fired = one["key"]
-                    yield own(stage.join(self.values.thawed(one["value"]), None))
+                    yield own(stage.join(self.values.decoded_value(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, watermark)
         elif node.kind is Kind.MATCH:
@@ -223,7 +223,7 @@ class StageStates:
         if node.kind is Kind.JOIN:
             for one in sorted(self.held.pop(index, []), key=lambda one: (one["time"], one["key"])):
                 if stage.is_outer and one["side"] == 0 and not one["partners"]:
-                    yield own(stage.join(self.values.thawed(one["value"]), None))
+                    yield own(stage.join(self.values.decoded_value(one["value"]), None))
         elif isinstance(stage, ExpiringState):
             yield from self._expired(index, AFTER)
         elif node.kind is Kind.MATCH:
@@ -331,7 +331,7 @@ class StageStates:
                 if side == 1:
                     self.states[index, NO_KEY] = self.values.packed(given)
                 elif (index, NO_KEY) in self.states:
-                    yield stage.apply(self.values.thawed(self.states[index, NO_KEY]), given)
+                    yield stage.apply(self.values.decoded_value(self.states[index, NO_KEY]), given)
                 else:
                     yield stage.apply(stage.initial(), given)
             case Kind.AS_OF:
@@ -421,7 +421,7 @@ class StageStates:
             return
         near = [one for one in held if one["key"] == key and one["side"] != side]
         near = [entry for entry in near if abs(entry["time"] - time) <= stage.within]
-        both = [(one, [self.values.thawed(one["value"]), own(value)]) for one in near]
+        both = [(one, [self.values.decoded_value(one["value"]), own(value)]) for one in near]
         pairs = [(one, own(stage.join(*sides[:: -1 if side == 0 else 1]))) for one, sides in both]
         for one, pair in pairs:
             one["partners"] += 1
@@ -455,7 +455,7 @@ class StageStates:
         for _, key in gone:
             del self.expiries[index, key]
             state = self.states.pop((index, key))
-            result = stage.on_evict(self.keys.decode(key), self.values.thawed(state)) if stage.on_evict else None
+            result = stage.on_evict(self.keys.decode(key), self.values.decoded_value(state)) if stage.on_evict else None
             if result is not None:
                 self.fired = key
                 yield result
@@ -491,10 +491,10 @@ class StageStates:
                 self.aside = LateRecord(reason)
                 return
             starts = [oldest]
-            result = stage.join(value, self.values.thawed(held["versions"][oldest]))
+            result = stage.join(value, self.values.decoded_value(held["versions"][oldest]))
             self.aside = LateRecord(reason)
         else:
-            result = stage.join(value, self.values.thawed(held["versions"][max(starts)]) if starts else None)
+            result = stage.join(value, self.values.decoded_value(held["versions"][max(starts)]) if starts else None)
         held["greatest"] = max(held["greatest"], time)
         yield result
 
@@ -572,7 +572,7 @@ class StageStates:
     def _by_step(self, one: list[Any]) -> dict[str, list[Any]]:
         matched = defaultdict(list)
         for name, _, value in one:
-            matched[name].append(self.values.thawed(value))
+            matched[name].append(self.values.decoded_value(value))
         return dict(matched)
 
     def _match_of(self, node: Node, key: bytes, one: list[Any]) -> dict[str, Any]:
@@ -592,7 +592,7 @@ class StageStates:
             time = max(0, self.watermarks[index])
         context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit, counts=self.counts)
         is_known = (index, key) in self.states
-        state = self.values.thawed(self.states[index, key]) if is_known else stage.initial()
+        state = self.values.decoded_value(self.states[index, key]) if is_known else stage.initial()
         try:
             after, results = stage.function(state, value, context)
             results = [own(result) for result in results]
@@ -612,7 +612,7 @@ class StageStates:
         self.timers[index].remove((time, key))
         context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit, counts=self.counts)
         is_known = (index, key) in self.states
-        state = self.values.thawed(self.states[index, key]) if is_known else stage.initial()
+        state = self.values.decoded_value(self.states[index, key]) if is_known else stage.initial()
         after, results = stage.on_timer(state, context)
         results = [own(result) for result in results]
         self._left(index, key, after, context)
@@ -643,7 +643,7 @@ class StageStates:
         assert isinstance(node.operator, KeyedOperator | ExpiringState)
         assert node.operator.step is not None
         place = index, self._stage_key(node, value)
-        state = self.values.thawed(self.states[place]) if place in self.states else node.operator.initial()
+        state = self.values.decoded_value(self.states[place]) if place in self.states else node.operator.initial()
         is_known = place in self.states
         try:
             state, result = node.operator.step(state, value)

@@ -52,7 +52,7 @@ def test_two_states_combined_are_the_state_of_all_records(name: str, before: lis
     def state(numbers: list[int]) -> Any:
         held = aggregate.create()
         for number in numbers:
-            held = PLAIN.thawed(PLAIN.packed(aggregate.add(held, number)))
+            held = PLAIN.decoded_value(PLAIN.packed(aggregate.add(held, number)))
         return held
 
     assert aggregate.finish(aggregate.combine(state(before), state(after))) == aggregate.of([*before, *after])

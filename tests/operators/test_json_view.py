@@ -88,7 +88,7 @@ def test_stored_values_have_a_view_without_the_classes_of_the_app() -> None:
             "rest": {1: timedelta(seconds=1.5), 2: UUID(int=5), 3: b"\xff", 4: float("nan"), 5: bytearray(b"z")},
         }
     )
-    assert as_json(VALUES.thawed(stored)) == {
+    assert as_json(VALUES.decoded_value(stored)) == {
         "order": {"$class": "Order", "side": {"$enum": ["Side", "BUY"]}, "price": {"$decimal": "1.50"}},
         "points": [{"$class": "Point", "x": 1, "y": 2}, [3, 4.5]],
         "seen": {"$set": [{"$bytes": "a"}, {"$bytes": "b"}]},

@@ -14,7 +14,7 @@ from procession.operators.keyed import (
     NO_RESULTS,
     KeyedOperator,
     StepResult,
-    in_words,
+    explained_error,
     is_open,
     output_functions,
     reducing,
@@ -91,7 +91,7 @@ def test_an_error_inside_the_users_function_keeps_its_words_even_if_it_is_about_
 
     ((_, words),) = run(keyed(step), MemoryStates(), (b"a", (1, 2, 3)))[2]
     assert "too many values to unpack" in words
-    assert str(in_words(ValueError("cannot unpack"))) == "cannot unpack"
+    assert str(explained_error(ValueError("cannot unpack"))) == "cannot unpack"
 
 
 def test_several_results_are_numbered_within_their_record() -> None:

@@ -49,7 +49,7 @@ class MemoryStates(dict[bytes, Any]):
     def store_and_read(self) -> None:
         self.serial += 1
         for name in self:
-            self[name] = PLAIN.thawed(PLAIN.packed(self.plain(name)))
+            self[name] = PLAIN.decoded_value(PLAIN.packed(self.plain(name)))
 
 
 def total(state: int, value: Any) -> tuple[int, int]:

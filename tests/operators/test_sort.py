@@ -88,7 +88,10 @@ def test_no_more_than_some_blocks_are_in_memory_however_many_records_there_are(
     monkeypatch.setattr(module, "SPILL_BLOCKS", 4)
     monkeypatch.setattr(module, "FAN_IN", 4)
     monkeypatch.setattr(state_file, "PIECE_BYTES", 4096)
-    states, stage = TaskStates(tmp_path, (), StateCodec(PLAIN.packed, PLAIN.thawed)), SortOperator(lambda value: value)
+    states, stage = (
+        TaskStates(tmp_path, (), StateCodec(PLAIN.packed, PLAIN.decoded_value)),
+        SortOperator(lambda value: value),
+    )
     values = list(range(20_000))
     random.Random(3).shuffle(values)
     held_max = 0

@@ -168,10 +168,10 @@ def test_models_are_stored_exchanged_and_written() -> None:
     codec = ValueCodec(NamedTypes.of([Visit]))
     visit = json_of(Visit).decode(b'{"u": "a", "seconds": 3, "more": [1]}')
     visit._seen = 5
-    stored = codec.thawed(codec.packed(visit))
+    stored = codec.decoded_value(codec.packed(visit))
     assert stored == visit
     assert (stored._seen, stored.more, stored.model_fields_set) == (5, [1], visit.model_fields_set)
-    assert json_view.VALUES.thawed(codec.packed(visit)) == {"$class": "Visit", **dict(visit)}
+    assert json_view.VALUES.decoded_value(codec.packed(visit)) == {"$class": "Visit", **dict(visit)}
 
     pipeline = Pipeline("visits", parallelism=2)
     visits = pipeline.source("visits", codec=json_of(Visit))
@@ -184,7 +184,7 @@ def test_models_are_stored_exchanged_and_written() -> None:
 
 def test_times_with_offsets_are_stored_as_they_were_read() -> None:
     codec, read = ValueCodec(), json_of(Call).decode(call()).at
-    stored = codec.thawed(codec.packed(read))
+    stored = codec.decoded_value(codec.packed(read))
     assert (stored, type(stored.tzinfo), stored.tzname()) == (read, type(read.tzinfo), read.tzname())
 
 

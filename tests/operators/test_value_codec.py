@@ -187,7 +187,7 @@ def all_types_of(value: Any) -> Any:
 @given(value=RICH)
 @settings(deadline=None)
 def test_values_of_all_the_documented_types_come_back_equal_and_of_the_same_type(value: Any) -> None:
-    got = LISTED.thawed(LISTED.packed(value))
+    got = LISTED.decoded_value(LISTED.packed(value))
     assert got == value
     assert all_types_of(got) == all_types_of(value)
 
@@ -227,7 +227,7 @@ def test_a_name_in_a_file_is_looked_up_in_the_list_and_never_imported() -> None:
         for code in (15, 16, 17):
             hostile = msgpack.packb(msgpack.ExtType(code, PLAIN.packed([name, {}, None][: 3 if code == 15 else 2])))
             with pytest.raises(PlanError, match="which the pipeline does not list"):
-                PLAIN.thawed(hostile)
+                PLAIN.decoded_value(hostile)
 
 
 def test_a_class_that_has_changed_takes_defaults_for_new_fields_and_refuses_the_rest() -> None:
@@ -237,19 +237,19 @@ def test_a_class_that_has_changed_takes_defaults_for_new_fields_and_refuses_the_
     stored = LISTED.packed(Order("x"))
     same = [("name", str), ("lines", list), ("total", Any), ("is_checked", bool)]
     more = changed([*same, ("more", int, field(default=5)), ("made", list, field(default_factory=list))])
-    assert (more.thawed(stored).more, more.thawed(stored).made) == (5, [])
+    assert (more.decoded_value(stored).more, more.decoded_value(stored).made) == (5, [])
     for fields_of in ([*same, ("more", int)], same[1:]):
         with pytest.raises(PlanError, match="stored values are of an earlier version of it"):
-            changed(fields_of).thawed(stored)
+            changed(fields_of).decoded_value(stored)
     fewer = ValueCodec(NamedTypes.of([enum.Enum("Colour", ["RED"])]))  # type: ignore[list-item]
-    assert fewer.thawed(LISTED.packed(Colour.RED)).name == "RED"
+    assert fewer.decoded_value(LISTED.packed(Colour.RED)).name == "RED"
     with pytest.raises(PlanError, match="no member 'BLUE'"):
-        fewer.thawed(LISTED.packed(Colour.BLUE))
-    assert ValueCodec(NamedTypes.of([namedtuple("Point", "x y z", defaults=[0])])).thawed(
+        fewer.decoded_value(LISTED.packed(Colour.BLUE))
+    assert ValueCodec(NamedTypes.of([namedtuple("Point", "x y z", defaults=[0])])).decoded_value(
         LISTED.packed(Point(1, 2))
     ) == (1, 2, 0)
     with pytest.raises(PlanError, match="the fields x"):
-        ValueCodec(NamedTypes.of([namedtuple("Point", "x")])).thawed(LISTED.packed(Point(1, 2)))
+        ValueCodec(NamedTypes.of([namedtuple("Point", "x")])).decoded_value(LISTED.packed(Point(1, 2)))
 
 
 def test_only_classes_whose_values_can_be_stored_are_listed_and_names_are_unique() -> None:

@@ -32,7 +32,7 @@ def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Pa
 
 def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
     calls: list[object] = []
-    home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), tell=calls.append)
+    home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), on_outcome=calls.append)
     assert home.previous() is None
     home.announce(Address("127.0.0.1", 7200))
     assert home.previous() == Address("127.0.0.1", 7200)

@@ -40,25 +40,25 @@ def test_a_run_depends_on_its_seed_only() -> None:
 
 
 def test_runs_have_faults_and_several_writers() -> None:
-    struck, writers = set(), 0
+    injected, writers = set(), 0
     for seed in range(40):
         with replica_world(make_replica_plan(random.Random(seed)), random.Random(seed)) as world:
             assert world.run() is None
-            struck |= {fault.kind for fault in world.site.struck}
+            injected |= {fault.kind for fault in world.site.injected}
             writers += len(world.oracle.histories)
-    assert {"lose", "lie", "power", "kill", "takeover", "cut", "full", "fsync", "pause"} <= struck
+    assert {"lose", "lie", "power", "kill", "takeover", "cut", "full", "fsync", "pause"} <= injected
     assert writers > 60
 
 
 @pytest.mark.parametrize(
-    ("replicas", "write_quorum", "losses", "liars"),
+    ("replicas", "write_quorum", "losses", "lying_services_max"),
     [(1, 1, 0, 0), (2, 2, 0, 0), (3, 2, 1, 0), (3, 3, 1, 1), (5, 3, 2, 0), (5, 4, 2, 1)],
 )
 def test_the_faults_are_those_that_the_decision_promises_to_survive(
-    replicas: int, write_quorum: int, losses: int, liars: int
+    replicas: int, write_quorum: int, losses: int, lying_services_max: int
 ) -> None:
     plan = ReplicaPlan(replicas, write_quorum, 1, 1, ())
-    assert (plan.losses, plan.liars) == (losses, liars)
+    assert (plan.losses, plan.lying_services_max) == (losses, lying_services_max)
 
 
 def acknowledged_before_the_quorum(patch: Patch) -> None:

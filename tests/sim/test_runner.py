@@ -46,7 +46,7 @@ def test_listening_to_the_story_changes_nothing() -> None:
         recorded, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
         assert recorded.event_log
         assert not untold.event_log
-        assert (recorded.events, recorded.struck, recorded.epochs) == (untold.events, untold.struck, untold.epochs)
+        assert (recorded.events, recorded.injected, recorded.epochs) == (untold.events, untold.injected, untold.epochs)
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
@@ -85,7 +85,7 @@ def test_a_plan_that_shows_nothing_is_no_clean_one(streams: tuple[StreamPlan, ..
     assert next(report.lines()).startswith("unknown: ")
 
 
-def test_every_kind_of_fault_strikes() -> None:
+def test_every_kind_of_fault_happens() -> None:
     """In a hundred runs or so, but for the rarest."""
     done = run_block(range(120))
     assert done.failing is None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from procession.commit.emitter import payloads, runs_for
 from procession.planner.compatibility import keyed_stages
 from procession.planner.plan import Plan
-from procession.spark.epoch_tasks import deal, run_first
+from procession.spark.epoch_tasks import distribute, run_first
 from procession.spark.exchange import ExchangeLevel
 from procession.spark.manifest_routing import RoutedManifest, addressed, from_rows, is_shared, manifests, slots
 from procession.spark.tasks import Attempt, Task
@@ -73,7 +73,7 @@ def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Rando
     """One epoch: every level's tasks in any order, their envelopes shuffled, some tasks tried twice."""
     plan = task.plan
     envelopes: list[RoutedManifest] = []
-    ranges = deal(start, end, plan.chains[0].tasks)
+    ranges = distribute(start, end, plan.chains[0].tasks)
     chance.shuffle(ranges)
     for share in ranges:
         for attempt in range(chance.randint(1, 2)):

@@ -124,7 +124,7 @@ def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> lis
         for number, tasks in ((1, 2), (2, 4))
     }
     reported = [
-        Manifest(5, chain, partition, 0, 0, attempt=1, heard=tries.get(chain, 0))
+        Manifest(5, chain, partition, 0, 0, attempt=1, inputs_digest=tries.get(chain, 0))
         for chain, tasks in TASKS
         for partition in range(tasks)
     ]
@@ -142,7 +142,7 @@ def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> lis
 
 
 @pytest.mark.parametrize(
-    ("task", "changes"), [((0, 1), {"attempt": 2}), ((2, 0), {"heard": 99}), ((1, 3), {"heard": 0})]
+    ("task", "changes"), [((0, 1), {"attempt": 2}), ((2, 0), {"inputs_digest": 99}), ((1, 3), {"inputs_digest": 0})]
 )
 def test_an_epoch_in_which_somebody_read_of_another_try_at_a_task_than_the_driver_is_run_again(
     task: tuple[int, int], changes: dict[str, int]

@@ -16,7 +16,7 @@ from procession.commit.emitter import payloads, runs_for
 from procession.errors import ProcessionError, RecordError, StorageError
 from procession.planner.plan import Plan
 from procession.planner.rules import make_plan
-from procession.spark.epoch_tasks import deal
+from procession.spark.epoch_tasks import distribute
 from procession.spark.tasks import TIMES, Attempt, Task
 from procession.storage.log import IngressLog
 from procession.storage.run_store import Manifest, RunStore
@@ -74,7 +74,7 @@ def log_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_epoch(task: Task, epoch: int, start: int, end: int, parallelism: int) -> list[Manifest]:
     return [
         task.run_range(Attempt(epoch, share.number, 1), share.first, share.last)
-        for share in deal(start, end, parallelism)
+        for share in distribute(start, end, parallelism)
     ]
 
 

@@ -238,9 +238,9 @@ def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path, sentences: 
 
 def test_a_warden_that_is_killed_is_replaced(supervisor: Supervisor) -> None:
     supervisor.start(part("gateway", FOREVER))
-    first = supervisor._warden.pid
+    first = supervisor._cleanup_process.pid
     os.kill(first, signal.SIGKILL)
-    watch_until(supervisor, lambda: supervisor._warden.pid != first)
+    watch_until(supervisor, lambda: supervisor._cleanup_process.pid != first)
     assert is_gone(first)
 
 

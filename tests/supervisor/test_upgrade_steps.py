@@ -78,7 +78,7 @@ class Place:
         save_snapshot(self.directory / "gateway", Snapshot(1, 0, 2, 4, {stream: Position("words", ids[1])}))
         states = self.directory / "state" / self.checkpoint.id
         states.mkdir(parents=True)
-        task = TaskStates(states, (), StateCodec(PLAIN.packed, PLAIN.thawed))
+        task = TaskStates(states, (), StateCodec(PLAIN.packed, PLAIN.decoded_value))
         task.begin(file_prefix(1, "counted", 0, 0, 1))
         task.take([]).update({PLAIN_KEYS.encode(key): state for key, state in STATES.items()})
         task.touch([PLAIN_KEYS.encode(key) for key in STATES])

@@ -113,7 +113,7 @@ def test_amounts_times_and_keys_of_several_parts_are_what_a_plain_program_has(
 @settings(deadline=None)
 def test_what_an_exchange_and_a_state_keep_is_the_same_to_the_digit_and_the_zone(value: Any) -> None:
     codec = ValueCodec()
-    assert repr(codec.thawed(codec.packed(value))) == repr(value)
+    assert repr(codec.decoded_value(codec.packed(value))) == repr(value)
 
 
 def test_msgpack_sinks_write_the_forms_of_json() -> None:

@@ -11,7 +11,7 @@ from procession.operators.value_codec import PLAIN
 from procession.storage.state_store import TaskStates
 from procession.storage.state_version import Files, StateCodec, StateVersion, file_prefix
 
-CODEC = StateCodec(PLAIN.packed, PLAIN.thawed)
+CODEC = StateCodec(PLAIN.packed, PLAIN.decoded_value)
 TASKS = 2
 
 

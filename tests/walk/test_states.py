@@ -90,7 +90,7 @@ def committed_states(cluster: Cluster) -> dict[str, Any]:
     version = cluster.rounds().states(cluster.log().committed)["salted"]
     found: dict[bytes, Any] = {}
     for files in version.tasks:
-        states = TaskStates(directory, files, StateCodec(PLAIN.packed, PLAIN.thawed))
+        states = TaskStates(directory, files, StateCodec(PLAIN.packed, PLAIN.decoded_value))
         found |= states.take([key for some in states.all_keys() for key in some])
     return {PLAIN_KEYS.decode(key): state for key, state in found.items()}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from procession.api.stage import Stage
 
 OUTPUTS_MAX = 64
-TRUTHS = ("true", "false")
+BOOLEAN_OUTPUTS = ("true", "false")
 """How the outputs of a split without names are called in `explain`."""
 
 
@@ -79,5 +79,5 @@ class Splits:
         split = self._add(Node(Kind.SPLIT, named, (self._index,), tagging, parallelism, is_named=name is not None))
         return tuple(
             self._add(Node(Kind.OUTPUT, f"{named}-{output}", (split._index,), output=number, is_named=name is not None))
-            for number, output in enumerate(outputs or TRUTHS)
+            for number, output in enumerate(outputs or BOOLEAN_OUTPUTS)
         )

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from procession.spark.epoch_tasks import Range, deal
+from procession.spark.epoch_tasks import Range, distribute
 from procession.spark.log_source import EpochFeed
 from procession.storage.log_reader import LogReader
 
@@ -34,7 +34,7 @@ class LogRowReader(DataSourceStreamReader):
         return self._feed.next_ends(start, sys.maxsize)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return [InputPartition(task_range) for task_range in deal(start["number"], end["number"], self._tasks)]
+        return [InputPartition(task_range) for task_range in distribute(start["number"], end["number"], self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         task_range: Range = partition.value

@@ -188,9 +188,9 @@ class RunningPipeline:
         spent = {part: after[part] - used.get(part, 0.0) for part in after}
         return (self._committed_ns - began_ns) / 1e9, (began_ns - started_ns) / 1e9, spent
 
-    def until(self, is_reached: Callable[[], bool], look_s: float = POLL_INTERVAL_S) -> None:
+    def until(self, is_reached: Callable[[], bool], poll_interval_s: float = POLL_INTERVAL_S) -> None:
         while not is_reached():
-            if not self._supervisor.watch(look_s):
+            if not self._supervisor.watch(poll_interval_s):
                 raise ProcessionError("the measurement was stopped before its end")
             self._poll()
 

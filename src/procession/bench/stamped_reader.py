@@ -187,18 +187,18 @@ def stamps_of(
     records = np.concatenate([emission.records for emission in emissions])
     numbers = np.ascontiguousarray(records["number"])
     size = int(numbers.max()) + 1
-    sunk, consumed = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    at_sink, consumed = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for partition, messages in appended.items():
         counts = [poll.counts.get(partition, 0) for poll in polls]
         at = np.repeat([poll.at_ns for poll in polls], counts)
         is_read = messages.places < len(at)
         consumed[messages.numbers[is_read]] = at[messages.places[is_read]]
-        sunk[messages.numbers] = messages.appended_ns[messages.places]
+        at_sink[messages.numbers] = messages.appended_ns[messages.places]
     stamps = {
         "number": numbers,
         "created_ns": np.ascontiguousarray(records["created_ns"]),
         "processed_ns": np.ascontiguousarray(records["processed_ns"]),
-        "sunk_ns": sunk[numbers],
+        "sunk_ns": at_sink[numbers],
         "consumed_ns": consumed[numbers],
         "emitted_ns": np.repeat([one.at_ns for one in emissions], [len(one.records) for one in emissions]),
     }

@@ -77,8 +77,8 @@ class ChaosCluster(LiveCluster):
         # No spare, because it would need as many executors again.
         return replace(self._part(DRIVER, [*arguments, "--master", master], ready), ready_timeout_s=EXECUTORS_READY_S)
 
-    def start_rogue(self, name: str, path: Path, manners: str) -> None:
-        argv = [sys.executable, "-m", "procession.chaos.faulty_producer", str(path), "--manners", manners]
+    def start_faulty_producer(self, name: str, path: Path, fault: str) -> None:
+        argv = [sys.executable, "-m", "procession.chaos.faulty_producer", str(path), "--fault", fault]
         argv += ["--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(self._ack_log(name))]
         argv += self._cookie(Secret.PRODUCERS)
         self._acks.follow(self._ack_log(name))

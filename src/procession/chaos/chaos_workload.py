@@ -25,7 +25,7 @@ class Load:
 
     rate: float = 250.0
     seconds: float = 30.0
-    rogue_records: int = 2_000
+    faulty_producer_records: int = 2_000
 
     @property
     def records(self) -> int:
@@ -51,7 +51,7 @@ class Workload(Protocol):
     def move(self, source: str, gateway: str) -> None:
         """Make a producer send to this gateway from its next start on."""
 
-    def start_rogue(self, manners: str) -> str:
+    def start_faulty_producer(self, fault: str) -> str:
         """Start a producer that misbehaves. Return its name."""
 
 
@@ -66,7 +66,7 @@ class FileWorkload:
         self._monitor = monitor
         self._load = load
         self._homes = monitor.parts.homes
-        self._rogues: list[str] = []
+        self._faulty_producers: list[str] = []
 
     def feed(self) -> None:
         stage = self._cluster.stage
@@ -92,12 +92,12 @@ class FileWorkload:
 
     @property
     def is_over(self) -> bool:
-        return all(self._cluster.stage.is_done(name) for name in (*self._homes, *self._rogues))
+        return all(self._cluster.stage.is_done(name) for name in (*self._homes, *self._faulty_producers))
 
     def forget(self) -> None:
-        for name in (*self._homes, *self._rogues):
+        for name in (*self._homes, *self._faulty_producers):
             self._cluster.stage.forget(name)
-        self._rogues.clear()
+        self._faulty_producers.clear()
 
     def move(self, source: str, gateway: str) -> None:
         home, *_ = self._homes[source]
@@ -106,10 +106,10 @@ class FileWorkload:
     def _path(self, source: str) -> Path:
         return self._cluster.directory / self._monitor.streams[source]
 
-    def start_rogue(self, manners: str) -> str:
-        path = self._write(self._load.rogue_records)
+    def start_faulty_producer(self, fault: str) -> str:
+        path = self._write(self._load.faulty_producer_records)
         name = f"rogue-{path.stem}"
         self._monitor.streams[name] = path.name
-        self._cluster.start_rogue(name, path, manners)
-        self._rogues.append(name)
+        self._cluster.start_faulty_producer(name, path, fault)
+        self._faulty_producers.append(name)
         return name

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster, Death
-from procession.chaos.faulty_sink import misdeeds_file
+from procession.chaos.faulty_sink import injected_faults_file
 from procession.chaos.history import History
 from procession.chaos.scenario import ALL, EXECUTOR, WORKER, FaultAction, FaultStep
 
 EXECUTORS_S = 90.0
 """Additional time for new executors, which are JVMs that have to start."""
-STRIKE_S = 20.0
+FAULT_TIMEOUT_S = 20.0
 """How long a fault waits for its occasion. If it never occurs, that is noted, not a failure."""
-STRIKE_EPOCHS = 5
+FAULT_EPOCHS_MAX = 5
 """Number of epochs within which every armed fault has its occasion."""
 
 
@@ -34,17 +34,17 @@ class Undo:
     name: str
     call: Callable[[], object]
     limit: float
-    has_struck: Callable[[], bool] = lambda: True
-    struck_at: float | None = None
+    has_happened: Callable[[], bool] = lambda: True
+    happened_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        if self.struck_at is None and self.has_struck():
-            self.struck_at = now
-        return now >= (self.limit if self.struck_at is None else self.struck_at + self.seconds)
+        if self.happened_at is None and self.has_happened():
+            self.happened_at = now
+        return now >= (self.limit if self.happened_at is None else self.happened_at + self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
+class AllowedExit:
     """An expected death: its statuses, and a text that its log must contain."""
 
     statuses: tuple[int, ...]
@@ -61,14 +61,14 @@ class FaultInjector:
         self._history = history
         self.began = time.monotonic()
         self._undos: list[Undo] = []
-        self.excuses: dict[str, Excuse] = {}
+        self.allowed_exits: dict[str, AllowedExit] = {}
         """Deaths that a step causes by other means than a signal, until all parts have recovered."""
-        self._late_excuses: dict[str, Excuse] = {}
-        """One death of each part that depends on a part which was struck. An idle sink notices that its database was
+        self._late_allowed_exits: dict[str, AllowedExit] = {}
+        """One death of each part that depends on a part that a fault hit. An idle sink notices that its database was
         away only at its next transaction, when all others have recovered."""
         self.leaving: dict[str, float] = {}
         """Gateways that are asked to leave, and since when."""
-        self.last_done = self.last_stir = self.began
+        self.last_done = self.last_change = self.began
 
     @property
     def is_active(self) -> bool:
@@ -87,8 +87,8 @@ class FaultInjector:
         self._cluster.set_clocks_right()
         self._cluster.use_master("")
         self.leaving.clear()
-        self.excuses.clear()
-        self._late_excuses.clear()
+        self.allowed_exits.clear()
+        self._late_allowed_exits.clear()
 
     def note(self, on: str, what: str) -> None:
         self.last_done = time.monotonic()
@@ -98,11 +98,11 @@ class FaultInjector:
         """Note a fault that had no effect."""
         self._history.notes.append(sentence)
 
-    def is_excused(self, death: Death) -> bool:
-        excuse = self.excuses.get(death.part)
-        if death.is_ours or (excuse is not None and excuse.covers(death)):
+    def is_allowed_exit(self, death: Death) -> bool:
+        allowed = self.allowed_exits.get(death.part)
+        if death.is_ours or (allowed is not None and allowed.covers(death)):
             return True
-        late = self._late_excuses.pop(death.part, None)
+        late = self._late_allowed_exits.pop(death.part, None)
         return late is not None and late.covers(death)
 
     # Each kind of step. The harness has waited until the part runs.
@@ -110,7 +110,7 @@ class FaultInjector:
     def do(self, step: FaultStep) -> None:
         self.note(step.on, str(step))
         for part in self._history.cluster.dependants.get(step.on, ()):
-            self.excuses[part] = self._late_excuses[part] = Excuse((EXIT_AGAIN,))
+            self.allowed_exits[part] = self._late_allowed_exits[part] = AllowedExit((EXIT_AGAIN,))
         getattr(self, f"_{step.do.name.lower()}")(step)
 
     def hit(self, part: str, *, is_timed: bool = True) -> None:
@@ -149,7 +149,7 @@ class FaultInjector:
 
     def _executor(self, step: FaultStep) -> None:
         for executor in self._chosen(step):
-            self.last_stir = time.monotonic() + EXECUTORS_S
+            self.last_change = time.monotonic() + EXECUTORS_S
             self.hit(EXECUTOR)
             self._cluster.signal_process(executor, signal.SIGKILL)
 
@@ -167,43 +167,43 @@ class FaultInjector:
 
     def _master(self, step: FaultStep) -> None:
         self._cluster.use_master(step.detail)
-        self.last_stir = time.monotonic() + (EXECUTORS_S if step.detail else 0.0)
+        self.last_change = time.monotonic() + (EXECUTORS_S if step.detail else 0.0)
         self.hit(step.on, is_timed=False)
         self._cluster.stage.kill(step.on)
 
     def _arm(self, step: FaultStep) -> None:
-        self.excuses[step.on] = Excuse((-signal.SIGKILL,))
+        self.allowed_exits[step.on] = AllowedExit((-signal.SIGKILL,))
         self._cluster.arm(step.on, step.detail)
 
     def _full(self, step: FaultStep) -> None:
-        self._bad_disk(step, "disk:full", Excuse((EXIT_CLEAR,), os.strerror(errno.ENOSPC)))
+        self._bad_disk(step, "disk:full", AllowedExit((EXIT_CLEAR,), os.strerror(errno.ENOSPC)))
 
     def _bad_sync(self, step: FaultStep) -> None:
-        self._bad_disk(step, f"disk:sync@{step.detail or 1}", Excuse((EXIT_AGAIN,), os.strerror(errno.EIO)))
+        self._bad_disk(step, f"disk:sync@{step.detail or 1}", AllowedExit((EXIT_AGAIN,), os.strerror(errno.EIO)))
 
-    def _bad_disk(self, step: FaultStep, fault: str, excuse: Excuse) -> None:
+    def _bad_disk(self, step: FaultStep, fault: str, allowed: AllowedExit) -> None:
         """Make the part's disk fail. Only this part may end; the others wait for it."""
         self._history.faults_put[step.do.value] += 1
-        self.excuses[step.on] = excuse
+        self.allowed_exits[step.on] = allowed
         self._cluster.arm(step.on, fault)
 
     def _network(self, step: FaultStep) -> None:
         self._history.faults_put[step.detail.partition(":")[0]] += 1
         before = self._cluster.proxies.fired()[step.on]
-        self._cluster.proxies.put(step.on, step.detail, step.seconds, STRIKE_S)
-        self._until_struck(step, lambda: self._cluster.proxies.fired()[step.on] > before)
+        self._cluster.proxies.put(step.on, step.detail, step.seconds, FAULT_TIMEOUT_S)
+        self._until_happened(step, lambda: self._cluster.proxies.fired()[step.on] > before)
 
-    def _until_struck(
-        self, step: FaultStep, has_struck: Callable[[], bool], call: Callable[[], object] = lambda: None
+    def _until_happened(
+        self, step: FaultStep, has_happened: Callable[[], bool], call: Callable[[], object] = lambda: None
     ) -> None:
         """End the fault `seconds` after it first takes effect. Note it if it never does."""
 
         def end() -> None:
-            if not has_struck():
+            if not has_happened():
                 self._history.notes.append(f"{step} had no effect")
             call()
 
-        self._undos.append(Undo(step.seconds, step.on, end, time.monotonic() + STRIKE_S, has_struck))
+        self._undos.append(Undo(step.seconds, step.on, end, time.monotonic() + FAULT_TIMEOUT_S, has_happened))
 
     def _clock(self, step: FaultStep) -> None:
         if why_not := self._cluster.set_clock(step.on, int(step.detail)):
@@ -213,20 +213,20 @@ class FaultInjector:
 
     def _behave(self, step: FaultStep) -> None:
         self._history.faults_put[step.detail.partition("=")[0]] += 1
-        before = self._misdeeds()
+        before = self._injected_faults()
         self._cluster.behaviour.write_text(step.detail)
-        self._until_struck(
-            step, lambda: self._misdeeds() > before, lambda: self._cluster.behaviour.unlink(missing_ok=True)
+        self._until_happened(
+            step, lambda: self._injected_faults() > before, lambda: self._cluster.behaviour.unlink(missing_ok=True)
         )
 
-    def _misdeeds(self) -> int:
+    def _injected_faults(self) -> int:
         """Return how often the faulty sink has misbehaved; it logs that."""
-        path = misdeeds_file(self._cluster.behaviour)
+        path = injected_faults_file(self._cluster.behaviour)
         return path.stat().st_size if path.exists() else 0
 
     def _later(self, step: FaultStep, call: Callable[[], object]) -> None:
         now = time.monotonic()
-        self._undos.append(Undo(step.seconds, step.on, call, now + step.seconds, struck_at=now))
+        self._undos.append(Undo(step.seconds, step.on, call, now + step.seconds, happened_at=now))
 
 
 NEEDS_LIFE = frozenset(

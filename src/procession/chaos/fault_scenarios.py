@@ -35,13 +35,13 @@ BOTH_WAYS = (
     *((TO_GATEWAY, "up"), (TO_SECOND, "down"), (TO_LEFT, "up"), (TO_RIGHT, "down")),
     *((link, way) for link in (CONTROL, CONTROL_SECOND, BETWEEN) for way in ("up", "down")),
 )
-FEELINGS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
+RANDOM_ABORTS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
 MEANWHILE = StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)
 """Early enough to happen before a lasting fault ends."""
 
 
 def _network(
-    name: str, prose: str, on: tuple[tuple[str, str], ...], kind: str, seconds: tuple[float, float] = (0.0, 0.0)
+    name: str, description: str, on: tuple[tuple[str, str], ...], kind: str, seconds: tuple[float, float] = (0.0, 0.0)
 ) -> Scenario:
     """Inject the fault on each link in this direction, and each time kill a part meanwhile."""
     details = [(link, f"{kind}:{way}" if way else kind) for link, way in on]
@@ -49,23 +49,23 @@ def _network(
         (StepPattern(FaultAction.NETWORK, (link,), details=(detail,), seconds=seconds), MEANWHILE)
         for link, detail in details
     ]
-    return Scenario(name, prose, tuple(line for both in lines for line in both))
+    return Scenario(name, description, tuple(line for both in lines for line in both))
 
 
 def _behave(
-    name: str, prose: str, *details: str, seconds: tuple[float, float] = (2.0, 3.5), times: int = 1
+    name: str, description: str, *details: str, seconds: tuple[float, float] = (2.0, 3.5), times: int = 1
 ) -> Scenario:
     """Use each behaviour once undisturbed, and once while a part is killed."""
     lines = [
         (StepPattern(FaultAction.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times
     ]
-    return Scenario(name, prose, tuple(step for line in lines for step in (*line, *line, MEANWHILE)))
+    return Scenario(name, description, tuple(step for line in lines for step in (*line, *line, MEANWHILE)))
 
 
-def _rogue(name: str, prose: str, *details: str) -> Scenario:
-    rogues = StepPattern(FaultAction.ROGUE, details=details, is_each=True, delay_s=AT_ONCE)
+def _with_faulty_producer(name: str, description: str, *details: str) -> Scenario:
+    steps = StepPattern(FaultAction.FAULTY_PRODUCER, details=details, is_each=True, delay_s=AT_ONCE)
     kills = StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS), times=2, delay_s=(0.5, 1.5), is_settled=False)
-    return Scenario(name, prose, (rogues, kills))
+    return Scenario(name, description, (steps, kills))
 
 
 FAULT_SCENARIOS: tuple[Scenario, ...] = (
@@ -75,7 +75,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "sink-aborts-at-random",
         "A sink votes abort at random: first without other faults, then while a process dies.",
-        (StepPattern(FaultAction.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=FEELINGS), MEANWHILE),
+        (StepPattern(FaultAction.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=RANDOM_ABORTS), MEANWHILE),
     ),
     _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
     _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
@@ -143,10 +143,14 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
         (StepPattern(FaultAction.FORGET, (RIGHT,), details=("committed", "prepared"), is_each=True),),
     ),
     # Faulty producers
-    _rogue("producer-replays", "A producer sends again from the first record, or from the middle.", "zero", "middle"),
-    _rogue("producer-repeats", "A producer sends duplicates, and goes back within a session.", "duplicates", "back"),
-    _rogue("producer-fights", "A producer wants a stream that another one holds.", "fight"),
-    _rogue("producer-reopens", "A stream ends, is opened again and goes on, under crashes.", "reopen"),
+    _with_faulty_producer(
+        "producer-replays", "A producer sends again from the first record, or from the middle.", "zero", "middle"
+    ),
+    _with_faulty_producer(
+        "producer-repeats", "A producer sends duplicates, and goes back within a session.", "duplicates", "back"
+    ),
+    _with_faulty_producer("producer-fights", "A producer wants a stream that another one holds.", "fight"),
+    _with_faulty_producer("producer-reopens", "A stream ends, is opened again and goes on, under crashes.", "reopen"),
     # The network
     _network(
         "network-cut", "A connection is cut, and stays cut for a while: each pair in turn.", PAIRS, "cut", (0.5, 2.5)

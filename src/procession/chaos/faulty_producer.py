@@ -40,13 +40,13 @@ READ_BYTES = 64 * 1024
 PIECE_RECORDS_MAX = 200
 ANSWER_TIMEOUT_S = 10.0
 PAUSE_S = 0.3
-DEEDS = 3
+REPETITIONS = 3
 """Number of times that it misbehaves. A session that is lost before that does not count."""
 WENT_BACK_MAX, UNANSWERED_MAX = 12, 6
 """Maximum number of sessions in which an id goes back until the gateway reports it; and the number of complete sessions
 without a report that prove a bug. A session that is lost for another reason proves nothing."""
 WENT_BACK = "goes back"
-MANNERS = ("zero", "middle", "duplicates", "back", "fight", "reopen")
+PRODUCER_FAULTS = ("zero", "middle", "duplicates", "back", "fight", "reopen")
 STATUS_BROKEN = 4
 
 
@@ -59,7 +59,7 @@ class GatewayMisbehaved(Exception):
 
 
 class FaultySession:
-    """One connection. Lines have numbers here, and `ids` at the gateway. Calls `hear` with committed ids."""
+    """One connection. Lines have numbers here, and `ids` at the gateway. Calls `observe` with committed ids."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class FaultySession:
         self._on_committed = on_committed
         self._connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
         self._answers: list[NotifyAck] = []
-        self._is_welcome = False
+        self._is_accepted = False
         self._socket = socket.create_connection(address, timeout=ANSWER_TIMEOUT_S)
         self._send(Hello(SOURCE_VERSION, cookie, "rogue", name))
-        self._until(lambda: self._is_welcome)
+        self._until(lambda: self._is_accepted)
 
     def close(self) -> None:
         self._socket.close()
@@ -150,7 +150,7 @@ class FaultySession:
     def _take(self, event: Event) -> None:
         match event:
             case Ok():
-                self._is_welcome = True
+                self._is_accepted = True
             case NotifyAck():
                 self._answers.append(event)
             case Ack(_, positions):
@@ -183,11 +183,13 @@ class FaultyProducer:
         self._went_back = self._unanswered = 0
         self._is_rejected = False
 
-    def run(self, manners: str) -> None:
-        deeds = 0
-        while deeds < DEEDS or (manners == "back" and not self._is_rejected and self._went_back < WENT_BACK_MAX):
+    def run(self, fault: str) -> None:
+        repetitions = 0
+        while repetitions < REPETITIONS or (
+            fault == "back" and not self._is_rejected and self._went_back < WENT_BACK_MAX
+        ):
             with suppress(SessionLost, OSError):
-                deeds += getattr(self, f"_{manners}")()
+                repetitions += getattr(self, f"_{fault}")()
             time.sleep(PAUSE_S)
         if not self._is_rejected and self._unanswered >= UNANSWERED_MAX:
             raise GatewayMisbehaved(
@@ -289,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="procession.chaos.faulty_producer", description="A faulty producer.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--to", required=True)
-    parser.add_argument("--manners", choices=MANNERS, required=True)
+    parser.add_argument("--fault", choices=PRODUCER_FAULTS, required=True)
     parser.add_argument("--acks", type=Path, help="log acknowledgements to this file")
     parser.add_argument("--cookie-file", type=Path, help="file with the secret of the gateway")
     given = parser.parse_args()
@@ -297,7 +299,7 @@ def main() -> None:
     cookie = given.cookie_file.read_bytes().strip() if given.cookie_file else b""
     acks = AckLog(given.acks) if given.acks else None
     try:
-        FaultyProducer(parse_address(given.to), given.path, acks, cookie).run(given.manners)
+        FaultyProducer(parse_address(given.to), given.path, acks, cookie).run(given.fault)
     except GatewayMisbehaved as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATUS_BROKEN)

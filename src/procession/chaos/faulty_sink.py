@@ -45,7 +45,7 @@ CONTENT_ABORTS_MAX = 3
 HANG_POLL_S = 0.05
 
 
-def misdeeds_file(behaviour: Path) -> Path:
+def injected_faults_file(behaviour: Path) -> Path:
     """Return the log of misbehaviour, one line each time."""
     return behaviour.with_name("misdeeds")
 
@@ -97,7 +97,7 @@ class Behaviour:
     def _noted(self, name: str, is_done: bool) -> bool:
         """Log that a fault was carried out, for the harness."""
         if is_done:
-            with misdeeds_file(self._path).open("a") as file:
+            with injected_faults_file(self._path).open("a") as file:
                 file.write(f"{name}\n")
         return is_done
 

@@ -12,7 +12,14 @@ from traceback import format_exc
 
 from procession.chaos.chaos_workload import FileWorkload, Load, MakeWorkload
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.fault_injector import NEEDS_LIFE, SEEKS, STRIKE_EPOCHS, STRIKE_S, WAITS_FOR_DEATH, FaultInjector
+from procession.chaos.fault_injector import (
+    FAULT_EPOCHS_MAX,
+    FAULT_TIMEOUT_S,
+    NEEDS_LIFE,
+    SEEKS,
+    WAITS_FOR_DEATH,
+    FaultInjector,
+)
 from procession.chaos.history import UNJUDGED, History, RunFailure, ScenarioSpan
 from procession.chaos.monitor import Failed, Monitor, Stopped
 from procession.chaos.output_monitor import MonitoredOutputs
@@ -78,7 +85,7 @@ class Harness:
         for step in run.steps:
             self._take(step)
         self._until(lambda: self._monitor.is_settled, "the last recovery")
-        self._injector.excuses.clear()
+        self._injector.allowed_exits.clear()
         self._drain()
         span.end_s = round(time.monotonic() - self._injector.began, 3)
         span.records = self.history.committed - before
@@ -88,7 +95,7 @@ class Harness:
     def _take(self, step: FaultStep) -> None:
         if step.is_settled:
             self._until(lambda: self._monitor.is_settled, f"all parts to recover before: {step}")
-            self._injector.excuses.clear()
+            self._injector.allowed_exits.clear()
         begin = time.monotonic() + step.delay_s
         self._until(lambda: time.monotonic() >= begin, "the time to pass")
         if step.do in NEEDS_LIFE:
@@ -98,11 +105,11 @@ class Harness:
                 self.history.notes.append(f"{step} found it gone")
                 return
         if step.do in SEEKS:
-            limit = time.monotonic() + STRIKE_S
+            limit = time.monotonic() + FAULT_TIMEOUT_S
             self._until(lambda: bool(self._injector.found(step)) or time.monotonic() > limit, f"a process for: {step}")
         match step.do:
-            case FaultAction.ROGUE:
-                self._injector.note(self._workload.start_rogue(step.detail), str(step))
+            case FaultAction.FAULTY_PRODUCER:
+                self._injector.note(self._workload.start_faulty_producer(step.detail), str(step))
             case FaultAction.JOIN:
                 self._join(step)
             case FaultAction.MOVE:
@@ -116,7 +123,7 @@ class Harness:
             case _:
                 self._injector.do(step)
         if step.do in WAITS_FOR_DEATH:
-            self._until_struck(step)
+            self._until_happened(step)
 
     def _is_gone(self, part: str) -> bool:
         """Whether the part is held back or has left, so that no fault can be injected."""
@@ -135,10 +142,10 @@ class Harness:
         self._injector.hit(step.on, is_timed=False)
         self._cluster.stage.kill(step.on)
 
-    def _until_struck(self, step: FaultStep) -> None:
+    def _until_happened(self, step: FaultStep) -> None:
         """Wait for the expected death. A disk fails for a while; a fault point acts once."""
         events = len(self.history.events)
-        limit, epoch = time.monotonic() + STRIKE_S, self._monitor.epoch + STRIKE_EPOCHS
+        limit, epoch = time.monotonic() + FAULT_TIMEOUT_S, self._monitor.epoch + FAULT_EPOCHS_MAX
 
         def has_died() -> bool:
             return any(event.on == step.on and "ended with" in event.what for event in self.history.events[events:])
@@ -146,21 +153,21 @@ class Harness:
         def is_passed() -> bool:
             return time.monotonic() > limit and self._monitor.epoch > epoch
 
-        self._until(lambda: has_died() or is_passed(), f"{step} to strike")
+        self._until(lambda: has_died() or is_passed(), f"{step} to happen")
         if not has_died() and step.do is not FaultAction.ARM:
-            raise Failed("violation", f"{step}: it went on for {STRIKE_EPOCHS} epochs as if nothing had been")
+            raise Failed("violation", f"{step}: it went on for {FAULT_EPOCHS_MAX} epochs as if nothing had been")
         if not has_died():
-            self.history.notes.append(f"{step} did not strike within {STRIKE_S:g} s")
+            self.history.notes.append(f"{step} did not happen within {FAULT_TIMEOUT_S:g} s")
         elif step.do is not FaultAction.ARM:
             again = time.monotonic() + step.seconds
             self._until(lambda: time.monotonic() >= again, "the disk to be repaired")
         self._cluster.disarm(step.on)
         self._injector.note(step.on, "disarmed")
         if step.do is FaultAction.ARM:
-            self._injector.excuses.pop(step.on, None)
+            self._injector.allowed_exits.pop(step.on, None)
         # A process that hit the failing disk may still be exiting: it is excused until all parts have recovered.
         self._until(lambda: self._monitor.is_settled, f"{step.on} to be back")
-        self._injector.excuses.clear()
+        self._injector.allowed_exits.clear()
 
     def _until(self, holds: Callable[[], bool], what: str) -> None:
         def holds_while_fed() -> bool:

@@ -36,7 +36,7 @@ def page(history: History) -> str:
     body = [
         f'<h1 class="{outcome}">{escape(first)}</h1>',
         f"<p>{len(history.runs)} scenarios were run, one after another, on one living cluster:"
-        f" {escape(history.cluster.prose)}. Every committed byte was held against the input as soon as it was"
+        f" {escape(history.cluster.description)}. Every committed byte was held against the input as soon as it was"
         f" committed{', and all of them again at the end' if history.was_compared else ''}.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
         *_failures(history),

@@ -101,5 +101,5 @@ class KafkaWorkload:
     def move(self, source: str, gateway: str) -> None:
         raise NotImplementedError
 
-    def start_rogue(self, manners: str) -> str:
+    def start_faulty_producer(self, fault: str) -> str:
         raise NotImplementedError

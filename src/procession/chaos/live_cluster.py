@@ -171,13 +171,13 @@ class LiveCluster(ABC):
 
     # Doing; what only one kind of cluster can do, the others never get as a step.
 
-    def start_rogue(self, name: str, path: Path, manners: str) -> None:
+    def start_faulty_producer(self, name: str, path: Path, fault: str) -> None:
         raise NotImplementedError
 
-    def start_rival(self, sink: str, *, is_copy: bool) -> None:
+    def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         raise NotImplementedError
 
-    def end_rival(self, sink: str, *, is_promoted: bool) -> None:
+    def end_second_sink(self, sink: str, *, is_promoted: bool) -> None:
         raise NotImplementedError
 
     def save_copy(self) -> None:

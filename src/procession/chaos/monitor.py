@@ -17,7 +17,7 @@ from procession.chaos.fair_clock import FairClock
 from procession.chaos.fault_injector import FaultInjector
 from procession.chaos.history import History, RunFailure
 from procession.chaos.output_monitor import MonitoredOutputs
-from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, RIVAL, STANDARD, THIRD, WORKER, ClusterParts
+from procession.chaos.scenario import DRIVER, EXECUTOR, GATEWAYS, SECOND_SINK, STANDARD, THIRD, WORKER, ClusterParts
 
 POLL_INTERVAL_S = 0.02
 PROBE_S = 0.05
@@ -93,7 +93,7 @@ class Monitor:
         if now - self._polled_at > ASLEEP_S:
             # This process or the machine was stopped: missing progress in that time is not a failure.
             self.history.notes.append(f"the harness itself was stopped for {now - self._polled_at:.0f} s")
-            self.injector.last_stir = now
+            self.injector.last_change = now
         self._polled_at = now
         self.injector.undo_due(now)
         self._take_deaths()
@@ -131,14 +131,14 @@ class Monitor:
         deaths = list(self.cluster.stage.deaths)
         self.cluster.stage.deaths.clear()
         for death in deaths:
-            if not self.injector.is_excused(death):
+            if not self.injector.is_allowed_exit(death):
                 why = "and no injected fault explains this"
                 raise Failed("death", f"{death}, {why}. Its last lines: {death.last_lines or 'none'}")
             self._note(death)
 
     def _note(self, death: Death) -> None:
         self.history.event(death.at - self.injector.began, death.part, str(death))
-        if death.is_spare or death.part == RIVAL:
+        if death.is_spare or death.part == SECOND_SINK:
             return  # the part itself runs, or goes on without it
         if death.is_late:
             self.history.notes.append(f"{death.part} {death.last_lines}, and was started again")
@@ -300,7 +300,7 @@ class Monitor:
             self._acknowledged_at = now
         self._progress = progress
         if is_disturbed:
-            self.injector.last_stir = now
+            self.injector.last_change = now
             return
         for what, at in (("committed", self.progress_at), ("acknowledged", self._acknowledged_at)):
             self._check_deadline(now, at, f"nothing was {what}, although no fault was active")
@@ -310,7 +310,7 @@ class Monitor:
             self._check_deadline(now, down.since, f"{part} is not back at work")
 
     def _check_deadline(self, now: float, since: float, what: str) -> None:
-        since = max(since, self.injector.last_done, self.injector.last_stir)
+        since = max(since, self.injector.last_done, self.injector.last_change)
         waited_s = self._clock.between(since, now)
         if waited_s > self.deadline_s:
             busy = "" if waited_s > 0.9 * (now - since) else f" ({now - since:.0f} s on a machine that was busy)"

@@ -50,7 +50,7 @@ class ProxyFault:
     argument: str = ""
     seconds: float = 0.0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    has_struck: bool = False
+    has_happened: bool = False
 
     @classmethod
     def parse(cls, text: str) -> ProxyFault:
@@ -160,7 +160,7 @@ class Proxy:
         fault = ProxyFault.parse(text)
         fault.seconds = seconds
         self.faults.append(fault)
-        asyncio.get_running_loop().call_later(patience_s, self._lift_unless_struck, fault)
+        asyncio.get_running_loop().call_later(patience_s, self._lift_unless_happened, fault)
         for link in list(self._links):
             self._meet(fault, link)
 
@@ -168,7 +168,7 @@ class Proxy:
         """Apply a fault to a connection as a whole, if it is of that kind."""
         if fault.kind != "cut" and fault.kind not in PRESENT:
             return
-        self._strike(fault)
+        self._note_happened(fault)
         match fault.kind:
             case "cut":
                 link.abort()
@@ -178,14 +178,14 @@ class Proxy:
                 link.is_late = True
                 asyncio.get_running_loop().call_later(GATHER_S, link.writers["down"].transport.abort)
 
-    def _strike(self, fault: ProxyFault) -> None:
+    def _note_happened(self, fault: ProxyFault) -> None:
         self.fired += 1
-        if not fault.has_struck:
-            fault.has_struck = True
+        if not fault.has_happened:
+            fault.has_happened = True
             asyncio.get_running_loop().call_later(fault.seconds, self._lift, fault)
 
-    def _lift_unless_struck(self, fault: ProxyFault) -> None:
-        if not fault.has_struck:
+    def _lift_unless_happened(self, fault: ProxyFault) -> None:
+        if not fault.has_happened:
             self._lift(fault)
 
     def _lift(self, fault: ProxyFault) -> None:
@@ -211,7 +211,7 @@ class Proxy:
         link = ProxiedConnection(self, writer, other)
         self._links.add(link)
         for fault in self.faults:
-            if fault.kind in PRESENT and not fault.has_struck:
+            if fault.kind in PRESENT and not fault.has_happened:
                 self._meet(fault, link)  # there was no connection when the fault was set
         try:
             await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
@@ -225,17 +225,17 @@ class Proxy:
     def _check_uncut(self) -> None:
         for fault in self.faults:
             if fault.kind == "cut":
-                self._strike(fault)
+                self._note_happened(fault)
                 raise ConnectionResetError("cut")
 
     async def passage(self, link: ProxiedConnection) -> None:
         """Wait as long as the faults require."""
         for fault in list(self.faults):
             if fault.kind == "silent":
-                self._strike(fault)
+                self._note_happened(fault)
                 await fault.ended.wait()
             elif fault.kind == "delay":
-                self._strike(fault)
+                self._note_happened(fault)
                 await asyncio.sleep(float(fault.argument))
 
     def treated(self, piece: SplitFrame, direction: str) -> tuple[bytes, bool]:
@@ -243,7 +243,7 @@ class Proxy:
         for fault in [fault for fault in self.faults if fault.kind in ONCE]:
             if fault.argument not in (direction, piece.kind):
                 continue
-            self._strike(fault)
+            self._note_happened(fault)
             self._lift(fault)
             match fault.kind:
                 case "truncate":

@@ -36,7 +36,7 @@ LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
 
 
 ALL = "all"
-RIVAL = "rival"
+SECOND_SINK = "rival"
 """A second sink of an output, while it races with the first one."""
 SAME_DIRECTORY = "same-directory"
 """A race of two sinks on one directory. All other races are at a fault point, on a copy of the directory."""
@@ -47,7 +47,7 @@ class ClusterParts:
     """A kind of cluster: its parts, and its links that have a proxy."""
 
     name: str
-    prose: str
+    description: str
     parts: tuple[str, ...]
     links: tuple[str, ...]
     homes: Mapping[str, tuple[str, ...]]
@@ -88,7 +88,7 @@ class FaultAction(StrEnum):
     JOIN = "join"  # one more gateway is started, and joins
     LEAVE = "leave"  # it leaves: it exits when all of its records are committed, whatever faults happen meanwhile
     MOVE = "move"  # a producer is killed, and sends to the gateway `detail` from then on, or to any if that is gone
-    ROGUE = "rogue"  # one more producer that misbehaves; `detail` says how (see `faulty_producer`)
+    FAULTY_PRODUCER = "rogue"  # one more producer that misbehaves; `detail` says how (see `faulty_producer`)
     RACE = "race"  # a second sink of the same output is started; `detail` says when (see `sink_race`)
     NOTHING = "nothing"
 
@@ -126,10 +126,10 @@ class StepPattern:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A scenario: `name` is its name on the command line, `prose` describes it. `is_long`: it runs once per session."""
+    """`name` is what `--scenario` takes, `description` is for people. `is_long`: it runs once per session."""
 
     name: str
-    prose: str
+    description: str
     lines: tuple[StepPattern, ...]
     is_long: bool = False
     cluster: ClusterParts = STANDARD

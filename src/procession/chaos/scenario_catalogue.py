@@ -1,6 +1,6 @@
 """The catalogue of scenarios. Pure.
 
-The `prose` of a scenario says what happens; its step patterns say how.
+The `description` of a scenario says what happens; its step patterns say how.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from procession.chaos.fault_injector import FaultInjector
-from procession.chaos.faulty_producer import MANNERS
+from procession.chaos.faulty_producer import PRODUCER_FAULTS
 from procession.chaos.faulty_sink import BEHAVIOURS
 from procession.chaos.proxy import ProxyFault
 from procession.chaos.scenario import (
@@ -28,13 +28,15 @@ from procession.chaos.scenario import (
 )
 from procession.chaos.scenario_catalogue import cluster_of
 
-BY_HARNESS = frozenset({FaultAction.ROGUE, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE, FaultAction.RACE})
+BY_HARNESS = frozenset(
+    {FaultAction.FAULTY_PRODUCER, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE, FaultAction.RACE}
+)
 """Steps that the harness does itself; the fault injector does all others."""
 STANDARD_ONLY = (BY_HARNESS - {FaultAction.RACE}) | {FaultAction.LEAVE, FaultAction.BEHAVE, FaultAction.MASTER}
 """Steps that need the parts of the standard cluster."""
 
 
-def objection(runs: Sequence[ScenarioRun]) -> str:
+def schedule_problem(runs: Sequence[ScenarioRun]) -> str:
     """Return the first invalid step, and why; empty if all are valid."""
     if not runs:
         return "it has no runs"
@@ -64,8 +66,8 @@ def _why_not(step: FaultStep, cluster: ClusterParts) -> str:
             return f"{step.detail!r} is neither {SAME_DIRECTORY} nor a fault point of a sink"
         case FaultAction.RACE:
             return _one_of(step.on, [part for part in cluster.parts if part.startswith("sink-")])
-        case FaultAction.ROGUE:
-            return _one_of(step.detail, MANNERS)
+        case FaultAction.FAULTY_PRODUCER:
+            return _one_of(step.detail, PRODUCER_FAULTS)
         case FaultAction.BEHAVE:
             names = [setting.partition("=")[0] for setting in step.detail.split(",")]
             return _one_of(step.on, (RIGHT,)) or next(filter(None, (_one_of(name, BEHAVIOURS) for name in names)), "")

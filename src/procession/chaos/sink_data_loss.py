@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from procession.chaos.cluster_view import EXIT_CLEAR, Cluster
-from procession.chaos.fault_injector import DRIVER_TEXT, Excuse, FaultInjector
+from procession.chaos.fault_injector import DRIVER_TEXT, AllowedExit, FaultInjector
 from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.scenario import DRIVER, RIGHT
 from procession.storage.journal import encode, read_journal
@@ -31,7 +31,7 @@ class SinkDataLoss:
         stage, injector = self._cluster.stage, self._injector
         stage.held.add(DRIVER)  # do not restart it after its death
         if what == "prepared":
-            injector.excuses[DRIVER] = Excuse((-signal.SIGKILL,))
+            injector.allowed_exits[DRIVER] = AllowedExit((-signal.SIGKILL,))
             self._cluster.arm(DRIVER, POINT)
             self._until_away(DRIVER)
         injector.hit(RIGHT, is_timed=False)
@@ -40,7 +40,7 @@ class SinkDataLoss:
         self._cluster.save_copy()
         end = self._monitor.outputs.ends["right"]
         forget(self._cluster.instances()["right"], is_committed=what == "committed")
-        injector.excuses[DRIVER] = Excuse((EXIT_CLEAR,), DRIVER_TEXT)
+        injector.allowed_exits[DRIVER] = AllowedExit((EXIT_CLEAR,), DRIVER_TEXT)
         stage.release(RIGHT)
         if what == "prepared":
             stage.release(DRIVER)
@@ -54,7 +54,7 @@ class SinkDataLoss:
         stage.hold(RIGHT)
         self._until_away(RIGHT)
         self._cluster.restore_copy()
-        injector.excuses.pop(DRIVER)
+        injector.allowed_exits.pop(DRIVER)
         stage.release(RIGHT)
         stage.release(DRIVER)
         injector.note(RIGHT, "was restored")

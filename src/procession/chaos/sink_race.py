@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 
 from procession.chaos.cluster_view import EXIT_AGAIN, EXIT_CLEAR, Cluster
-from procession.chaos.fault_injector import STRIKE_EPOCHS, STRIKE_S, Excuse, FaultInjector
+from procession.chaos.fault_injector import FAULT_EPOCHS_MAX, FAULT_TIMEOUT_S, AllowedExit, FaultInjector
 from procession.chaos.monitor import Failed, Monitor
-from procession.chaos.scenario import RIVAL, SAME_DIRECTORY
+from procession.chaos.scenario import SAME_DIRECTORY, SECOND_SINK
 
 REFUSAL_S = 60.0
 """How long a second sink may take until it exits, on a busy machine."""
 EPOCHS = 3
 """Epochs that are committed through the second sink before the first one goes on, and after that."""
-LOSES = Excuse((EXIT_AGAIN, EXIT_CLEAR))
+LOSES = AllowedExit((EXIT_AGAIN, EXIT_CLEAR))
 """A sink that lost may end, with a sentence."""
 STOPPED = "T"
 
@@ -40,24 +40,24 @@ class SinkRace:
         is_copy = detail != SAME_DIRECTORY
         if is_copy and not self._is_stopped_at(sink, detail):
             return
-        injector.excuses[RIVAL] = LOSES
-        self._cluster.stage.held.add(RIVAL)  # do not restart it after its death
-        self._cluster.start_rival(sink, is_copy=is_copy)
-        injector.note(RIVAL, f"is started beside {sink}")
+        injector.allowed_exits[SECOND_SINK] = LOSES
+        self._cluster.stage.held.add(SECOND_SINK)  # do not restart it after its death
+        self._cluster.start_second_sink(sink, is_copy=is_copy)
+        injector.note(SECOND_SINK, f"is started beside {sink}")
         if not is_copy:
             self._refused()
-            self._cluster.end_rival(sink, is_promoted=False)
+            self._cluster.end_second_sink(sink, is_promoted=False)
             return
-        self._after_epochs("the second sink to be refused or to commit", lambda: not self._is_running(RIVAL))
-        if is_refused := not self._is_running(RIVAL):
-            injector.note(RIVAL, "was refused")
-            self._cluster.end_rival(sink, is_promoted=False)
+        self._after_epochs("the second sink to be refused or to commit", lambda: not self._is_running(SECOND_SINK))
+        if is_refused := not self._is_running(SECOND_SINK):
+            injector.note(SECOND_SINK, "was refused")
+            self._cluster.end_second_sink(sink, is_promoted=False)
         self._go_on(sink, has_lost=not is_refused)
 
     def _is_stopped_at(self, sink: str, point: str) -> bool:
         """Stop the sink at this point. Note it if it does not come there in time."""
         self._cluster.arm(sink, f"pause:{point}")
-        limit, epoch = time.monotonic() + STRIKE_S, self._monitor.epoch + STRIKE_EPOCHS
+        limit, epoch = time.monotonic() + FAULT_TIMEOUT_S, self._monitor.epoch + FAULT_EPOCHS_MAX
 
         def is_passed() -> bool:
             return time.monotonic() > limit and self._monitor.epoch > epoch
@@ -65,36 +65,38 @@ class SinkRace:
         self._until(lambda: self._cluster.state(sink) == STOPPED or is_passed(), f"{sink} to stop at {point}")
         if self._cluster.state(sink) != STOPPED:
             self._cluster.disarm(sink)
-            self._injector.note_missed(f"race at {point} on {sink} did not strike within {STRIKE_S:g} s")
+            self._injector.note_missed(f"race at {point} on {sink} did not happen within {FAULT_TIMEOUT_S:g} s")
             return False
         self._injector.note(sink, f"is stopped at {point}")
         return True
 
     def _refused(self) -> None:
         limit = time.monotonic() + REFUSAL_S
-        self._until(lambda: not self._is_running(RIVAL) or time.monotonic() > limit, "the second sink to be refused")
-        if self._is_running(RIVAL):
+        self._until(
+            lambda: not self._is_running(SECOND_SINK) or time.monotonic() > limit, "the second sink to be refused"
+        )
+        if self._is_running(SECOND_SINK):
             raise Failed("violation", "two sinks run on the same directory, and the second is not refused")
-        self._injector.note(RIVAL, "was refused")
+        self._injector.note(SECOND_SINK, "was refused")
 
     def _go_on(self, sink: str, *, has_lost: bool) -> None:
         """Let the first sink go on. If the second one has taken over, it stays; the first may end by itself."""
         stage = self._cluster.stage
         if has_lost:
-            self._injector.excuses[sink] = LOSES
+            self._injector.allowed_exits[sink] = LOSES
             stage.held.add(sink)
         self._cluster.signal_all(sink, signal.SIGCONT)
         self._injector.note(sink, "goes on")
         if not has_lost:
             return
         self._after_epochs("the second sink to commit beside the first")
-        if not self._is_running(RIVAL):
+        if not self._is_running(SECOND_SINK):
             raise Failed("stall", f"both sinks of one output gave way: {sink} and the one that had taken over")
         if self._is_running(sink):
             self._injector.hit(sink, is_timed=False)
             stage.kill(sink)
             self._until(lambda: not self._is_running(sink), f"the end of {sink}")
-        self._cluster.end_rival(sink, is_promoted=True)
+        self._cluster.end_second_sink(sink, is_promoted=True)
         self._monitor.renew(sink)
         stage.release(sink)
         self._injector.note(sink, "has the directory of the second one now")

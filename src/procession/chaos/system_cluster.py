@@ -19,7 +19,7 @@ from procession.chaos.frame_splitter import LineSplitter, PieceSplitter
 from procession.chaos.live_cluster import ANYWHERE, LiveCluster, address_in
 from procession.chaos.output_monitor import MonitoredOutputs
 from procession.chaos.proxy import Proxies, Proxy
-from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, RIVAL, TO_GATEWAY
+from procession.chaos.scenario import CONTROL, DRIVER, GATEWAY, SECOND_SINK, TO_GATEWAY
 from procession.chaos.system_outputs import RecordReader, SystemOutput
 from procession.chaos.system_parts import link_to, output_of
 from procession.chaos.system_server import HOST, SystemServer
@@ -70,7 +70,7 @@ class SystemCluster(LiveCluster):
         gateway = self._gateways.announcement(GATEWAY)
         self._directories = {sink: directory / "sinks" / output_of(sink) for sink in sinks}
         self._copies = 0
-        self._rivals: set[str] = set()
+        self._second_sinks: set[str] = set()
         self._sinks: Sequence[SinkProgram] = ()
         self._servers: dict[str, SystemServer] = {}
         self._readers: dict[str, RecordReader] = {}
@@ -86,7 +86,7 @@ class SystemCluster(LiveCluster):
 
     def _directory_of(self, sink: str) -> Path:
         """The directory of the sink that the driver is connected to."""
-        return self._copy_of(sink) if sink in self._rivals else self._directories[sink]
+        return self._copy_of(sink) if sink in self._second_sinks else self._directories[sink]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -153,24 +153,24 @@ class SystemCluster(LiveCluster):
 
     # Doing
 
-    def start_rival(self, sink: str, *, is_copy: bool) -> None:
+    def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         if not is_copy:
-            self.stage.start(self._sink(RIVAL, sink, self._directories[sink]))
+            self.stage.start(self._sink(SECOND_SINK, sink, self._directories[sink]))
             return
         self._copies += 1
         shutil.copytree(self._directories[sink], self._copy_of(sink))
         (self._copy_of(sink) / "sink.json").unlink()
-        self.stage.start(self._sink(RIVAL, sink, self._copy_of(sink)))
-        self._rivals.add(sink)
+        self.stage.start(self._sink(SECOND_SINK, sink, self._copy_of(sink)))
+        self._second_sinks.add(sink)
         self.proxies.put(link_to(sink), "cut", 0.0, 0.0)
 
-    def end_rival(self, sink: str, *, is_promoted: bool) -> None:
-        self.stage.forget(RIVAL)
+    def end_second_sink(self, sink: str, *, is_promoted: bool) -> None:
+        self.stage.forget(SECOND_SINK)
         if is_promoted:
             self._directories[sink] = self._copy_of(sink)
             self.stage.change(self._sink(sink, sink, self._directories[sink]))
-        if sink in self._rivals:
-            self._rivals.discard(sink)
+        if sink in self._second_sinks:
+            self._second_sinks.discard(sink)
             self.proxies.put(link_to(sink), "cut", 0.0, 0.0)
 
     def _copy_of(self, sink: str) -> Path:

@@ -30,7 +30,7 @@ def link_to(sink: str) -> str:
 
 def _cluster(
     name: str,
-    prose: str,
+    description: str,
     sinks: tuple[str, ...],
     servers: dict[str, tuple[str, ...]],
     links: dict[str, tuple[str, ...]],
@@ -39,7 +39,7 @@ def _cluster(
     """`servers` and `links` have the parts that depend on them."""
     return ClusterParts(
         name,
-        prose,
+        description,
         (GATEWAY, DRIVER, *sources, *sinks, *servers),
         (TO_GATEWAY, CONTROL, *map(link_to, sinks), *links),
         {source: (GATEWAY,) for source in sources if source in FILE_SOURCES},

@@ -46,8 +46,8 @@ def _around(cluster: ClusterParts, name: str, *sinks: tuple[str, tuple[str, ...]
     lines = [
         StepPattern(FaultAction.ARM, (sink,), details=points, is_each=True, delay_s=SHORTLY) for sink, points in sinks
     ]
-    prose = "A sink dies before, within and after the commit in the other system, and in the votes before it."
-    return Scenario(f"{name}-crash-around-the-commit", prose, tuple(lines), cluster=cluster)
+    description = "A sink dies before, within and after the commit in the other system, and in the votes before it."
+    return Scenario(f"{name}-crash-around-the-commit", description, tuple(lines), cluster=cluster)
 
 
 def _server(cluster: ClusterParts, name: str, server: str, *sinks: str) -> Scenario:
@@ -89,8 +89,10 @@ def _race(cluster: ClusterParts, name: str, *sinks: tuple[str, tuple[str, ...]])
         StepPattern(FaultAction.RACE, (sink,), details=(SAME_DIRECTORY, *points), is_each=True)
         for sink, points in sinks
     ]
-    prose = "A second sink of the same output is started; it is refused, or it takes over and the first is fenced off."
-    return Scenario(f"{name}-two-sinks", prose, tuple(lines), cluster=cluster)
+    description = (
+        "A second sink of the same output is started; it is refused, or it takes over and the first is fenced off."
+    )
+    return Scenario(f"{name}-two-sinks", description, tuple(lines), cluster=cluster)
 
 
 def _mixed(cluster: ClusterParts, name: str, *parts: str) -> Scenario:

@@ -59,8 +59,12 @@ def chaos(
     from procession.verify.verdict import worst
 
     if as_list:
-        proses = {known.name: known.prose for known in CATALOGUE}
-        print(json.dumps(proses) if as_json else "\n".join(f"{name:36}{prose}" for name, prose in proses.items()))
+        descriptions = {known.name: known.description for known in CATALOGUE}
+        print(
+            json.dumps(descriptions)
+            if as_json
+            else "\n".join(f"{name:36}{description}" for name, description in descriptions.items())
+        )
         return
     names = _matching(scenario or [])
     if replay is not None and (scenario or minutes is not None or seed is not None):
@@ -164,7 +168,9 @@ def _run_on(
 
     work = Path(tempfile.mkdtemp(prefix="procession-chaos-"))
     try:
-        with running(cluster, work, lambda: screen.say(f"starting {cluster.prose}; working in {work}")) as started:
+        with running(
+            cluster, work, lambda: screen.say(f"starting {cluster.description}; working in {work}")
+        ) as started:
             harness = Harness(
                 started.cluster,
                 seed=seed,
@@ -243,12 +249,12 @@ def _drawn(
 
 def _recorded(path: Path) -> tuple[int, list[ScenarioRun]]:
     from procession.chaos.scenario import ScenarioRun
-    from procession.chaos.schedule_check import objection
+    from procession.chaos.schedule_check import schedule_problem
 
     try:
         document = json.loads(path.read_text())
         seed, runs = int(document["seed"]), [ScenarioRun.from_dict(run) for run in document["runs"]]
-        why_not = objection(runs)
+        why_not = schedule_problem(runs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
         raise ConfigError(

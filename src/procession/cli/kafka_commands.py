@@ -158,7 +158,7 @@ def sink_kafka(
         options=options,
         cookie=receive.cookie(),
         tls=receive.tls.load(),
-        tell=print_json if as_json else None,
+        on_outcome=print_json if as_json else None,
     )
 
 

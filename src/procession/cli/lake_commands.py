@@ -103,7 +103,7 @@ class LakeSinkOptions:
             self.receive.listen,
             cookie=self.receive.cookie(),
             tls=self.receive.tls.load(),
-            tell=print_json if self.as_json else None,
+            on_outcome=print_json if self.as_json else None,
         )
 
 

@@ -121,7 +121,7 @@ def sink_postgres(
         receive.listen,
         cookie=receive.cookie(),
         tls=receive.tls.load(),
-        tell=print_json if as_json else None,
+        on_outcome=print_json if as_json else None,
     )
 
 

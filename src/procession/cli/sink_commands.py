@@ -95,7 +95,7 @@ def sink_file(
             cookie=receive.cookie(),
             tls=receive.tls.load(),
             idempotent=idempotent or (),
-            tell=print_json if as_json else None,
+            on_outcome=print_json if as_json else None,
             files=host.files,
         )
 
@@ -122,7 +122,7 @@ def sink_epochs(
             is_empty_kept=empty,
             cookie=receive.cookie(),
             tls=receive.tls.load(),
-            tell=print_json if as_json else None,
+            on_outcome=print_json if as_json else None,
             files=host.files,
         )
 
@@ -141,7 +141,7 @@ def sink_lanes(
             receive.listen,
             cookie=receive.cookie(),
             tls=receive.tls.load(),
-            tell=print_json if as_json else None,
+            on_outcome=print_json if as_json else None,
             files=host.files,
         )
 

@@ -253,12 +253,10 @@ def _identified(
     path = root / PIPELINE
     if not files.exists(path):
         # Files of a checkpoint, and drafts of a claim that was killed, are allowed.
-        strangers = [
-            name for name in files.names(root) if name not in (CURRENT, "LOCK") and not name.endswith(".draft")
-        ]
-        if strangers:
+        others = [name for name in files.names(root) if name not in (CURRENT, "LOCK") and not name.endswith(".draft")]
+        if others:
             raise ConfigError(
-                f"{root} is not empty and not a checkpoint (it holds {strangers[0]!r})",
+                f"{root} is not empty and not a checkpoint (it holds {others[0]!r})",
                 next_step="give --dir an empty or a new directory",
             )
         made = {

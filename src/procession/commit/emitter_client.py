@@ -22,10 +22,10 @@ from procession.commit.emitter_frames import (
     Answer,
     GatewaysLeft,
     LinkFailed,
+    Notice,
     OpenAgain,
     OpenConnections,
     Request,
-    Said,
     SendDecision,
     SendRuns,
     documents,
@@ -169,7 +169,7 @@ class EmitterClient:
 
     def _take(self, answer: Answer) -> None:
         match answer:
-            case Said(sentence):
+            case Notice(sentence):
                 self._say(sentence)
             case LinkFailed(sink, error, is_unsendable):
                 self._end(self._links[sink], unsendable(sink, error.sentence) if is_unsendable else error)

@@ -83,7 +83,7 @@ Request = OpenConnections | SendRuns | SendDecision | OpenAgain | GatewaysLeft
 
 
 @dataclass(frozen=True)
-class Said:
+class Notice:
     """A sentence for people."""
 
     sentence: str
@@ -99,7 +99,7 @@ class LinkFailed:
     """A record does not fit into the protocol."""
 
 
-Answer = SinkConnected | SinkLost | VoteReceived | Phase2Confirmed | Said | LinkFailed
+Answer = SinkConnected | SinkLost | VoteReceived | Phase2Confirmed | Notice | LinkFailed
 
 
 def written_request(request: Request) -> bytes:
@@ -137,7 +137,7 @@ def read_request(document: Mapping[str, Any]) -> Request:
 
 def written_answer(answer: Answer) -> bytes:
     match answer:
-        case Said(sentence):
+        case Notice(sentence):
             return _frame({"said": sentence})
         case LinkFailed(sink, error, is_unsendable):
             return _frame({"failed": sink, "error": error.as_dict(), "is_unsendable": is_unsendable})
@@ -150,7 +150,7 @@ def read_answer(document: Mapping[str, Any]) -> Answer:
     try:
         match document:
             case {"said": str(sentence)}:
-                return Said(sentence)
+                return Notice(sentence)
             case {"failed": str(sink), "error": dict(error), "is_unsendable": bool(is_unsendable)}:
                 return LinkFailed(sink, ProcessionError.from_dict(error), is_unsendable)
             case {"event": "SinkConnected", "sink": str(sink), "listed": list(listed), "position": position}:

@@ -19,10 +19,10 @@ from procession.commit.emitter_frames import (
     Answer,
     GatewaysLeft,
     LinkFailed,
+    Notice,
     OpenAgain,
     OpenConnections,
     Request,
-    Said,
     SendDecision,
     SendRuns,
     documents,
@@ -72,7 +72,7 @@ class EmitterProcess:
                 self._links[sink].workers_left(names)
 
     def _say(self, sentence: str) -> None:
-        self._answer(Said(sentence))
+        self._answer(Notice(sentence))
 
     def _answer(self, answer: Any) -> None:
         written: Answer = answer

@@ -78,7 +78,7 @@ class OnePhase:
             return [*self.lost(core, SinkLost(name)), *self.connected(core, event)]
         if event.listed:
             return self._settle(core, event)
-        sink.settlings = 0
+        sink.settle_attempts = 0
         if (stop := self._adopt(core, event)) is not None:
             return [stop]
         sink.phase = SinkPhase.READY
@@ -87,8 +87,8 @@ class OnePhase:
     def _settle(self, core: Coordinator, event: SinkConnected) -> list[Action]:
         """Decides the listed transactions, and begins the session again to learn where the output ends."""
         name, sink = event.sink, core.sinks[event.sink]
-        sink.settlings += 1
-        if sink.settlings > SETTLE_MAX:
+        sink.settle_attempts += 1
+        if sink.settle_attempts > SETTLE_MAX:
             return [StopPipeline(unsettled(name, event.listed))]
         actions: list[Action] = []
         for text in event.listed:

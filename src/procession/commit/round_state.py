@@ -38,7 +38,7 @@ class SinkStatus:
     txn: str | None = None
     vote: SinkShare | None = None
     unconfirmed: SinkShare | None = None
-    settlings: int = 0
+    settle_attempts: int = 0
     attempt: int = 0
     """Number of the last attempt. Each sink has its own counter, so that it sees every number."""
 

@@ -25,7 +25,7 @@ from procession import faults
 from procession.address import notice_silence
 from procession.commit.coordinator import REFUSALS_MAX
 from procession.commit.round_events import EmitEpoch, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
-from procession.commit.stop_reasons import not_greeted, not_voted
+from procession.commit.stop_reasons import hello_refused, not_voted
 from procession.errors import RemoteProtocolError, StorageError
 from procession.tls import ClientTls, complaint, connect
 from procession.wire import two_phase_commit
@@ -57,8 +57,8 @@ CREDITS_MIN = 2
 LIST_TAG = 1
 READ_BYTES = 65_536
 SILENT_BACKOFF_MAX_S = 10.0
-"""The longest wait before a sink is greeted again that closed without a word: a proxy may do that for one that is not
-up yet."""
+"""The longest wait before the next HELLO to a sink that closed without a reason: a proxy may do that for a sink that is
+not up yet."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 LINGER_S = 5.0
 """Time that a closing connection has to send what was written."""
@@ -115,7 +115,7 @@ class SinkLink:
         self._connection: Connection | None = None
         self._delay_s = 0.0
         self._failures = 0
-        self._greetings_refused = 0
+        self._hellos_refused = 0
         self._votes_refused = 0
         self._voting: str | None = None
         """The transaction that is being sent, until the sink has voted on it."""
@@ -123,7 +123,7 @@ class SinkLink:
         """Size of the transaction that was sent last."""
         self._phase2_sent: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
-        self._was_greeted = False
+        self._was_accepted = False
         self._is_hung = False
         self._is_leaving = False
         self._departed: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class SinkLink:
                 reader, writer = await self._reach()
             except (OSError, TimeoutError) as error:
                 if complaint(error):
-                    self._refused_greeting(error)
+                    self._hello_refused(error)
                 else:
                     self._failed(
                         "sink.unreachable", f"sink {self._sink} cannot be reached: {_why(error)}; waiting for it"
@@ -157,8 +157,8 @@ class SinkLink:
 
     def _refused(self, error: Exception) -> None:
         """Whether the end of the session counts as a refusal."""
-        if not self._was_greeted:
-            self._refused_greeting(error)
+        if not self._was_accepted:
+            self._hello_refused(error)
         elif isinstance(error, RemoteProtocolError) or (self._voting is not None and not self._is_hung):
             self._votes_refused += 1
             if self._votes_refused >= self.options.refusals_max:
@@ -171,15 +171,15 @@ class SinkLink:
         else:
             self._failed("sink.lost", f"sink {self._sink}: {_why(error)}; trying again")
 
-    def _refused_greeting(self, error: Exception) -> None:
-        self._greetings_refused += 1
+    def _hello_refused(self, error: Exception) -> None:
+        self._hellos_refused += 1
         has_reason = isinstance(error, RemoteProtocolError) or bool(complaint(error))
-        if self._greetings_refused >= self.options.refusals_max:
-            raise not_greeted(self._sink, self._greetings_refused, _why(error), has_reason=has_reason) from error
-        tries = f"{self._greetings_refused} of {self.options.refusals_max}"
+        if self._hellos_refused >= self.options.refusals_max:
+            raise hello_refused(self._sink, self._hellos_refused, _why(error), has_reason=has_reason) from error
+        tries = f"{self._hellos_refused} of {self.options.refusals_max}"
         self._failed("sink.refused", f"sink {self._sink} refused its greeting ({tries}): {_why(error)}; trying again")
         if not has_reason:
-            waited = self.options.backoff_max_s * 2 ** max(0, self._greetings_refused - 4)
+            waited = self.options.backoff_max_s * 2 ** max(0, self._hellos_refused - 4)
             self._delay_s = max(self._delay_s, min(SILENT_BACKOFF_MAX_S, waited))
 
     @property
@@ -198,7 +198,7 @@ class SinkLink:
     async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         options = self.options
         connection = Connection(ConnectionSide.INITIATOR, Role.SINK)
-        self._was_greeted = False
+        self._was_accepted = False
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         notice_silence(writer.get_extra_info("socket"))
         try:
@@ -209,8 +209,8 @@ class SinkLink:
             async with asyncio.timeout(options.answer_timeout_s):
                 listed, position, rest = await self._handshake(connection, reader)
             self._connection, self._writer = connection, writer
-            self._was_greeted = True
-            self._greetings_refused, self._delay_s = 0, 0.0
+            self._was_accepted = True
+            self._hellos_refused, self._delay_s = 0, 0.0
             self._is_leaving = self._is_hung = False
             self._send_departed()
             log.info("sink.connected", sink=options.name, listed=len(listed), position=position)

@@ -67,7 +67,7 @@ def refused(name: str, why: str, epoch: int, times: int) -> RoundError:
     )
 
 
-def not_greeted(sink: str, times: int, why: str, *, has_reason: bool = False) -> ConfigError:
+def hello_refused(sink: str, times: int, why: str, *, has_reason: bool = False) -> ConfigError:
     likely = "both sides need the same cookie and fitting certificates"
     if not has_reason:
         likely = (

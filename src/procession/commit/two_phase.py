@@ -59,9 +59,9 @@ class TwoPhase:
             return [stop]
         confirmed = core.confirm(sink) if not commits else []
         if aborts:
-            # The sink drops what was aborted when it is greeted again; only a clean list is gone on from.
-            sink.settlings += 1
-            if sink.settlings > SETTLE_MAX:
+            # The sink drops what was aborted at the next HELLO; the round continues only from an empty list.
+            sink.settle_attempts += 1
+            if sink.settle_attempts > SETTLE_MAX:
                 return [StopPipeline(unsettled(name, event.listed))]
             foreign = [
                 Warn(f"sink {name!r} held transaction {text!r}, which this checkpoint did not make; it is aborted")
@@ -69,7 +69,7 @@ class TwoPhase:
                 if not core.is_ours(name, TransactionId.parse(text))
             ]
             return [*foreign, *confirmed, *commits, *aborts, ReconnectSink(name)]
-        sink.settlings = 0
+        sink.settle_attempts = 0
         sink.phase = SinkPhase.VOTED if is_held else SinkPhase.READY
         return [*confirmed, *commits, *core.emit(name)]
 

@@ -50,7 +50,7 @@ FEATURES = frozenset(
     | {"v2Checkpoint", "vacuumProtocolCheck"}
 )
 """Features of tables whose appends need nothing that we do not do. Constraints are looked at one by one."""
-FIELD_DUTIES = ("delta.generationExpression", "delta.invariants", "delta.identity.start")
+FIELD_FEATURES = ("delta.generationExpression", "delta.invariants", "delta.identity.start")
 RETENTION = "delta.setTransactionRetentionDuration"
 
 log = structlog.get_logger()
@@ -336,19 +336,19 @@ def _refuse_what_appends_must_know(table: DeltaTable, url: str) -> None:
     """A writer that adds files must check a table's constraints, partitions and column names itself; we do not."""
     metadata, protocol = table.metadata(), table.protocol()
     unknown = sorted(set(protocol.writer_features or ()) - FEATURES)
-    duties = {
+    obstacles = {
         "is partitioned": bool(metadata.partition_columns),
         "has constraints": any(name.startswith("delta.constraints.") for name in metadata.configuration),
         "maps column names": metadata.configuration.get("delta.columnMapping.mode", "none") != "none",
         "has generated or checked columns": any(
-            duty in (field.metadata or {}) for field in table.schema().fields for duty in FIELD_DUTIES
+            obstacle in (field.metadata or {}) for field in table.schema().fields for obstacle in FIELD_FEATURES
         ),
         f"forgets transactions ({RETENTION})": RETENTION in metadata.configuration,
         f"needs {', '.join(unknown)}": bool(unknown),
     }
-    for duty, is_there in duties.items():
+    for obstacle, is_there in obstacles.items():
         if is_there:
             raise ConfigError(
-                f"This sink cannot append to {url}: the table {duty}.",
+                f"This sink cannot append to {url}: the table {obstacle}.",
                 next_step="Name a table without that, or let the sink make a new one.",
             )

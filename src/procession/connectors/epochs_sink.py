@@ -21,7 +21,7 @@ from procession.errors import StorageError, UsageError
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
 from procession.sdk.output import Output
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import fsync_dir, make_if_missing, renew_durably, storage_error
 from procession.tls import ServerTls
@@ -165,7 +165,7 @@ def run_epochs_sink(
     is_empty_kept: bool = False,
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
     files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
@@ -177,4 +177,4 @@ def run_epochs_sink(
     def open_output(instance: str) -> EpochsOutput:
         return EpochsOutput(directory / instance, suffix=suffix, is_empty_kept=is_empty_kept, files=files)
 
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell, files=files)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, on_outcome=on_outcome, files=files)

@@ -16,7 +16,7 @@ from procession.runtime.files import FileSystem, OpenFile, OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.sdk.output import OpenOutput, Output
 from procession.sdk.payloads import Payloads
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import fsync_dir, remove, storage_error
 from procession.tls import ServerTls
@@ -113,12 +113,21 @@ def run_file_sink(
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
     files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
     open_output = opener(directory, idempotent, files)
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, idempotent=idempotent, tell=tell, files=files)
+    run_sink(
+        open_output,
+        directory,
+        listen,
+        cookie=cookie,
+        tls=tls,
+        idempotent=idempotent,
+        on_outcome=on_outcome,
+        files=files,
+    )
 
 
 def opener(directory: Path, idempotent: Collection[str] = (), files: FileSystem = HOST_FILES) -> OpenOutput:

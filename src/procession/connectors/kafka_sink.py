@@ -33,7 +33,7 @@ from procession.sdk.output import Output
 from procession.sdk.pacing import Backoff
 from procession.sdk.payloads import Payloads
 from procession.sdk.record_blocks import RecordForm, record_batches
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.sdk.sink_server import INSTANCES_MAX
 from procession.sdk.transaction_log import Transaction
 from procession.times import UNITS
@@ -292,7 +292,7 @@ class KafkaOutput(Output):
                 _queue(producer, topic, value, key, partition, None, None, timestamp_ms, pairs)
         producer.poll(0)
 
-    def _hear_delivery(self, error: KafkaError | None, _: Message) -> None:
+    def _note_delivery(self, error: KafkaError | None, _: Message) -> None:
         if error is not None and error.code() not in _PURGED and self._undelivered is None:
             self._undelivered = error
 
@@ -310,7 +310,7 @@ class KafkaOutput(Output):
                 "message.max.bytes": max(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
                 "batch.size": min(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
                 "batch.num.messages": BATCH_MESSAGES_MAX,
-                "on_delivery": self._hear_delivery,
+                "on_delivery": self._note_delivery,
                 "delivery.report.only.error": True,  # of the rest the commit of the transaction tells
                 "linger.ms": 5,
                 "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
@@ -371,7 +371,7 @@ def run_kafka_sink(
     options: KafkaSinkOptions,
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the error that stopped it otherwise."""
     TopicGuard(clients, options).check_start()
@@ -384,4 +384,4 @@ def run_kafka_sink(
         return KafkaOutput(directory / instance, clients.of_instance(instance), own)
 
     limit = LANES_MAX if options.records is RecordForm.LANES else INSTANCES_MAX
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell, instances_max=limit)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, on_outcome=on_outcome, instances_max=limit)

@@ -17,7 +17,7 @@ from procession.runtime.host_files import HOST_FILES
 from procession.sdk.lane_files import LANE_SUFFIX
 from procession.sdk.output import OpenOutput
 from procession.sdk.payloads import Payloads
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.tls import ServerTls
 from procession.wire.lane_blocks import decode_blocks
 
@@ -43,7 +43,7 @@ def run_lane_sink(
     *,
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
     files: FileSystem = HOST_FILES,
 ) -> None:
     """Serve the sink until a signal stops it. Raises the StorageError that stops it otherwise."""
@@ -53,7 +53,7 @@ def run_lane_sink(
         listen,
         cookie=cookie,
         tls=tls,
-        tell=tell,
+        on_outcome=on_outcome,
         instances_max=INSTANCES_MAX,
         files=files,
     )

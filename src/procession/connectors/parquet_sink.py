@@ -20,7 +20,7 @@ from procession.connectors.parquet_output import FILE_BYTES, LakeOutput, LakeTab
 from procession.connectors.parquet_schema import load_schema
 from procession.sdk.output import OpenOutput
 from procession.sdk.record_blocks import RecordForm
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.tls import ServerTls
 
 OpenTable = Callable[[], LakeTable]
@@ -62,13 +62,15 @@ def run_lake_sink(
     *,
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the error that stopped it otherwise."""
     table = open_table()
     table.check_place()
     table.schema()
-    run_sink(lake_opener(directory, open_table, options), directory, listen, cookie=cookie, tls=tls, tell=tell)
+    run_sink(
+        lake_opener(directory, open_table, options), directory, listen, cookie=cookie, tls=tls, on_outcome=on_outcome
+    )
 
 
 def open_parquet(url: str, *, epochs_per_file: int = 1, file_bytes: int = FILE_BYTES) -> ParquetDirectory:

@@ -113,7 +113,7 @@ def connect(
             session = psycopg.connect(url, autocommit=True, **{k: v for k, v in options.items() if k not in given})
             break
         except psycopg.OperationalError as error:
-            if _is_hopeless(error):
+            if _is_permanent(error):
                 raise _refused(url, error) from error
             if time.monotonic() >= deadline:
                 raise DiskError(
@@ -237,7 +237,7 @@ def table_name(text: str) -> sql.Identifier:
     return sql.Identifier(*parts)
 
 
-def _is_hopeless(error: psycopg.OperationalError) -> bool:
+def _is_permanent(error: psycopg.OperationalError) -> bool:
     """A refusal by the server, or by libpq, that waiting does not change. A server that starts says 57P03."""
     if error.sqlstate is not None:
         return not error.sqlstate.startswith(("57P", "53", "08"))

@@ -24,7 +24,7 @@ from procession.connectors.postgres_table import TargetTable
 from procession.errors import ConfigError, StorageError
 from procession.sdk.output import Output
 from procession.sdk.payloads import Payloads
-from procession.sdk.sink_directory import LISTEN, Tell, run_sink
+from procession.sdk.sink_directory import LISTEN, OnOutcome, run_sink
 from procession.sdk.transaction_log import Transaction
 from procession.tls import ServerTls
 
@@ -314,7 +314,7 @@ def run_postgres_sink(
     *,
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
 ) -> None:
     """Serve the sink until a signal stops it; raises the error that stopped it otherwise."""
     checked_url(options.url)
@@ -326,4 +326,4 @@ def run_postgres_sink(
         base = directory / instance
         return PreparedOutput(database, base) if mode is CommitMode.PREPARED else TokenOutput(database, base)
 
-    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, tell=tell)
+    run_sink(open_output, directory, listen, cookie=cookie, tls=tls, on_outcome=on_outcome)

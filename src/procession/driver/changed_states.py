@@ -86,7 +86,7 @@ class _Migration:
         values = ValueCodec(plan.graph.types)
         node = next(node for node in plan.graph.nodes if node.name == stage and node.operator is not None)
         self._is_timed = isinstance(node.operator, ExpiringState)
-        self._decode = values.thawed
+        self._decode = values.decoded_value
         self._encode = StateEncoding(stage, values, is_made_by_user=True)
         self._stage = stage
         self._function = function

@@ -25,7 +25,7 @@ async def watch(
     cookie: bytes,
     tls: ClientTls | None,
     notify: Callable[[tuple[str, ...]], None],
-    look_s: float = POLL_INTERVAL_S,
+    poll_interval_s: float = POLL_INTERVAL_S,
 ) -> None:
     """Poll until cancelled. Pass the names of all departed gateways to `tell` whenever they change."""
     known: tuple[str, ...] = ()
@@ -41,4 +41,4 @@ async def watch(
             if found != known:
                 notify(found)
                 known = found
-            await asyncio.sleep(look_s)
+            await asyncio.sleep(poll_interval_s)

@@ -45,12 +45,12 @@ def redistributed(
             if name.startswith(OF_KEY):
                 writers[share_of(name[len(OF_KEY) :]) % count].put(name, stored)
             elif name == WATERMARK:
-                at = values.thawed(stored)["at"]
+                at = values.decoded_value(stored)["at"]
                 reached = at if reached is None else max(reached, reached if at is None else at)
             elif name.startswith(OF_TIMERS):
                 serial += 1
                 keys: list[list[bytes]] = [[] for _ in writers]
-                for key in values.thawed(stored):
+                for key in values.decoded_value(stored):
                     keys[share_of(key) % count].append(key)
                 step = int(name[len(OF_TIMERS) :].partition(b"/")[0])
                 for writer, some in zip(writers, keys, strict=True):

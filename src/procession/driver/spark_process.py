@@ -241,12 +241,12 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat timeout", daemon=True).start()
 
     def _run(self) -> None:
-        looked = time.monotonic()
+        checked_at = time.monotonic()
         while not self._is_over.wait(self._timeout_s / 10):
             now = time.monotonic()
-            if now - looked > self._timeout_s / 2:
+            if now - checked_at > self._timeout_s / 2:
                 self._last = now  # this process did not run either: the machine slept, or the process was stopped
-            looked = now
+            checked_at = now
             if now - self._last > self._timeout_s:
                 self._silent()
                 return

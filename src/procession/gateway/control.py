@@ -68,46 +68,46 @@ class ControlServer:
         self._leader_control = leader_control
         self._config = gateway.config
         self._server: asyncio.Server | TlsListener | None = None
-        self._talks: dict[asyncio.Task[Any], None] = {}
+        self._connections: dict[asyncio.Task[Any], None] = {}
         self._is_compared = False
         """Whether a driver's request has matched this log since the gateway started."""
-        self._strangers: dict[asyncio.Task[Any], None] = {}
+        self._unauthenticated: dict[asyncio.Task[Any], None] = {}
         """Those that have not shown the cookie in a request yet, the oldest first."""
 
     async def start(self, listening: socket.socket) -> None:
         limit, tls = self._config.request_bytes_max, self._config.tls
         if listening.family == socket.AF_UNIX:  # a Unix socket needs no TLS
-            self._server = await asyncio.start_unix_server(self._talk, sock=listening, limit=limit)
+            self._server = await asyncio.start_unix_server(self._serve_connection, sock=listening, limit=limit)
             return
         if tls is None:
-            self._server = await asyncio.start_server(self._talk, sock=listening, limit=limit)
+            self._server = await asyncio.start_server(self._serve_connection, sock=listening, limit=limit)
             return
 
         def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit), self._talk)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit), self._serve_connection)
 
         self._server = TlsListener(listening, tls, protocol, handshake_timeout_s=self._config.handshake_timeout_s)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._talks:
+        for task in self._connections:
             task.cancel()
-        if self._talks:
-            await asyncio.wait(self._talks)
+        if self._connections:
+            await asyncio.wait(self._connections)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._talks[task] = None
-        self._strangers[task] = None
+        self._connections[task] = None
+        self._unauthenticated[task] = None
         self._make_room()
         deadline = asyncio.timeout(self._config.handshake_timeout_s)
         try:
             async with deadline:
                 while line := await self._line(reader):
                     reply = await self._answer(line, task, writer)
-                    if task not in self._strangers:
+                    if task not in self._unauthenticated:
                         deadline.reschedule(self._patience(task))
                     writer.write(json.dumps({"format": FORMAT, **reply}, separators=(",", ":")).encode() + b"\n")
                     await writer.drain()
@@ -115,8 +115,8 @@ class ControlServer:
             # The other side is gone, or too slow, or we are gone: in any case the request may be sent again.
             pass
         finally:
-            self._talks.pop(task, None)
-            self._strangers.pop(task, None)
+            self._connections.pop(task, None)
+            self._unauthenticated.pop(task, None)
             self._leader_control.lost(task)
             writer.close()
 
@@ -128,10 +128,10 @@ class ControlServer:
     def _make_room(self) -> None:
         """Closes the oldest unauthenticated connection above the limit, so that such connections block nobody. If all
         others are authenticated, that is the newest connection."""
-        if len(self._talks) > self._config.controls_max:
+        if len(self._connections) > self._config.controls_max:
             log.warning("control.connections_exceeded", controls_max=self._config.controls_max)
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
             oldest.cancel()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
@@ -148,7 +148,7 @@ class ControlServer:
             request = _parse(line)
             self._check_cookie(request)
             check_format(request)
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
             if request.get("identity", self._gateway.identity) != self._gateway.identity:
                 raise GarbledRequest("the request is for another gateway")
             if (reply := self._leader_control.answer(connection, request)) is not None:

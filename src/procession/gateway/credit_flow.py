@@ -145,14 +145,14 @@ class CreditFlow:
         least = 1 if self.is_over else self._limits.credits_min
         return self.allowed(sessions) or min(least, self._limits.credits_max)
 
-    def payable(self, owed: int, allowed: int) -> int:
+    def grantable(self, owed: int, allowed: int) -> int:
         """The part of the owed credits that may be granted now."""
         return max(0, owed - (self._limits.credits_max - allowed)) if allowed else 0
 
     def is_due(self, owed: int, allowed: int) -> bool:
         """A quarter of a session's credits is granted at once. Less waits for the next ACK."""
-        payable = self.payable(owed, allowed)
-        return payable > 0 and payable * 4 >= allowed
+        grantable = self.grantable(owed, allowed)
+        return grantable > 0 and grantable * 4 >= allowed
 
     def status(self) -> dict[str, Any]:
         """The figures for an operator."""

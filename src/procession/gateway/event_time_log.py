@@ -47,7 +47,7 @@ from procession.storage.segment import (
     ORDERED_SCHEMA,
 )
 
-HEAR_RECORDS_MAX = 250_000
+OBSERVE_RECORDS_MAX = 250_000
 """Maximum arrivals processed in one step. Sessions run between two steps."""
 
 ENTRY_BYTES_MAX = 4 * MIB
@@ -92,7 +92,7 @@ class Ordering:
         safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
         self.order = EventOrder(declared, point, safe | _references(rows))
         self.order.clocks.add_remote(found.clocks)
-        self._hear_again()
+        self._observe_again()
         self.recovered = self._recover(config, found, rows)
         self._received_at: dict[int, float] = {}
         self._taken_at: float | None = None
@@ -109,10 +109,10 @@ class Ordering:
         message_id = NO_REFERENCE if row["kind"] == KIND_EOS else row["message_id"]
         return Key(row["order_time"], row["stream_id"], message_id)
 
-    def _hear_again(self) -> None:
+    def _observe_again(self) -> None:
         end = self._arrivals.next_sequence
-        for batch in self._arrivals.read(min(self.order.heard_end, end), end):
-            self.order.hear(arrived_rows(batch), is_again=True)
+        for batch in self._arrivals.read(min(self.order.observed_end, end), end):
+            self.order.observe(arrived_rows(batch), is_again=True)
 
     def _recover(self, config: GatewayConfig, found: Snapshot, rows: list[pa.RecordBatch]) -> Recovered:
         tail, shares = LogTail(), StreamQuotas(config.limits, len(self.declared.streams))
@@ -142,7 +142,7 @@ class Ordering:
     @property
     def skipped(self) -> int:
         """Number of arrivals that are neither ordered nor waiting."""
-        return self.order.heard_end - len(self.order.waiting) - self.log.next_sequence
+        return self.order.observed_end - len(self.order.waiting) - self.log.next_sequence
 
     # One step
 
@@ -165,13 +165,13 @@ class Ordering:
             return {}
         return {stream_id: time for stream_id in idle if (at := clocks.watermark(stream_id)) is None or at < time}
 
-    def hear(self, now: float) -> None:
+    def observe(self, now: float) -> None:
         """Process arrivals that are on disk, up to one step."""
-        start = self.order.heard_end
-        end = min(self._arrivals.durable_end, start + HEAR_RECORDS_MAX)
+        start = self.order.observed_end
+        end = min(self._arrivals.durable_end, start + OBSERVE_RECORDS_MAX)
         for batch in self._arrivals.read(start, end) if start < end else ():
             rows = arrived_rows(batch)
-            self.order.hear(rows)
+            self.order.observe(rows)
             for stream_id in np.unique(rows.stream_ids[~rows.are_ticks]).tolist():
                 self._received_at[stream_id] = now
 
@@ -254,7 +254,7 @@ class Ordering:
         return {
             "order_by": "event_time",
             "ordered_end": self.log.next_sequence,
-            "heard_end": order.heard_end,
+            "observed_end": order.observed_end,
             "waiting_records": len(order.waiting),
             "waiting_bytes": order.waiting.size_bytes,
             "late_records": order.late.total(),

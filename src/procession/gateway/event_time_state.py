@@ -112,7 +112,7 @@ class EventTimeOrder:
         it sends them again there."""
         actions: list[Action] = []
         for stream_id in list(state.claims.closing) if state.claims is not None else ():
-            if self._closed_at.get(stream_id, 0) > ordered.heard_end:
+            if self._closed_at.get(stream_id, 0) > ordered.observed_end:
                 continue
             if stream_id not in ordered.waiting:
                 assert state.claims is not None

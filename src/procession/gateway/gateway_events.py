@@ -96,7 +96,7 @@ class RowsOrdered:
     """Stream id to the sequence, in the ordered log, of its end."""
     waits_for: int | None
     """The stream that the merge waits for, if any rows wait."""
-    heard_end: int
+    observed_end: int
     """Arrivals below it are in the ordered log, or wait, but for those that are skipped."""
     skipped: int
     """Words about streams, and records that were taken elsewhere."""

@@ -238,7 +238,7 @@ class Leadership:
         ]
 
 
-def greeting(
+def join_request(
     state: GatewayState, gateway: Member, starts: int, turn: int, order: str = "", *, is_confirmed: bool = True
 ) -> dict[str, Any]:
     """The first message on a new link: the gateway's identity and the streams that it holds."""

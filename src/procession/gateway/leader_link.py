@@ -29,7 +29,7 @@ from procession.gateway.gateway_events import (
     StreamRefused,
     StreamRelinquished,
 )
-from procession.gateway.leader import greeting
+from procession.gateway.leader import join_request
 from procession.gateway.listen_address import control_of
 from procession.gateway.members import Member
 from procession.gateway.performer import GatewayPerformer
@@ -125,7 +125,7 @@ class LeaderLink:
         try:
             notice_silence(writer.get_extra_info("socket"), self._config.silence_s)
             self._writer = writer
-            self._send(self._greeting())
+            self._send(self._join_request())
             joined = await self._reply(reader)
             self._unanswered.clear()
             self.name = self._gateway.name = str(joined["name"])
@@ -150,15 +150,15 @@ class LeaderLink:
             return await asyncio.open_unix_connection(sock=peer, limit=REPLY_BYTES_MAX)
         return await connect(address, self._config.link_tls, REPLY_BYTES_MAX)
 
-    def _greeting(self) -> Request:
+    def _join_request(self) -> Request:
         self._turn += 1
         member = replace(self._member, name=self.name)
         gateway = self._gateway
-        return greeting(
+        return join_request(
             gateway.state, member, self._starts, self._turn, gateway.order, is_confirmed=gateway.is_confirmed
         )
 
-    def greet_again(self) -> None:
+    def join_again(self) -> None:
         """End this link: the next one begins with what this gateway holds now."""
         if self._writer is not None:
             self._writer.close()

@@ -302,21 +302,21 @@ class GatewayPerformer:
             self.flush()
             await self._durably(self.log.sync)
         with self._ending():
-            ordering.hear(now)
+            ordering.observe(now)
 
     async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
         """Moves rows whose order is settled to the ordered log. They are on disk when this returns."""
         now = self.host.monotonic_s()
         with self._ending():
             ends = ordering.take(now)
-        point, end, heard_end = ordering.order.point, ordering.log.next_sequence, ordering.order.heard_end
+        point, end, observed_end = ordering.order.point, ordering.log.next_sequence, ordering.order.observed_end
         clocks = ordering.order.clocks.all_reached()
         await self._durably(ordering.log.sync)
         faults.point("gateway:after-order")
         closing = () if self.state.claims is None else self.state.claims.closing
         waiting = ordering.waiting_of(closing, is_alone=is_alone)
         skipped = ordering.skipped
-        self.handle(ev.RowsOrdered(point, end, ends, ordering.waits_for, heard_end, skipped, waiting, clocks))
+        self.handle(ev.RowsOrdered(point, end, ends, ordering.waits_for, observed_end, skipped, waiting, clocks))
         if (stalled := ordering.stalled(now, self.config.stall_s)) is not None:
             log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 

@@ -52,7 +52,7 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: St
             )
 
 
-def news_of(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
+def advanced_positions(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
     """The positions of a commit that are new. Leaves out streams that were retired with these positions and, if the
     commit is repeated, unknown streams: they were known, and have been dropped since."""
     committed = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}

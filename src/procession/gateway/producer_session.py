@@ -148,12 +148,12 @@ class ProducerSession(asyncio.BufferedProtocol):
             return
         self._is_lingering = True
         self._read_or_not()
-        self._hurry_others()
+        self._abort_oldest_refused()
         if self._transport.can_write_eof():  # not with TLS
             self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
 
-    def _hurry_others(self) -> None:
+    def _abort_oldest_refused(self) -> None:
         """Limits the refused connections that are still open: aborts the oldest."""
         lingering = [
             session for session in self._sessions if session._is_lingering and not session._transport.is_closing()

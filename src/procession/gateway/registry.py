@@ -197,16 +197,16 @@ class Registry:
             self.get_or_add(stream_id)
         for stream in list(self):
             position = positions.get(stream.stream_id)
-            is_news = position is not None and stream.commit(position.committed)
+            is_new = position is not None and stream.commit(position.committed)
             is_released = stream.eos_sequence is not None and stream.eos_sequence < end_sequence
-            if stream.session is not None and (is_news or is_released):
+            if stream.session is not None and (is_new or is_released):
                 pairs = new_positions.setdefault(stream.session, [])
                 # A point of reference that says "nothing" would make the producer go back.
                 if stream.committed is not None:
                     pairs.append((stream.stream_id, stream.committed))
             if is_released:
                 stream.eos_sequence = stream.session = None
-            if is_news or is_released or stream.stream_id not in self._idle:
+            if is_new or is_released or stream.stream_id not in self._idle:
                 self._note_idle(stream, now)
             if is_released:
                 self._forget_unused(stream)

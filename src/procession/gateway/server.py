@@ -148,7 +148,7 @@ class GatewayServer:
         else:
             start = next_start(config.directory, self._host)
             gateway.leader = self.link = LeaderLink(gateway, config.join, member, self._depart, start)
-            gateway.on_confirmed = self.link.greet_again
+            gateway.on_confirmed = self.link.join_again
             self._linking = asyncio.get_running_loop().create_task(self.link.run())
             self._control = ControlServer(gateway, LeaderControl(None, str(config.join)))
         await self._control.start(controlling)

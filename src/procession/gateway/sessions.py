@@ -67,8 +67,8 @@ class SessionEntry:
     _late: dict[int, int] = field(default_factory=dict)
     """The content of the withheld ACKs."""
 
-    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, payable: int) -> list[Ack | AckCounts]:
-        """The ACK with these pairs (stream id, committed id), which grants `payable` credits or more. Empty while
+    def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, grantable: int) -> list[Ack | AckCounts]:
+        """The ACK with these pairs (stream id, committed id), which grants `grantable` credits or more. Empty while
         ACKs are withheld."""
         self.was_acked = True
         self._late |= dict(positions)
@@ -76,7 +76,7 @@ class SessionEntry:
             self.stutter -= 1
             return []
         acknowledged, self._late = self._late, {}
-        granted = max(payable, min(self.owed, self.unspent))
+        granted = max(grantable, min(self.owed, self.unspent))
         self.owed -= granted
         self.unspent = max(0, self.unspent - granted)
         if self.groups is not None and self.groups.is_counting:

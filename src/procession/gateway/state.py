@@ -20,7 +20,7 @@ from procession.gateway.dedupe import fresh
 from procession.gateway.draft_groups import DraftGroups, inject_fault
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.log_rows import LogTail, batch_of, eos_row, read_tail, record_rows, size_of
-from procession.gateway.plausibility import check_end, check_positions, news_of
+from procession.gateway.plausibility import advanced_positions, check_end, check_positions
 from procession.gateway.registry import Registry
 from procession.gateway.retired_streams import RetiredStreams
 from procession.gateway.retirement import Retirement
@@ -332,8 +332,8 @@ class GatewayState:
         return self.flow.is_over and self.sessions[session].is_streaming and not self.order.spares(self, session)
 
     def ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[ev.Action]:
-        payable = self.flow.payable(self.sessions[session].owed, self.allowed(session))
-        frames = self.sessions[session].ack(positions, self.registry, payable=payable)
+        grantable = self.flow.grantable(self.sessions[session].owed, self.allowed(session))
+        frames = self.sessions[session].ack(positions, self.registry, grantable=grantable)
         return [ev.SendFrame(session, frame) for frame in frames]
 
     def _ticked(self) -> list[ev.Action]:
@@ -367,7 +367,7 @@ class GatewayState:
         # A repeated or late commit changes nothing: every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
-        positions = news_of(commit.positions, self.registry, is_late=commit.epoch <= self.snapshot.epoch)
+        positions = advanced_positions(commit.positions, self.registry, is_late=commit.epoch <= self.snapshot.epoch)
         check_positions(positions, self.registry, self.claims)
         return [ev.WriteSnapshot(self._snapshot(commit.fence, epoch, end_sequence, positions))]
 
@@ -393,5 +393,5 @@ class GatewayState:
 
     def is_owed(self, number: int, is_withheld: bool) -> bool:
         """Whether to grant credits now. A session that waited for a commit gets the minimum."""
-        ask = self.flow.payable if is_withheld else self.flow.is_due
+        ask = self.flow.grantable if is_withheld else self.flow.is_due
         return bool(ask(self.sessions[number].owed, self.allowed(number)))

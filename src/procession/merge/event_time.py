@@ -108,7 +108,7 @@ class EventOrder:
         point = point or ReplayPoint()
         self.clocks = StreamClocks(declared.streams, declared.lateness_ns, point.clocks)
         self.waiting = Waiting()
-        self.heard_end = point.floor
+        self.observed_end = point.floor
         """Rows below this sequence number are emitted or waiting."""
         self.late: Counter[int] = Counter()
         """Late rows of each stream, emitted since the start. A waiting row may still go to another gateway."""
@@ -129,7 +129,7 @@ class EventOrder:
         given, received = frozenset(self._given), dict(self._floor_received)
         return ReplayPoint(self._floor, dict(self._floor_clocks), self._cut, given, received)
 
-    def hear(self, rows: ArrivedRows, *, is_again: bool = False) -> None:
+    def observe(self, rows: ArrivedRows, *, is_again: bool = False) -> None:
         """Add the next rows of the arrival log. `is_again`: a restarted gateway replays them; some may be emitted."""
         count = len(rows.stream_ids)
         are_notices = rows.are_ticks | rows.are_given | rows.are_moved
@@ -139,7 +139,7 @@ class EventOrder:
             judged.order_times,
             rows.stream_ids,
             np.where(rows.are_ends, np.uint64(END_ID), rows.message_ids),
-            np.arange(self.heard_end, self.heard_end + count, dtype=np.int64),
+            np.arange(self.observed_end, self.observed_end + count, dtype=np.int64),
             rows.sizes,
             judged.are_late,
             rows.are_ends,
@@ -154,11 +154,11 @@ class EventOrder:
             is_left_out |= self._move(rows, row, is_again=is_again)
         self._remember(stack.picked(judged.are_known))
         stack = stack.picked(~is_left_out)
-        self.heard_end += count
+        self.observed_end += count
         changed = {int(stream_id): self.clocks.known[int(stream_id)] for stream_id in np.unique(rows.stream_ids)}
         received = _received(rows)
         self.received |= received
-        self._chunks.append(_Chunk(self.heard_end, len(stack), changed, received))
+        self._chunks.append(_Chunk(self.observed_end, len(stack), changed, received))
         self.waiting.add(stack)
         self._raise_floor()
 

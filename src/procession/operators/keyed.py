@@ -81,7 +81,7 @@ class KeyedOperator(UntimedOperator):
         return iter(())
 
 
-def in_words(error: Exception) -> Exception:
+def explained_error(error: Exception) -> Exception:
     """The error; or words for it, if the function did not return a pair, which Python reports where we unpack it."""
     is_raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
     return TypeError(NO_PAIR) if is_raised_here and "unpack" in str(error) else error
@@ -124,7 +124,7 @@ def _ones(
                 results.append(result)
         except Exception as error:  # user code may raise any exception
             failed.append(len(results) + len(failed))
-            refuse(failed[-1], in_words(error))
+            refuse(failed[-1], explained_error(error))
     if not failed:
         return results, None
     refused = set(failed)
@@ -150,7 +150,7 @@ def _some(
             else:
                 result = ABSENT if not result else own(value) if is_open(state) else value
         except Exception as error:  # user code may raise any exception
-            refuse(row, in_words(error))
+            refuse(row, explained_error(error))
             continue
         held[slot] = state
         if result is not ABSENT:
@@ -184,7 +184,7 @@ def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]
     if type(initial) in SCALARS:
         return lambda: initial
     frozen = values.packed(initial)
-    return lambda: values.thawed(frozen)
+    return lambda: values.decoded_value(frozen)
 
 
 def reducing(function: Callable[[Any, Any], Any]) -> Step:

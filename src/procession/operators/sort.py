@@ -79,7 +79,7 @@ class SortOperator(UntimedOperator):
         number = 0
         records = _Runs(self, states).take_all()
         while block := comparing_ranks(lambda: list(islice(records, BLOCK_RECORDS))):
-            values = [self.values.thawed(data)[1] for _, data in block]
+            values = [self.values.decoded_value(data)[1] for _, data in block]
             yield [(0, (place, b"", 0), NO_KEY, value) for place, value in enumerate(values, number)]
             number += len(block)
 
@@ -143,7 +143,7 @@ class _Runs:
             name = _block_name(run.number, block)
             held = self.states.take([name]).pop(name)
             self.states.touch([name])
-            yield from ((self.stage.values.thawed(data)[0], data) for data in held)
+            yield from ((self.stage.values.decoded_value(data)[0], data) for data in held)
 
     def _written(self, ranked: Iterable[Ranked], number: int) -> SortedRun:
         records, blocks, source = 0, 0, iter(ranked)

@@ -117,11 +117,11 @@ class ValueCodec:
     @cached_property
     def read(self) -> Mapping[int, Callable[[bytes], Any]]:
         """The decoders, by form."""
-        return {BYTES: bytes, TEXT: bytes.decode, VALUE: self.thawed}
+        return {BYTES: bytes, TEXT: bytes.decode, VALUE: self.decoded_value}
 
     def packed(self, value: Any) -> bytes:
-        """One value of any type, for `thawed`. Raises TypeError or ValueError if it could not be decoded to an equal
-        value."""
+        """One value of any type, for `decoded_value`. Raises TypeError or ValueError if decoding could not give an
+        equal value."""
         data = self._packed(value)
         # msgpack encodes a bytearray as bytes. Few values contain either, and this is a cheap test for both.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and _has_buffer(value):
@@ -135,7 +135,7 @@ class ValueCodec:
             data = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
         return data
 
-    def thawed(self, data: bytes) -> Any:
+    def decoded_value(self, data: bytes) -> Any:
         """Decode a value that `packed` encoded."""
         return msgpack.unpackb(data, ext_hook=self._from_extended, strict_map_key=False, unicode_errors="surrogatepass")
 
@@ -171,7 +171,7 @@ class ValueCodec:
     def _from_extended(self, code: int, data: bytes) -> Any:
         if code in _READ_BYTES:
             return _READ_BYTES[code](data)
-        parts = self.thawed(data)
+        parts = self.decoded_value(data)
         if code in _READ_PARTS:
             return _READ_PARTS[code](parts)
         match code:

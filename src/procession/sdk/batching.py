@@ -77,7 +77,7 @@ class StreamBatcher:
             message_id, event_time, key, payload = item
             self._size_bytes += len(payload) + len(key)
         except (TypeError, ValueError):
-            raise self._misfit(item) from None
+            raise self._record_error(item) from None
         self._message_ids.append(message_id)
         self._event_times.append(event_time)
         self._keys.append(key)
@@ -112,10 +112,10 @@ class StreamBatcher:
 
     def _of_arrow(self, item: object) -> Batch:
         if not isinstance(item, pa.RecordBatch):
-            raise self._misfit(item)
+            raise self._record_error(item)
         return Batch.of(item)
 
-    def _misfit(self, item: object) -> RecordError:
+    def _record_error(self, item: object) -> RecordError:
         return RecordError(
             f"The source yielded {type(item).__name__} on stream {self._stream.name!r}, which is not a record.",
             next_step="Yield tuples (message id, event time, key, payload), or Arrow batches with such columns.",

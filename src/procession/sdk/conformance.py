@@ -89,7 +89,7 @@ class Conformance:
             return Finding(CaseOutcome.BROKEN, "it did not answer in time")
         except (AssertionError, ConnectionError) as error:
             why = str(error) or type(error).__name__
-            words = await self._trial.last_words(said_bytes, ENDING_S if FAILED in why else SOON_S)
+            words = await self._trial.last_lines(said_bytes, ENDING_S if FAILED in why else SOON_S)
             return Finding(CaseOutcome.BROKEN, f"{why}. The sink says: {words}" if words else why)
         finally:
             self._trial.disarm()

@@ -55,12 +55,12 @@ def run_source(
     """
     if options.share is not None:
         source = SharedSource(source, options.share)
-    teller = SourceReporter(is_json=is_json, beside=options.report)
-    client = SourceClient(source, to, replace(options, report=teller))
+    reporter = SourceReporter(is_json=is_json, beside=options.report)
+    client = SourceClient(source, to, replace(options, report=reporter))
     try:
         return run_program(_all_of(client, beside), on_stop, options.stop_wait_s) is True
     finally:
-        teller.close()
+        reporter.close()
 
 
 async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> bool:

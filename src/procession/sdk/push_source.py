@@ -127,9 +127,9 @@ class PushStream:
             elif is_all:
                 return
             else:
-                await self._until(partial(self._has_news, synced))
+                await self._until(partial(self._has_changed, synced))
 
-    def _has_news(self, synced: int) -> bool:
+    def _has_changed(self, synced: int) -> bool:
         return self._synced > synced or (self._is_ended and self._appended == self._synced)
 
     def is_unnumbered(self, stream: Stream) -> bool:

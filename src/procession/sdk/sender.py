@@ -126,7 +126,7 @@ class Sender:
         """
         data, name = _as_bytes(payload, "payload", PAYLOAD_BYTES_MAX), _as_bytes(key, "key", SHORT_BYTES_MAX)
         if not isinstance(event_time, int):
-            raise _misfit(f"an event time of {event_time!r}", "Give nanoseconds since 1970, as a whole number.")
+            raise _record_error(f"an event time of {event_time!r}", "Give nanoseconds since 1970, as a whole number.")
         self._check_open()
         with self._lock:
             self._gather.add((self._number(message_id), event_time, name, data))
@@ -170,13 +170,13 @@ class Sender:
 
     def _number(self, message_id: int | None) -> int:
         if (message_id is not None) is not self._has_ids:
-            raise _misfit(
+            raise _record_error(
                 "a message id" if message_id is not None else "a record without a message id",
                 "Open it with has_ids=True and give every record its id, or give none.",
             )
         number = self._last + 1 if message_id is None else message_id
         if not self._last < number < 2**64 - 1:
-            raise _misfit(f"message id {number} after {self._last}", "Give ids that only go up, below 2^64-1.")
+            raise _record_error(f"message id {number} after {self._last}", "Give ids that only go up, below 2^64-1.")
         self._last = number
         return number
 
@@ -238,11 +238,11 @@ class Sender:
 def _as_bytes(value: bytes | str, what: str, bytes_max: int) -> bytes:
     data = value.encode() if isinstance(value, str) else value
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise _misfit(f"a {what} of type {type(value).__name__}", "Give bytes or str.")
+        raise _record_error(f"a {what} of type {type(value).__name__}", "Give bytes or str.")
     if len(data) > bytes_max:
-        raise _misfit(f"a {what} of {len(data)} bytes", f"Give {bytes_max} bytes at most.")
+        raise _record_error(f"a {what} of {len(data)} bytes", f"Give {bytes_max} bytes at most.")
     return bytes(data)
 
 
-def _misfit(what: str, next_step: str) -> RecordError:
+def _record_error(what: str, next_step: str) -> RecordError:
     return RecordError(f"The sender was given {what}.", next_step=next_step)

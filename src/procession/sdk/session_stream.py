@@ -28,7 +28,7 @@ class SessionStream(asyncio.BufferedProtocol):
         self._filled = 0
         self._is_ended = False
         self._error: Exception | None = None
-        self._has_news = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
         self.transport: asyncio.Transport
@@ -41,8 +41,8 @@ class SessionStream(asyncio.BufferedProtocol):
             OSError: The connection is lost.
         """
         while not self._filled and not self._is_ended:
-            self._has_news.clear()
-            await self._has_news.wait()
+            self._has_changed.clear()
+            await self._has_changed.wait()
         if self._error is not None:
             raise self._error
         data = self._buffer[: self._filled]
@@ -74,18 +74,18 @@ class SessionStream(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._filled == len(self._buffer):
             self.transport.pause_reading()
-        self._has_news.set()
+        self._has_changed.set()
 
     def eof_received(self) -> bool:
         self._is_ended = True
-        self._has_news.set()
+        self._has_changed.set()
         # Our half stays open for a last answer. TLS has no half-open connections.
         return self.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._error = error
         self._is_ended = True
-        self._has_news.set()
+        self._has_changed.set()
         self._may_write.set()
 
     def pause_writing(self) -> None:

@@ -34,7 +34,7 @@ ANNOUNCEMENT = "sink.json"
 
 log = structlog.get_logger("sink")
 
-Tell = Callable[[Mapping[str, object]], None]
+OnOutcome = Callable[[Mapping[str, object]], None]
 """Receives events as JSON objects, from any thread."""
 
 
@@ -45,7 +45,7 @@ class SinkDirectory:
         directory: The directory. It is locked.
         open_output: Opens the Output of an instance.
         idempotent: Instances whose Outputs accept the same positions again.
-        tell: Called with each commit and abort.
+        on_outcome: Called with each commit and abort.
         files: The file system that it is on.
     """
 
@@ -55,7 +55,7 @@ class SinkDirectory:
         open_output: OpenOutput,
         *,
         idempotent: Collection[str] = (),
-        tell: Tell | None = None,
+        on_outcome: OnOutcome | None = None,
         files: FileSystem = HOST_FILES,
     ) -> None:
         keep_quiet()
@@ -63,7 +63,7 @@ class SinkDirectory:
         self.directory = directory
         self._open_output = open_output
         self._idempotent = idempotent
-        self._announce = tell
+        self._announce = on_outcome
         self._files = files
         self._lock = lock_directory(directory, files)
         remove_drafts(directory, files)
@@ -112,7 +112,7 @@ def run_sink(
     cookie: bytes | None = None,
     tls: ServerTls | None = None,
     idempotent: Collection[str] = (),
-    tell: Tell | None = None,
+    on_outcome: OnOutcome | None = None,
     instances_max: int = INSTANCES_MAX,
     files: FileSystem = HOST_FILES,
 ) -> None:
@@ -127,11 +127,11 @@ def run_sink(
             Empty: any driver that reaches the port is accepted.
         tls: The server's certificate, for TLS.
         idempotent: Instances whose Outputs accept the same positions again.
-        tell: Called with each commit and abort.
+        on_outcome: Called with each commit and abort.
         instances_max: Maximum number of instances.
         files: The file system that the directory is on.
     """
-    sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, tell=tell, files=files)
+    sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, on_outcome=on_outcome, files=files)
     try:
         secret = make_secret(directory, Secret.SINKS) if cookie is None else cookie
         serve(sink_directory, listen, secret, tls, instances_max=instances_max)

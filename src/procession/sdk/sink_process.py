@@ -107,7 +107,7 @@ class SinkProcess:
         """How much the program has written to its standard error so far, over all of its lives."""
         return self.stderr.stat().st_size if self.stderr.exists() else 0
 
-    async def last_words(self, after: int, timeout_s: float) -> str:
+    async def last_lines(self, after: int, timeout_s: float) -> str:
         """What the program says of its end, if it ends in this time: the last of what it wrote behind this many
         bytes."""
         if self._process is None:

@@ -356,7 +356,7 @@ class SinkSession:
                 self._server.columns.worked(len(event))
                 answers: list[TwoPhase] = []
                 try:
-                    await self._server.in_thread(_talk, participant, event, answers)
+                    await self._server.in_thread(_answer_messages, participant, event, answers)
                 finally:
                     # Also those before a word that ends the session: what was promised there stands.
                     for answer in answers:
@@ -368,7 +368,7 @@ class SinkSession:
             self._transport.write(self._connection.send(frame))
 
 
-def _talk(participant: SinkParticipant, messages: Messages, answers: list[TwoPhase]) -> None:
+def _answer_messages(participant: SinkParticipant, messages: Messages, answers: list[TwoPhase]) -> None:
     """Called in a thread: passes these messages to the participant, in order."""
     for stream_id, some in messages.by_stream():
         if stream_id == TWOPC_STREAM:

@@ -22,7 +22,7 @@ from procession.sdk.pacing import Backoff, RateLimit
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Forgetful, Source, Stream, UnnumberedSource
 from procession.sdk.source_report import Report
-from procession.sdk.source_session import GreetingRefused, StreamFeed
+from procession.sdk.source_session import HelloRefused, StreamFeed
 from procession.sdk.stream_progress import KnownStreams, StreamProgress
 from procession.sdk.stream_reader import StreamReader
 from procession.tls import complaint, connect
@@ -107,7 +107,7 @@ class SourceClient:
             return "connecting"
         if self._known.is_complete and all(progress.is_ended for progress in self._known.streams.values()):
             return "waiting for commits"
-        return "waiting for credits" if self._feed.is_starved else "sending"
+        return "waiting for credits" if self._feed.needs_credits else "sending"
 
     async def run(self) -> None:
         try:
@@ -201,7 +201,7 @@ class SourceClient:
                 if self._address == self._homes[0]:
                     self._homes.rotate(-1)
                 self._address = self._homes[0]
-            except (GreetingRefused, RemoteProtocolError) as error:
+            except (HelloRefused, RemoteProtocolError) as error:
                 # Once may be a gateway that is just stopping; again and again is for a person to see.
                 complaints = 1 if self.committed != before else complaints + 1
                 log.info("session.failed", address=str(self._address), reason=error.sentence)
@@ -237,7 +237,7 @@ class SourceClient:
             return await session
         except OSError as error:
             if trouble := complaint(error):
-                raise GreetingRefused(
+                raise HelloRefused(
                     f"The gateway at {self._address}: {trouble}.", next_step="Check the certificates of both sides."
                 ) from error
             raise

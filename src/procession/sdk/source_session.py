@@ -56,7 +56,7 @@ _encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
 log = structlog.get_logger()
 
 
-class GreetingRefused(ConfigError):
+class HelloRefused(ConfigError):
     """The gateway answered HELLO with an error."""
 
 
@@ -121,7 +121,7 @@ class StreamFeed:
             raise group.exceptions[0] from None
 
     @property
-    def is_starved(self) -> bool:
+    def needs_credits(self) -> bool:
         """There is no credit left."""
         return self.is_welcome and not self._connection.credit.available
 
@@ -200,7 +200,7 @@ class StreamFeed:
                     raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
                 if self.is_welcome:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
-                raise GreetingRefused(f"The gateway refused us: {reason}.", next_step=_next_step(reason))
+                raise HelloRefused(f"The gateway refused us: {reason}.", next_step=_next_step(reason))
             case Violation(reason):
                 self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)

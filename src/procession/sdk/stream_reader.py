@@ -94,8 +94,8 @@ class _InThread(StreamReader):
         try:
             for item in iterator:
                 with self._lock:
-                    is_news = not self._is_stopped and self._put(item)
-                    if is_news:
+                    is_new = not self._is_stopped and self._put(item)
+                    if is_new:
                         self._set(self._changed)
                     self._lock.wait_for(lambda: self._gather.has_room or self._is_stopped)
                     if self._is_stopped:

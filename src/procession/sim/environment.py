@@ -119,7 +119,7 @@ class Environment:
         self.network = Network(self)
         self.threads = CallThreads()
         self.oracle: Oracle
-        self.strike: Callable[[PlannedFault, SimulatedProcess], None]
+        self.inject: Callable[[PlannedFault, SimulatedProcess], None]
         self.gone: Callable[[SimulatedProcess], None]
         """Called for every process that dies."""
         self.gateways: dict[str, SimulatedGateway] = {}
@@ -136,7 +136,7 @@ class Environment:
         """Called for every gateway that a driver confirms."""
         self.everyone: list[SimulatedProcess] = []
         """All processes, including dead ones."""
-        self.struck: list[PlannedFault] = []
+        self.injected: list[PlannedFault] = []
         self.event_log: list[str] | None = [] if is_recorded else None
         """The event log of the run, kept only if it is printed."""
         self.runs = 0
@@ -161,25 +161,25 @@ class Environment:
             pace = self._paces[part] = StepCounter([fault for fault in self._faults if fault.part == part])
         return pace
 
-    def strike_due(self, process: SimulatedProcess, due: Sequence[PlannedFault]) -> None:
+    def inject_due(self, process: SimulatedProcess, due: Sequence[PlannedFault]) -> None:
         """Apply these faults at the current step of the process."""
         for fault in due:
             if fault.delay_s:
-                self.clock.after(fault.delay_s, self._strike_later, fault, process.machine)
+                self.clock.after(fault.delay_s, self._inject_later, fault, process.machine)
             else:
-                self._strike(fault, process)
+                self._inject(fault, process)
 
-    def _strike_later(self, fault: PlannedFault, machine: Machine) -> None:
+    def _inject_later(self, fault: PlannedFault, machine: Machine) -> None:
         """Return the current incarnation of the part."""
         for process in machine.processes:
             if process.part == fault.part:
-                self._strike(fault, process)
+                self._inject(fault, process)
                 return
 
-    def _strike(self, fault: PlannedFault, process: SimulatedProcess) -> None:
-        self.struck.append(fault)
+    def _inject(self, fault: PlannedFault, process: SimulatedProcess) -> None:
+        self.injected.append(fault)
         self.log_event(fault.part, "! %s for %.2f s at step %s", fault.kind, fault.seconds, self.pace(fault.part).taken)
-        self.strike(fault, process)
+        self.inject(fault, process)
 
     def log_event(self, part: str, text: str, *values: object) -> None:
         """Log an event. `values` replace %s in `text`; formatting is skipped if the log is off."""

@@ -1,4 +1,4 @@
-"""The plan of a run: how many streams, records and sinks, which limits, and which faults strike when.
+"""The plan of a run: how many streams, records and sinks, which limits, and which faults happen when.
 
 Invariant: a plan and its seed determine the whole run. A plan can be saved as JSON, reduced (`shrink`) and run again.
 `world` runs it.
@@ -92,7 +92,7 @@ STEPS = {GATEWAY: 200, "follower": 170, DRIVER: 170, SPARK: 90, "sink": 90, "pro
 EDGES = {GATEWAY: 40, "follower": 34, DRIVER: 46, SPARK: 12, "sink": 20}
 """Approximate number of edges in such a run. A crash at an edge shows a missing sync."""
 EDGE_SHARE = 0.35
-"""Share of the faults of parts with a disk that strike at an edge."""
+"""Share of the faults of parts with a disk that are injected at an edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class WorldSize:
     twins: float
     """How likely a stream has a second producer."""
     reach: float
-    """Faults strike within `STEPS`, times this."""
+    """Faults are injected within `STEPS` times this."""
 
 
 SMALL = WorldSize(
@@ -143,7 +143,7 @@ SEVERAL_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
     """A fault at the part's `step`-th step, or `delay_s` after it. `seconds` is its duration, or the time until the
-    part is restarted. With a delay, a fault can strike a part that waits and takes no steps."""
+    part is restarted. With a delay, a fault can hit a part that waits and takes no steps."""
 
     part: str
     step: int

@@ -30,7 +30,7 @@ class Endpoint:
         "_flight",
         "_is_closed",
         "_is_cut",
-        "_is_flying",
+        "_is_in_flight",
         "_latency_s",
         "_random",
         "address",
@@ -53,7 +53,7 @@ class Endpoint:
         self._random = site.chance.random
         self._latency_s = latency_s
         self._flight: list[bytes] = []
-        self._is_flying = False
+        self._is_in_flight = False
         self._arrival_s = 0.0
         self._is_closed = False
         self._is_cut = False
@@ -69,8 +69,8 @@ class Endpoint:
         if self._is_closed or self._is_cut or not data:
             return
         self._flight.append(data)
-        if not self._is_flying:
-            self._is_flying = True
+        if not self._is_in_flight:
+            self._is_in_flight = True
             self._clock.after(self._delay_s(), self._arrive)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Endpoint:
         return self._arrival_s - now
 
     def _arrive(self) -> None:
-        self._is_flying = False
+        self._is_in_flight = False
         flight = self._flight
         if not flight:
             return
@@ -137,7 +137,7 @@ class Endpoint:
             cut = self.site.chance.randrange(1, len(data))
             self._flight = [data[cut:]]
             data = data[:cut]
-            self._is_flying = True
+            self._is_in_flight = True
             self._clock.after(self._delay_s(), self._arrive)
         self._deliver(data)
 
@@ -194,8 +194,8 @@ class Network:
         """Open a connection. `connected` gets our end, or None if nothing listens."""
         chance = self.site.chance
         # Most connections are quick; some are so slow that a later one overtakes them, and few much slower.
-        luck = chance.random()
-        latency_s = 0.001 if luck < 0.8 else (0.05 if luck < 0.97 else 0.6) * chance.random()
+        drawn = chance.random()
+        latency_s = 0.001 if drawn < 0.8 else (0.05 if drawn < 0.97 else 0.6) * chance.random()
         self.site.clock.after(latency_s, self._connect, owner, address, connected, latency_s)
 
     def _connect(

@@ -71,7 +71,7 @@ class ReplicaPlan:
         return min(self.write_quorum - 1, (self.replicas + 1) // 2 - 1)
 
     @property
-    def liars(self) -> int:
+    def lying_services_max(self) -> int:
         """Copies that may forget what they called synced, and perhaps their identity, too."""
         members = tuple(bytes([number]) for number in range(self.replicas))
         claims = claims_needed(QuorumConfig(members, self.write_quorum))
@@ -212,10 +212,10 @@ class ReplicaWorld:
         self.plan = plan
         self.oracle = ReplicaOracle()
         self.site = site = Environment(chance, plan.faults, is_recorded=is_recorded)
-        site.strike, site.gone = self._strike, self._gone
+        site.inject, site.gone = self._inject, self._gone
         self._machines = {f"sos-{number}": Machine(f"sos-{number}") for number in range(plan.replicas)}
         self._lost: set[str] = set()
-        self._liars: set[str] = set()
+        self._lying_services: set[str] = set()
         self._writers = 0
         self._current: SimulatedWriter | None = None
         self._is_calm = False
@@ -236,7 +236,7 @@ class ReplicaWorld:
         # Everything comes back, and a last writer reads all.
         self._is_calm = True
         for machine in self._machines.values():
-            self._mend(machine)
+            self._repair(machine)
             self._power_on(machine)
         self.plan = ReplicaPlan(self.plan.replicas, self.plan.write_quorum, self.plan.appends, 10_000, ())
         last = self._start_writer()
@@ -266,7 +266,7 @@ class ReplicaWorld:
             if machine.disk.is_full or machine.disk.is_read_only:
                 self.site.clock.after(0.1, self._start_service, part)
                 return
-            SimulatedService(self.site, part, machine, may_be_damaged=part in self._liars).start()
+            SimulatedService(self.site, part, machine, may_be_damaged=part in self._lying_services).start()
 
     def _start_writer(self) -> SimulatedWriter:
         self._writers += 1
@@ -291,7 +291,7 @@ class ReplicaWorld:
 
     # Faults
 
-    def _strike(self, fault: PlannedFault, process: SimulatedProcess) -> None:
+    def _inject(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         if self._is_calm:
             return
         machine = process.machine
@@ -309,15 +309,18 @@ class ReplicaWorld:
                 self._cut_power(machine, fault.seconds, is_scattered=fault.kind == "scatter")
             case "fsync":
                 machine.disk.fsync_failures = 1
-                self.site.clock.after(fault.seconds, self._mend, machine)
+                self.site.clock.after(fault.seconds, self._repair, machine)
             case "full":
                 machine.disk.is_full = True
-                self.site.clock.after(fault.seconds, self._mend, machine)
+                self.site.clock.after(fault.seconds, self._repair, machine)
             case "lose":
                 self._lose(process.part, fault.seconds)
             case "lie":
-                if len(self._liars | self._lost | {process.part}) <= self.plan.liars and not self._lost:
-                    self._liars.add(process.part)
+                if (
+                    len(self._lying_services | self._lost | {process.part}) <= self.plan.lying_services_max
+                    and not self._lost
+                ):
+                    self._lying_services.add(process.part)
                     machine.disk.is_lying = True
                     self.site.clock.after(fault.seconds, self._cut_power, machine, 0.1)
 
@@ -327,7 +330,7 @@ class ReplicaWorld:
         if writer is not None and writer.is_alive and writer.is_whole:
             members = [member.hex() for member in writer.volume._writer.chain[-1].head.config.members]
             self._lost -= {lost for lost in self._lost if self._identity(lost) in members}
-        if len(self._lost | {part}) > self.plan.losses or self._liars:
+        if len(self._lost | {part}) > self.plan.losses or self._lying_services:
             return
         self._lost.add(part)
         machine = self._machines[part]
@@ -347,7 +350,7 @@ class ReplicaWorld:
         machine.is_up = True
         self._start_service(machine.name)
 
-    def _mend(self, machine: Machine) -> None:
+    def _repair(self, machine: Machine) -> None:
         machine.disk.is_full = machine.disk.is_read_only = False
         machine.disk.fsync_failures = 0
 

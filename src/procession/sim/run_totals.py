@@ -27,7 +27,7 @@ class RunTotals:
         self.records += outcome.records
         self.epochs += outcome.epochs
         self.events += outcome.events
-        self.faults.update(fault.kind for fault in outcome.struck)
+        self.faults.update(fault.kind for fault in outcome.injected)
 
     def merge(self, other: RunTotals) -> None:
         self.runs += other.runs

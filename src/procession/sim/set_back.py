@@ -20,7 +20,7 @@ from procession.sim.gateway_addresses import name_of
 SET_BACK = "set-back"
 POLL_INTERVAL_S = 0.05
 """Interval at which the operator checks whether the copy is outdated and the machine is up."""
-MEND_S = 0.1
+REPAIR_S = 0.1
 """From the refusal until the newest directory is put back."""
 
 
@@ -30,7 +30,7 @@ class SetBackOperator:
         self._site = site
         self._machines = machines
         self._kill = kill
-        self._is_mending: set[str] = set()
+        self._is_repairing: set[str] = set()
 
     def begin(self, part: str, kind: str, seconds: float) -> None:
         """Take the copy now, if there is to be one, and put it in the directory's place when it is old."""
@@ -41,9 +41,9 @@ class SetBackOperator:
 
     def refused(self, part: str) -> None:
         """A gateway has refused a driver. If a fault of ours caused it, undo the fault."""
-        if part in self._site.set_back and part not in self._is_mending:
-            self._is_mending.add(part)
-            self._when(MEND_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
+        if part in self._site.set_back and part not in self._is_repairing:
+            self._is_repairing.add(part)
+            self._when(REPAIR_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
 
     def confirmed(self, part: str, end: int) -> None:
         """A driver takes the directory, whose log ends here, for the right one. If it is a copy, it has what it lacked,
@@ -51,7 +51,7 @@ class SetBackOperator:
         if part in self._site.set_back:
             self._site.oracle.set_back(name_of(part), end)
             self._site.log_event(part, "= the copy is taken")
-            self._is_mending.discard(part)
+            self._is_repairing.discard(part)
             self._site.set_back.discard(part)
             self._change(part, {set_aside(part): None})
 
@@ -84,7 +84,7 @@ class SetBackOperator:
             return
         self._kill(part)
         self._site.log_event(part, "= the newest directory is put back")
-        self._is_mending.discard(part)
+        self._is_repairing.discard(part)
         self._site.set_back.discard(part)
         newest = self._machines[part].disk.directory(set_aside(part))
         self._change(part, {part: newest, set_aside(part): None})

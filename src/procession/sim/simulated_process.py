@@ -1,9 +1,9 @@
 """A process: something that can be killed, paused and started again, and does one thing at a time.
 
 Invariant: each event that it handles, each disk call and each network write is a *step*. Steps are counted for each
-part, and a fault strikes at a count. So a fault can strike between any two steps, and the schedule determines exactly
-when. A handler that is a generator can also be interrupted at each `yield`: other processes continue, and the rest of
-this process waits, as after a blocking call. Upstream: `environment`. Downstream: the parts.
+part, and a fault is injected at a count. So a fault can happen between any two steps, and the schedule determines
+exactly when. A handler that is a generator can also be interrupted at each `yield`: other processes continue, and the
+rest of this process waits, as after a blocking call. Upstream: `environment`. Downstream: the parts.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class SimulatedProcess:
     # Doing
 
     def step(self) -> None:
-        """Something is done: count it, and let what is due strike."""
+        """Count a step, and inject the faults that are due."""
         pace = self._pace
         pace.taken = taken = pace.taken + 1
         if taken == pace.next_fault:
-            self.site.strike_due(self, pace.due())
+            self.site.inject_due(self, pace.due())
         if not self.is_alive:
             raise ProcessKilled
 
@@ -111,7 +111,7 @@ class SimulatedProcess:
         pace = self._pace
         pace.edges_taken = taken = pace.edges_taken + 1
         if taken == pace.next_edge:
-            self.site.strike_due(self, pace.due_at_edge())
+            self.site.inject_due(self, pace.due_at_edge())
         self.step()
 
     def later(self, delay_s: float, call: Callable[..., Any], *args: Any) -> None:

@@ -37,7 +37,7 @@ from procession.sim.simulated_clients import (
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.simulated_states import SimulatedStateStore
-from procession.sim.simulated_tasks import Route, Row, dealt, manifest_of, run_task
+from procession.sim.simulated_tasks import Route, Row, distributed, manifest_of, run_task
 from procession.sim.spark_files import SparkFiles
 from procession.storage.driver_claim import read_claim
 from procession.storage.log_ranges import LogLocation, LogOffset, laid, numbered_from
@@ -200,7 +200,7 @@ class Spark(SimulatedProcess):
         epoch, places = self._number, {name: LogLocation(part_of(name)) for name in ends}
         pieces = tuple(laid(starts, ends, places))
         manifests = [Manifest(epoch, 0, 0, first, last, len(rows), positions=positions, pieces=pieces)]
-        for task, task_rows in enumerate(dealt(rows, self._tasks)):
+        for task, task_rows in enumerate(distributed(rows, self._tasks)):
             lines, states = run_task(self._keeping, task, self._tasks, epoch, attempt, task_rows)
             manifests.append(manifest_of(task, epoch, attempt, lines, states, self._routes, self.driver.runs))
             yield

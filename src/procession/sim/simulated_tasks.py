@@ -54,7 +54,7 @@ class RunsInMemory:
         self._runs = {place: batches for place, batches in self._runs.items() if place[0] != epoch}
 
 
-def dealt(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
+def distributed(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
     """The rows of each task, in their order."""
     paths: list[list[Row]] = [[] for _ in range(tasks)]
     for row in rows:

@@ -37,7 +37,7 @@ ROW_BYTES = 600
 """What a row costs in a segment, if it is alone in its entry."""
 """Maximum number of steps. A run that takes more has stalled."""
 STALL_S = 120.0
-AFTERMATH_S = 0.2
+END_DELAY_S = 0.2
 """Time to wait after the last record, in which nothing may appear twice."""
 RESTART_S = 0.02
 AWAY_S = 0.3
@@ -49,7 +49,7 @@ RETIRE_AFTER_S = 0.05
 @dataclass(frozen=True, slots=True)
 class WorldOutcome:
     breach: InvariantViolation | None
-    struck: tuple[PlannedFault, ...]
+    injected: tuple[PlannedFault, ...]
     records: int
     epochs: int
     events: int
@@ -62,7 +62,7 @@ class World:
     ) -> None:
         self.plan = plan
         self.site = site = Environment(chance, plan.faults, is_recorded=is_recorded)
-        site.strike, site.gone = self._strike, self._gone
+        site.inject, site.gone = self._inject, self._gone
         site.network.loss = plan.loss
         self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
         self._ids = {number + 1: _ids(plan, number, chance) for number in range(len(plan.streams))}
@@ -114,7 +114,7 @@ class World:
                 events += 1
                 now = self.site.clock.now
                 if end_s is None and events % 8 == 0 and self.is_complete:
-                    end_s = now + AFTERMATH_S
+                    end_s = now + END_DELAY_S
                 if end_s is not None and now > end_s:
                     break
                 if events > EVENTS_MAX or now > STALL_S:
@@ -129,7 +129,7 @@ class World:
             )
         return WorldOutcome(
             breach,
-            tuple(self.site.struck),
+            tuple(self.site.injected),
             sum(map(len, self._ids.values())),
             len(self.site.oracle.decided),
             events,
@@ -246,7 +246,7 @@ class World:
 
     # Faults
 
-    def _strike(self, fault: PlannedFault, process: SimulatedProcess) -> None:
+    def _inject(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         chance = self.site.chance
         match fault.kind:
             case "kill":
@@ -270,24 +270,24 @@ class World:
                 self._cut_power(process.machine, fault.seconds, is_scattered=True)
             case "read-only":
                 process.machine.disk.is_read_only = True
-                self.site.clock.after(fault.seconds, self._mend, process.machine)
+                self.site.clock.after(fault.seconds, self._repair, process.machine)
             case "blackout":
                 for machine in dict.fromkeys(self._machines.values()):
                     self._cut_power(machine, fault.seconds)
             case "full":
                 process.machine.disk.is_full = True
-                self.site.clock.after(fault.seconds, self._mend, process.machine)
+                self.site.clock.after(fault.seconds, self._repair, process.machine)
             case "fsync":
                 process.machine.disk.fsync_failures = 1
-                self.site.clock.after(fault.seconds, self._mend, process.machine)
+                self.site.clock.after(fault.seconds, self._repair, process.machine)
             case "stop":
                 process.later(0.0, process.stop)
             case "set-back" | "lost":
                 self._operator.begin(process.part, fault.kind, fault.seconds)
             case _:
-                self._strike_lightly(fault, process)
+                self._inject_other(fault, process)
 
-    def _strike_lightly(self, fault: PlannedFault, process: SimulatedProcess) -> None:
+    def _inject_other(self, fault: PlannedFault, process: SimulatedProcess) -> None:
         chance = self.site.chance
         ends = sorted(process.ends, key=lambda end: end.number)
         if fault.kind == "cut":
@@ -310,7 +310,7 @@ class World:
         if self._machines[DRIVER].is_up:
             self._start_driver()
 
-    def _mend(self, machine: Machine) -> None:
+    def _repair(self, machine: Machine) -> None:
         machine.disk.is_full = machine.disk.is_read_only = False
         machine.disk.fsync_failures = 0
 

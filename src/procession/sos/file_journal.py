@@ -60,9 +60,9 @@ class FileJournal:
         """Records that are not appended yet, each with its size."""
         self._added = self._sent = self._synced = self._wanted = 0
         """Numbers of records: added, appended, synced by the quorum, and the last one that a thread waits for."""
-        self._barred = 0
+        self._barrier_at = 0
         """The last record that was sent with or before a request to sync."""
-        self._unbarred_bytes = 0
+        self._bytes_since_barrier = 0
         self._on_way: deque[tuple[int, int, int]] = deque()
         """Appends that are not synced: number, last record, bytes."""
         self._has_way = asyncio.Event()
@@ -164,14 +164,14 @@ class FileJournal:
                 parts += record
                 size += record_bytes
                 self._sent += 1
-            if not parts and self._barred < self._wanted:
+            if not parts and self._barrier_at < self._wanted:
                 parts = [NOTHING]  # all is sent, but no replica was asked to sync it
             if not parts:
                 return False
-            self._unbarred_bytes += size
-            is_barrier = self._sent >= self._wanted > self._barred or self._unbarred_bytes >= BARRIER_BYTES
+            self._bytes_since_barrier += size
+            is_barrier = self._sent >= self._wanted > self._barrier_at or self._bytes_since_barrier >= BARRIER_BYTES
             if is_barrier:
-                self._barred, self._unbarred_bytes = self._sent, 0
+                self._barrier_at, self._bytes_since_barrier = self._sent, 0
             number = self._volume.append(b"".join(parts), is_barrier=is_barrier)
             self._on_way.append((number, self._sent, size))
             self._has_way.set()

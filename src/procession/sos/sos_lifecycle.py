@@ -13,7 +13,7 @@ from procession.wire.lifecycle import ConnectionSide
 
 class SosState(enum.Enum):
     CONNECTED = "connected"
-    GREETED = "greeted"
+    HELLO_SENT = "hello sent"
     """HELLO was sent; requests wait for WELCOME."""
     OPEN = "open"
     ERROR = "error"
@@ -25,10 +25,10 @@ SosTable = dict[SosState, dict[ConnectionSide, dict[type[SosFrame], SosState]]]
 
 SOS: SosTable = {
     SosState.CONNECTED: {
-        ConnectionSide.INITIATOR: {SosHello: SosState.GREETED, SosError: SosState.ERROR},
+        ConnectionSide.INITIATOR: {SosHello: SosState.HELLO_SENT, SosError: SosState.ERROR},
         ConnectionSide.ACCEPTOR: {SosError: SosState.ERROR},
     },
-    SosState.GREETED: {
+    SosState.HELLO_SENT: {
         ConnectionSide.INITIATOR: {SosError: SosState.ERROR},
         ConnectionSide.ACCEPTOR: {SosWelcome: SosState.OPEN, SosError: SosState.ERROR},
     },

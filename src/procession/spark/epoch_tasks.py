@@ -42,7 +42,7 @@ class Range:
     """Where the records are in the logs of the gateways."""
 
 
-def deal(start: int, end: int, parallelism: int) -> list[Range]:
+def distribute(start: int, end: int, parallelism: int) -> list[Range]:
     """Split [start, end) into at most `parallelism` contiguous ranges of nearly equal size.
 
     A range is empty only if all are: the first epoch of a pipeline is empty, and starts the workers."""
@@ -66,7 +66,7 @@ def ranges_of(
 
 def split(task: Task, first: int, pieces: Sequence[LogRange], parallelism: int) -> list[Range]:
     """Return what each task of the first chain reads of these log ranges. `first` is the number of their first row."""
-    ranges = deal(first, first + sum(piece.last - piece.first for piece in pieces), parallelism)
+    ranges = distribute(first, first + sum(piece.last - piece.first for piece in pieces), parallelism)
     if task.is_interleaved(pieces):
         edges = [0, *(task_range.last - first for task_range in ranges)]
         for task_range, task_pieces in zip(ranges, task.row_ranges(pieces, edges), strict=True):
@@ -98,7 +98,7 @@ def run_slot(
     chain, bucket = slots(plan, level)[slot]
     attempt, tries = replace(attempt, partition=bucket), attempts_digest(own_envelopes)
     if any(envelope.is_failed for envelope in own_envelopes):
-        made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, heard=tries)
+        made = Manifest(attempt.epoch, chain, bucket, 0, 0, attempt=attempt.number, inputs_digest=tries)
     else:
         runs = [envelope.run for envelope in own_envelopes if envelope.run is not None]
         made = task.run_bucket(attempt, chain, runs, store, tries, changes_in(own_envelopes))

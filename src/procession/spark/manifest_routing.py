@@ -281,7 +281,7 @@ def _check_tries(plan: Plan, reported: Sequence[Manifest]) -> None:
             (sender.stage, sender.partition, sender.attempt) for sender in reported if sender.stage in feeding
         )
         for manifest in reported:
-            if manifest.stage == chain.number and manifest.heard != tries:
+            if manifest.stage == chain.number and manifest.inputs_digest != tries:
                 raise RoundError(
                     f"task {manifest.partition} of chain {chain.number} read the output of another attempt of a task"
                     " before it: Spark re-ran a stage whose output was already in use; the epoch is run again",

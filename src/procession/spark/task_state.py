@@ -75,7 +75,7 @@ class TaskStateStore:
         `is_made_by_user`: a state is what the user's function gave, and is refused if it would not come back as it
         is."""
         version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, StateVersion())
-        codec = StateCodec(StateEncoding(stage, values, is_made_by_user), values.thawed)
+        codec = StateCodec(StateEncoding(stage, values, is_made_by_user), values.decoded_value)
         is_redistributed = bool(version.tasks) and len(version.tasks) != tasks
         mine = version.tasks[task : task + 1] if not is_redistributed else version.tasks
         directory = self._local(stage, task, {name for files in mine for name, _ in files})

@@ -202,12 +202,19 @@ class Task:
         chain: int,
         runs: Sequence[Run],
         store: RunStore | CellStore,
-        heard: int = 0,
+        inputs_digest: int = 0,
         changes: tuple[StreamChange, ...] = (),
     ) -> Manifest:
         """Run a later chain on the runs that its exchange has for one task, and on the stream changes."""
         empty = Manifest(
-            attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, heard=heard, changes=changes
+            attempt.epoch,
+            chain,
+            attempt.partition,
+            0,
+            0,
+            attempt=attempt.number,
+            inputs_digest=inputs_digest,
+            changes=changes,
         )
         paths = [store.read(attempt.epoch, run) for run in runs]
         edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)

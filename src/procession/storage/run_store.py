@@ -74,7 +74,7 @@ class Manifest:
     times: tuple[int, ...] = ()
     attempt: int = 0
     """Which try at the task made this."""
-    heard: int = 0
+    inputs_digest: int = 0
     """A digest of which tries the task's own input came from."""
     failure: Mapping[str, Any] | None = None
     changes: tuple[tuple[int, int, bool, int], ...] = ()

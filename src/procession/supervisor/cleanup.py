@@ -2,9 +2,9 @@
 
 Invariant: a process belongs to a part if its environment has the part's mark, or if it is in the part's session. Its
 parent does not matter, because the JVM and the Python workers of a killed driver have lost theirs. Linux only: it reads
-/proc. Run as a script this module is the *warden*: it waits for the end of its standard input, which the supervisor
-holds open while it lives, and then kills what is left. (PR_SET_PDEATHSIG would reach only the direct child.) The warden
-must start quickly, so this module imports nothing of ours.
+/proc. Run as a script this module is the *cleanup process*: it waits for the end of its standard input, which the
+supervisor holds open while it lives, and then kills what is left. (PR_SET_PDEATHSIG would reach only the direct child.)
+It must start quickly, so this module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 VARIABLE = "PROCESSION_PART"
 SWEEP_TIMEOUT_S = 10.0
-WARDEN_PAUSE_S = 0.1
+CLEANUP_PAUSE_S = 0.1
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ZOMBIE = "Z"
@@ -106,8 +106,9 @@ def adopt_orphans(is_wanted: bool) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def start_warden(mark: str) -> subprocess.Popen[bytes]:
-    """Start a warden for everything under `mark`. The terminal's Ctrl-C does not reach it, and it has no mark."""
+def start_cleanup_process(mark: str) -> subprocess.Popen[bytes]:
+    """Start a cleanup process for all processes with `mark`. The terminal's Ctrl-C does not reach it, and it has no
+    mark."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark],
         stdin=subprocess.PIPE,
@@ -119,13 +120,13 @@ def start_warden(mark: str) -> subprocess.Popen[bytes]:
 
 
 def main(mark: str) -> None:
-    """Run the warden: wait until the supervisor has ended, then kill everything."""
+    """Run the cleanup process: wait until the supervisor has ended, then kill everything."""
     sys.stdin.buffer.read()
     # Look until nothing is found twice in a row: a child between fork and exec gets its mark only later.
     quiet = 0
     while quiet < 2:
         quiet = 0 if sweep(mark) else quiet + 1
-        time.sleep(WARDEN_PAUSE_S)
+        time.sleep(CLEANUP_PAUSE_S)
 
 
 if __name__ == "__main__":

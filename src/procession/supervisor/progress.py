@@ -225,7 +225,7 @@ def _rows(status: Mapping[str, Any]) -> int:
     the arrival log also has rows about streams that moved."""
     end = int(status["next_sequence"])
     if "ordered_end" in status:
-        return end - int(status["heard_end"]) + int(status["waiting_records"]) + int(status["ordered_end"])
+        return end - int(status["observed_end"]) + int(status["waiting_records"]) + int(status["ordered_end"])
     return end
 
 

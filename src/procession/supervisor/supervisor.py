@@ -1,8 +1,8 @@
 """The supervisor: starts the parts of a pipeline, restarts those that die, and stops them in order.
 
-Invariant: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with
-deadlines. When a part dies, what it left is killed before the next start. If the supervisor itself is killed, its
-warden cleans up (`supervisor/cleanup`). It runs in the caller's thread, whenever the caller calls `watch`; parts keep
+Invariant: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with deadlines.
+When a part dies, what it left is killed before the next start. If the supervisor itself is killed, its cleanup process
+kills the rest (`supervisor/cleanup`). It runs in the caller's thread, whenever the caller calls `watch`; parts keep
 running in between.
 """
 
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 from procession.errors import ProcessionError
-from procession.exit_status import HOPELESS
+from procession.exit_status import FINAL_STATUSES
 from procession.supervisor import cleanup
 from procession.supervisor.part import Child, Part, PartState
 from procession.supervisor.restart_policy import RestartPolicy, Restarts
@@ -84,9 +84,9 @@ class LimitedRestarts:
     def ended(self, child: Child, status: int, now: float) -> None:
         child.clear()
         child.state = PartState.ENDED
-        if status in HOPELESS and not child.part.is_needed:
+        if status in FINAL_STATUSES and not child.part.is_needed:
             self._say(f"{child.part.name} ended: {child.log.last_lines()} The pipeline goes on without it.")
-        elif status in HOPELESS:
+        elif status in FINAL_STATUSES:
             raise part_failed(child, child.log.last_lines() or "It ended with a fatal error and without a message.")
         elif status != 0:
             self._restart(child, _how(status), now, was_killed=status == -signal.SIGKILL)
@@ -156,7 +156,7 @@ class Supervisor:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         cleanup.adopt_orphans(True)
-        self._warden = cleanup.start_warden(self._mark)
+        self._cleanup_process = cleanup.start_cleanup_process(self._mark)
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if (
@@ -173,8 +173,8 @@ class Supervisor:
                 child.dismiss_spare()
                 child.dismiss_successor()
                 child.clear()
-            self._warden.kill()
-            self._warden.communicate()
+            self._cleanup_process.kill()
+            self._cleanup_process.communicate()
             cleanup.adopt_orphans(False)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -337,16 +337,16 @@ class Supervisor:
     def _next_due(self) -> float:
         """The time of the next action, if nothing happens before."""
         now = time.monotonic()
-        dues = [child.due for child in self._children.values() if child.state is PartState.WAITING]
+        due_times = [child.due for child in self._children.values() if child.state is PartState.WAITING]
         polls = [now + READY_POLL_S for child in self._children.values() if child.state is PartState.STARTING]
         spares = [child.spare_due for child in self._children.values()]
-        return min([*dues, *polls, *spares], default=float("inf"))
+        return min([*due_times, *polls, *spares], default=float("inf"))
 
     def _rest(self, until: float, children: Iterable[Child]) -> None:
         """Sleeps until then, until a child ends, or until asked to stop."""
-        if self._warden.poll() is not None:
-            self._warden.communicate()
-            self._warden = cleanup.start_warden(self._mark)
+        if self._cleanup_process.poll() is not None:
+            self._cleanup_process.communicate()
+            self._cleanup_process = cleanup.start_cleanup_process(self._mark)
         events = select.poll()
         events.register(self._wake, select.POLLIN)
         for ended in (ended for child in children for ended in child.ends):

@@ -78,7 +78,7 @@ class UpgradeSwitch:
         self.local = local if isinstance(local, LocalPipeline) else local.driver
         self._say = say
         self._directory = local.directory
-        self._is_driverless = False
+        self._has_no_driver = False
         """The new program has failed, and the way back is not made yet: neither of the two can be started."""
 
     def perform(self) -> LocalPipeline | ClusterPipeline:
@@ -105,7 +105,7 @@ class UpgradeSwitch:
         except (ProcessionError, OSError) as found:
             error = found if isinstance(found, ProcessionError) else storage_error(self._directory, "upgrade", found)
             status.end("failed", error.sentence, error.next_step)
-            if isinstance(error, PartFailed) or self._is_driverless:  # `run` itself cannot go on
+            if isinstance(error, PartFailed) or self._has_no_driver:  # `run` itself cannot go on
                 raise error from found
         except Exception as error:
             status.end("failed", f"The upgrade ended by a fault of Procession: {error!r}", "Read the output of `run`.")
@@ -155,18 +155,18 @@ class UpgradeSwitch:
             return
         status.report(f"the new program failed before its first commit: {failure}; going back")
         supervisor.halt(DRIVER)
-        self._is_driverless = True
+        self._has_no_driver = True
         try:
             go_back(self._directory, savepoint)
         except ConfigError as refused:  # it had committed after all
             self._stop_sinks(started)
             self._start_sinks(new, started)
             supervisor.replace(DRIVER, new.driver_part())
-            self._is_driverless = False
+            self._has_no_driver = False
             self._finish(new, comparison, status, time.monotonic() - began, refused.sentence)
             return
         supervisor.replace(DRIVER, old_part)
-        self._is_driverless = False
+        self._has_no_driver = False
         self._stop_sinks(started)
         status.end(
             "went back", f"The new program failed before its first commit: {failure}", "Correct the new program."

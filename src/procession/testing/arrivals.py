@@ -224,7 +224,7 @@ def _is_same(decoded: Any, value: Any) -> bool:
 def in_event_order(declared: DeclaredOrder, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of the ordered log: those whose place is final."""
     order = EventOrder(declared)
-    order.hear(arrived_rows(rows))
+    order.observe(arrived_rows(rows))
     taken = order.take()
     return ordered_rows(rows.take(pa.array(taken.rows.sequences)), taken.rows, taken.references)
 

@@ -63,14 +63,17 @@ class StageStates:
         for files in self.tasks:
             for file in files:
                 for state in file.find(names, hashes).values():
-                    return [] if state is None else [as_json(VALUES.thawed(state))]
+                    return [] if state is None else [as_json(VALUES.decoded_value(state))]
         return []
 
     def scan(self) -> Iterator[dict[str, Any]]:
         """The views of all keys and their states, in no particular order."""
         for piece in self._pieces():
             for key, state in zip(piece.column("key").to_pylist(), piece.column("state").to_pylist(), strict=True):
-                yield {"key": as_json(KEYS.decode(key.removeprefix(TIMED))), "state": as_json(VALUES.thawed(state))}
+                yield {
+                    "key": as_json(KEYS.decode(key.removeprefix(TIMED))),
+                    "state": as_json(VALUES.decoded_value(state)),
+                }
 
     def _pieces(self) -> Iterator[pa.RecordBatch]:
         for files in self.tasks:

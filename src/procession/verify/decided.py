@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from procession.commit.round_record import RoundRecord, SinkShare
 from procession.commit.transaction_id import TransactionId
-from procession.verify.verdict import Offender, Verdict
+from procession.verify.verdict import BadRecord, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Undecided:
     bytes: int = 0
     named: int = 0
     """Number of transactions found in a round record."""
-    first: Offender | None = None
+    first: BadRecord | None = None
 
     def take(self, visible: Iterable[tuple[str, int, int]], decisions: Decisions) -> None:
         """Check the transactions (id, start, end) that have become visible, in order."""
@@ -40,7 +40,7 @@ class Undecided:
                 self.named += is_named(txn, decisions)
             else:
                 self.bytes += end - start
-                self.first = self.first or Offender("transaction log", self.transactions, repr(txn))
+                self.first = self.first or BadRecord("transaction log", self.transactions, repr(txn))
             self.transactions += 1
 
     def judge(self, verdict: Verdict) -> Verdict:

@@ -34,7 +34,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Offender:
+class BadRecord:
     """The first record with a problem: its number (from 0) in the output, or in its input if it is lost."""
 
     where: str
@@ -56,7 +56,7 @@ class Verdict:
     doubled: int = 0
     disordered: int = 0
     corrupt: int = 0
-    first: dict[str, Offender] = field(default_factory=dict)
+    first: dict[str, BadRecord] = field(default_factory=dict)
     why: str = ""
     uncommitted: int = 0
     """Bytes that are visible but not decided as committed."""
@@ -79,7 +79,7 @@ class Verdict:
             return None
         return shown_by(lost=self.lost, doubled=self.doubled, corrupt=self.corrupt)
 
-    def with_uncommitted(self, bytes_: int, first: Offender) -> Verdict:
+    def with_uncommitted(self, bytes_: int, first: BadRecord) -> Verdict:
         """Return a violated verdict with these visible bytes that no decision names."""
         return replace(
             self, outcome=Outcome.VIOLATED, uncommitted=bytes_, first=self.first | {"uncommitted": first}, why=""

@@ -46,9 +46,9 @@ from procession.verify.order import (
     least_disorder,
     stream_of,
 )
-from procession.verify.verdict import Offender, Outcome, Verdict
+from procession.verify.verdict import BadRecord, Outcome, Verdict
 
-__all__ = ["Chunks", "MemoryBounds", "Offender", "Outcome", "Verdict", "compare"]
+__all__ = ["BadRecord", "Chunks", "MemoryBounds", "Outcome", "Verdict", "compare"]
 
 # An odd number with well-spread bits, so that keys of different inputs become different groups.
 SPREAD = 0x1E3779B97F4A7C15
@@ -255,10 +255,10 @@ class Comparison:
             return "The inputs contain the same line more than once, so its order in the output cannot be determined."
         return ""
 
-    def _first(self, disorder: Disorder) -> dict[str, Offender]:
+    def _first(self, disorder: Disorder) -> dict[str, BadRecord]:
         numbers = {"doubled": self.doubled.first, "disordered": disorder.first, "corrupt": self.corrupt.first}
         first = {
-            kind: Offender("output", number, shown(self.output(), number))
+            kind: BadRecord("output", number, shown(self.output(), number))
             for kind, number in numbers.items()
             if number >= 0
         }
@@ -267,7 +267,7 @@ class Comparison:
                 stream = int(stream_of(np.array([tally.first]), self.ends)[0])
                 number = tally.first - (int(self.ends[stream - 1]) if stream else 0)
                 where = "input" if len(self.inputs) == 1 else f"input {stream + 1}"
-                first[kind] = Offender(where, number, shown(self.inputs[stream](), number))
+                first[kind] = BadRecord(where, number, shown(self.inputs[stream](), number))
         return first
 
 

@@ -1,4 +1,5 @@
-"""What the harness makes of a fault that struck, and of one that did not. The cluster is a fake that counts epochs."""
+"""What the harness makes of a fault that happened, and of one that did not. The cluster is a fake that counts
+epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 from procession.chaos import harness as harness_module
 from procession.chaos.chaos_workload import FileWorkload
 from procession.chaos.cluster_view import Cluster
-from procession.chaos.fault_injector import STRIKE_EPOCHS
+from procession.chaos.fault_injector import FAULT_EPOCHS_MAX
 from procession.chaos.harness import Harness
 from procession.chaos.monitor import Failed
 from procession.chaos.output_monitor import MonitoredOutputs
@@ -59,12 +60,12 @@ class FakeMonitor:
             self.epoch += 1
             if self.epoch == 3:
                 self._dies()
-            assert self.epoch < 10 * STRIKE_EPOCHS, f"waited in vain for {what}"
+            assert self.epoch < 10 * FAULT_EPOCHS_MAX, f"waited in vain for {what}"
 
 
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
-    monkeypatch.setattr(harness_module, "STRIKE_S", 0.0)
+    monkeypatch.setattr(harness_module, "FAULT_TIMEOUT_S", 0.0)
     monkeypatch.setattr(FileWorkload, "feed", lambda self: None)
     outputs = MonitoredOutputs({}, lambda visible: cast(Decisions, None))
     harness = Harness(cast(Cluster, FakeCluster(tmp_path)), outputs=outputs)
@@ -76,20 +77,20 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
 def test_a_part_that_goes_on_with_a_bad_disk_has_failed(harness: Harness, do: FaultAction) -> None:
     harness._injector.do(FaultStep(do, LEFT, detail="3" if do is FaultAction.BAD_SYNC else ""))
     with pytest.raises(Failed, match=f"on {LEFT}.*as if nothing had been"):
-        harness._until_struck(FaultStep(do, LEFT))
+        harness._until_happened(FaultStep(do, LEFT))
 
 
 @pytest.mark.parametrize("do", [FaultAction.FULL, FaultAction.BAD_SYNC])
 def test_a_part_that_ends_of_its_bad_disk_is_what_was_wanted(harness: Harness, do: FaultAction) -> None:
     history = harness.history
     harness._monitor = cast(Any, FakeMonitor(lambda: history.event(1.0, LEFT, f"{LEFT} ended with status 3")))
-    harness._until_struck(FaultStep(do, LEFT))
+    harness._until_happened(FaultStep(do, LEFT))
     assert not history.notes
 
 
 def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None:
-    harness._until_struck(FaultStep(FaultAction.ARM, LEFT, detail="sink:before-vote"))
-    assert harness.history.notes == ["arm sink:before-vote on sink-left did not strike within 0 s"]
+    harness._until_happened(FaultStep(FaultAction.ARM, LEFT, detail="sink:before-vote"))
+    assert harness.history.notes == ["arm sink:before-vote on sink-left did not happen within 0 s"]
 
 
 @pytest.mark.parametrize(
