@@ -201,8 +201,8 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def emitter_links(count: int, runs: RunStore) -> LinkMaker:
-    """Links for a driver: sinks with several connections are sent to by `count` processes, the others directly. All of
-    one sink's connections are made one after the other, so each process gets its share of them."""
+    """Links for a driver: sinks with several connections are sent to by `count` processes, the others directly. The
+    connections of one sink are made one after the other, so each process gets its share of them."""
     direct = direct_links(runs)
     clients = itertools.cycle([EmitterClient(runs.directory) for _ in range(count)])
 

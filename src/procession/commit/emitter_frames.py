@@ -1,6 +1,6 @@
-"""What a driver and an emitter process say to each other, as bytes.
+"""The messages between a driver and an emitter process, as bytes.
 
-Invariant: a frame is a length and a JSON document, at most FRAME_BYTES_MAX bytes. The driver first says which
+Invariant: a frame is a length and a JSON document, at most FRAME_BYTES_MAX bytes. The driver first names the
 connections to open, then what to do on each; the process answers with the events of the round. Used by
 `commit/emitter_client` and `commit/emitter_process`.
 """

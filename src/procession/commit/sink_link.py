@@ -88,7 +88,7 @@ class SinkOptions:
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
     refusals_max: int = REFUSALS_MAX
-    """Number of refusals in a row, at the greeting or before the vote, after which an operator must act."""
+    """Number of refusals in a row, at HELLO or before the vote, after which an operator must act."""
     sink: str = ""
     """The sink's name in the pipeline, if the connection has another: one of several."""
     bucket: int | None = None
@@ -272,7 +272,7 @@ class SinkLink:
                     if commit:
                         self._report(Phase2Confirmed(name, txn_id))
                 case Reply(txn_id, commit):
-                    self._failures = self._votes_refused = 0  # a greeting proves little; a sink that votes works
+                    self._failures = self._votes_refused = 0  # an answered HELLO proves little; a sink that votes works
                     self._voting = None
                     self._disarm()
                     self._phase2_sent.clear()  # a sink that votes has received phase 2 of the previous round

@@ -128,7 +128,7 @@ class ParquetSpool:
         return facts
 
     def wait_for_sync(self) -> None:
-        """The finished file is on disk now. Raises StorageError."""
+        """Wait until the finished file is on disk. Raises StorageError."""
         self._wait()
 
     def close(self) -> None:

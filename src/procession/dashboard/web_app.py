@@ -148,7 +148,8 @@ class Dashboard:
                 return JSONResponse({"error": views.sentence_of(error)}, 409)
 
     async def act(self, request: Request) -> Response:
-        """Pause, resume, drain or stop the pipeline, or make a savepoint, for who knows the operator's secret."""
+        """Pause, resume, drain or stop the pipeline, or make a savepoint, for a user who knows the operator's
+        secret."""
         body = b""
         async for piece in request.stream():
             body += piece

@@ -29,8 +29,8 @@ def starts(directory: Path, files: FileSystem = HOST_FILES) -> int:
 
 
 def next_start(directory: Path, host: Host = HOST) -> int:
-    """A number for the start that begins now, above those of all earlier ones. The clock counts, too: the directory may
-    be an older copy."""
+    """The number of this start, above those of all earlier starts. It is at least the current time, because the
+    directory may be an older copy."""
     return max(starts(directory, host.files) + 1, int(host.wall_clock_s()))
 
 

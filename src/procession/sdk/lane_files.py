@@ -191,7 +191,7 @@ class FileLane:
 
 
 class TakenBack(NamedTuple):
-    """A rollback of a lane: what was behind `end`, up to this epoch, was taken back."""
+    """A rollback of a lane: everything behind `end`, up to this epoch, was removed."""
 
     end: int
     epoch: int

@@ -28,7 +28,7 @@ from procession.wire.lane_blocks import Frontier, LaneIdentity
 
 POSITION_FORMAT = 1
 POLL_S = 0.02
-"""Time between two looks at lanes that have nothing new."""
+"""Time between two polls of lanes that have nothing new."""
 
 
 class MergedBatch(NamedTuple):
@@ -49,7 +49,7 @@ class MergeOptions:
         is_verifying: Check that every key is greater than the one before it.
         shard: Give out only the keys of this shard.
         covers: Read only these lanes of the sink, for a merger that writes a lane. None: all.
-        poll_s: Time between two looks at lanes that have nothing new.
+        poll_s: Time between two polls of lanes that have nothing new.
     """
 
     is_following: bool = False

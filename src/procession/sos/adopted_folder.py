@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from procession.sos.replicated_files import ReplicatedFiles
 
 LEFTOVERS_MAX = 256
-"""Names that a `PrunedFolder` keeps beyond those that are on the disk."""
+"""Maximum number of names in the journal whose files a `PrunedFolder` no longer has on disk."""
 
 
 class ForeignChanges(Protocol):
-    """What `sos/replicated_files` asks when it syncs a directory."""
+    """Changes by other processes that `sos/replicated_files` journals when it syncs a directory."""
 
     def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
-        """Journal what others have changed since the last time. `synced` is the directory that is being synced."""
+        """Journal what other processes have changed since the last call. `synced` is the directory that is being
+        synced."""
 
 
 class AdoptedFolder:
@@ -81,15 +82,15 @@ class AdoptedFolder:
             else:
                 draft = f"{name}.adopted"
                 files.adopt(draft, file)
-                files.record(RenameEntry(draft, name))  # at no place in the journal it is there in part
+                files.record(RenameEntry(draft, name))  # so the journal never has a part of a file
                 self._growing.add(name)
             if self._is_rewritten:
                 self._checksums[name] = checksum
 
 
 class PrunedFolder:
-    """The synced directory itself: others remove its old files. They are removed from the journal now and then, so that
-    it names a bounded number of files that are gone."""
+    """The synced directory itself, whose old files other processes delete. From time to time the journal drops the
+    names of deleted files, so their number is bounded."""
 
     def __init__(self) -> None:
         self._syncs = 0

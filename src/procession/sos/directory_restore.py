@@ -49,7 +49,7 @@ async def restore_directory(
     say: Callable[[str], None] | None = None,
     host: Host = HOST,
 ) -> RestoredDirectory:
-    """Claim a volume, and make its directory in `directory`, which must be empty, but for secrets. Raises ConfigError
+    """Claim a volume and write its files into `directory`, which must be empty except for secrets. Raises ConfigError
     if it is not, or if there is no such volume, and StorageError if the disk fails."""
     with closing(lock_directory(directory, host.files)):
         _clear(directory, host.files)
@@ -80,15 +80,15 @@ async def _restore_locked(
 
 
 def _clear(directory: Path, files: FileSystem) -> None:
-    """Remove what a restore that was interrupted has left. Raises ConfigError if there is anything else but secrets:
-    these are not on the replicas, and an operator may put them there before."""
+    """Remove the files of an interrupted restore. Raises ConfigError if the directory holds anything else but secrets:
+    these are not on the replicas, so an operator may copy them there first."""
     names = [name for name in files.names(directory) if name != SECRETS]
     if names and STAGING not in names:
         raise ConfigError(
             f"The directory {directory} is not empty.",
             next_step="Restore into an empty directory. If this one is the older, move it away.",
         )
-    for name in sorted(names, key=lambda name: name == STAGING):  # the sign that it was interrupted goes last
+    for name in sorted(names, key=lambda name: name == STAGING):  # last: it marks an interrupted restore
         path = directory / name
         if files.is_directory(path):
             files.remove_tree(path)
@@ -113,7 +113,7 @@ class JournalReplay:
         self._staging = staging
         self._files = files
         self._bases: list[JournalBase] = []
-        """The complete one, and perhaps one that is begun. If its end is missing, the complete one counts."""
+        """The last complete snapshot, and perhaps one that has begun. Without its end, the complete one counts."""
         self._open: dict[tuple[Path, int], OpenFile] = {}
         self._made = 0
         make_directory(staging, files)
@@ -130,7 +130,7 @@ class JournalReplay:
 
     def _begin(self, operation: BeginSnapshot) -> None:
         if self._bases and not operation.is_reset:
-            return  # all that it says is known
+            return  # its content is known already
         for unfinished in [base for base in self._bases if not base.is_complete]:
             self._close(unfinished.place)
             self._bases.remove(unfinished)

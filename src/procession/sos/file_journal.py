@@ -3,8 +3,8 @@
 Invariant: records are appended in the order in which they were added, each whole in one append. `wait` returns only
 when the write quorum has synced every record up to the barrier. What is added and not synced is bounded by
 `PENDING_BYTES_MAX`: `room` waits. After the volume has failed, or another process has claimed it, every call raises
-OSError, as a disk would. `sos/replicated_files` adds; `sos/replicated_volume` appends. `condition` is what threads wait
-on; the simulator has its own.
+OSError, as a disk would. `sos/replicated_files` adds; `sos/replicated_volume` appends. Threads wait on
+`condition`; the simulator passes its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger("replicas")
 
 
 class JournalCondition(Protocol):
-    """What threads wait on: `threading.Condition`, or that of the simulator."""
+    """The condition on which threads wait: `threading.Condition`, or the simulator's."""
 
     def __enter__(self) -> object: ...
 
@@ -85,7 +85,7 @@ class FileJournal:
             self._ask()
 
     def room(self) -> None:
-        """Wait until little enough is on the way to the quorum."""
+        """Wait until the records that are not synced take less than `PENDING_BYTES_MAX`."""
         if self._pending_bytes > PENDING_BYTES_MAX:
             with self._condition:
                 self._wanted = self._added
@@ -99,7 +99,7 @@ class FileJournal:
             self._raise()
 
     def barrier(self) -> int:
-        """The quorum is to sync all records that were added. Returns what `wait` needs."""
+        """Ask the quorum to sync all records added so far. Returns the argument of `wait`."""
         with self._condition:
             self._raise()
             if self._wanted < self._added:
@@ -196,7 +196,7 @@ class FileJournal:
             self.fail(error)
 
     def _note(self) -> None:
-        """What the quorum has synced now."""
+        """Note what the quorum has synced."""
         acknowledged = self._volume.acknowledged
         with self._condition:
             before = self._synced

@@ -1,4 +1,4 @@
-"""What is done to the files of a directory, as records of a journal, and the tree of names that follows. Pure.
+"""Changes to the files of a directory, as records of a journal, and the tree of names that results. Pure.
 
     append of the volume:  record, record, …
     record:  u8 tag | fields        (names: u16 length and UTF-8; data: u32 length and bytes)
@@ -8,8 +8,8 @@ one a further name. A snapshot begins with `BeginSnapshot`, names every director
 with `EndSnapshot`. Operations go on in between: each write of the snapshot has the bytes of its place in the journal,
 so a reader that has everything since the beginning can apply it like any other.
 
-Invariant: a record decodes to the operation that was encoded. Names lead nowhere but below the directory: one that does
-not is a RemoteProtocolError. `sos/replicated_files` writes the journal, `sos/directory_restore` reads it.
+Invariant: a record decodes to the operation that was encoded. A name leads only to a place below the directory; any
+other is a RemoteProtocolError. `sos/replicated_files` writes the journal, `sos/directory_restore` reads it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BeginSnapshot:
     root: str
     """The name of the directory that the process calls its own. Empty: the directory that is restored."""
     is_reset: bool
-    """Whether what was there before does not count: a process has begun with the files that it found."""
+    """Whether earlier files do not count: a process has started with the files that it found."""
     format: int = FORMAT
 
 

@@ -1,7 +1,7 @@
 """An open file whose changes are journalled.
 
-Invariant: the disk has a change before the journal, and a sync waits for both; that of a file whose name is not durable
-yet leaves the wait for the quorum to the sync of its directory. `sos/replicated_files` opens it.
+Invariant: a change is on this disk before it is in the journal, and a sync waits for both. A file whose name is not
+durable yet does not wait for the quorum: the sync of its directory does. `sos/replicated_files` opens it.
 """
 
 from __future__ import annotations

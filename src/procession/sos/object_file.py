@@ -46,7 +46,7 @@ def object_path(directory: Path, number: int) -> Path:
 
 
 def number_of(name: str) -> int | None:
-    """The object that a file of this name has; None: it is no object's."""
+    """The number of the object in a file of this name; None: it is not the file of an object."""
     text = name.removesuffix(SUFFIX)
     return int(text) if name.endswith(SUFFIX) and text.isdigit() and len(text) == 20 else None
 
@@ -147,7 +147,7 @@ class ChunkIndex:
 
 @dataclass(frozen=True, slots=True)
 class FoundChunk:
-    """A chunk as its head in the file says."""
+    """A chunk, as described by its head in the file."""
 
     offset: int
     length: int

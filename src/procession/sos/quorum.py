@@ -50,7 +50,7 @@ class QuorumWriter:
         roll_bytes: int = ROLL_BYTES,
         roll_appends: int = ROLL_APPENDS,
     ) -> None:
-        """`may_begin`: whether a volume of which no copy has an object is begun. `own_fences`: the objects that the
+        """`may_begin`: whether to begin a volume of which no copy has an object. `own_fences`: the objects that the
         history may end with, if there is one; None: any."""
         check_quorum(replicas, write_quorum)
         self.write_quorum = write_quorum
@@ -75,7 +75,7 @@ class QuorumWriter:
         self._established = 0
         """The last object that this writer has established."""
 
-    # The door
+    # The entry point
 
     def handle(self, event: ev.QuorumEvent) -> list[ev.QuorumAction]:
         if self.phase is QuorumPhase.FENCED:
@@ -200,7 +200,7 @@ class QuorumWriter:
         return []
 
     def _refusal(self, copies: Sequence[CopyView]) -> list[ev.QuorumAction]:
-        """What is done if the history belongs to another process."""
+        """The actions if the history belongs to another process."""
         newest = max(copy.newest for copy in copies)
         if self._may_continue_any or not newest or newest in self._own_fences:
             return []
@@ -244,7 +244,7 @@ class QuorumWriter:
     # Bringing copies up
 
     def _go_on(self) -> list[ev.QuorumAction]:
-        """Whatever can be done now."""
+        """Do all that can be done now."""
         actions: list[ev.QuorumAction] = []
         if self.phase in (QuorumPhase.WRITING_BACK, QuorumPhase.LEADING):
             actions += self._count()
@@ -359,7 +359,7 @@ class QuorumWriter:
         return [ev.SendAppend(replica, self.fence, number, offset, checksum, append.data, append.is_barrier)]
 
     def _count(self) -> list[ev.QuorumAction]:
-        """What the quorum has now."""
+        """Count what the quorum has."""
         actions: list[ev.QuorumAction] = []
         own = self._own
         if self.phase is QuorumPhase.WRITING_BACK:

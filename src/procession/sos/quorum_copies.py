@@ -78,7 +78,7 @@ def is_claimed(head: ObjectHead, identities: set[bytes]) -> bool:
 
 
 def is_written(head: ObjectHead, identities: set[bytes]) -> bool:
-    """Whether the write quorum has it. While the members change, also enough of the earlier members that everybody who
+    """Whether the write quorum has it. While the members change, also enough of the earlier members that a writer which
     still claims from these alone finds it."""
     is_found = all(
         len(identities.intersection(old.members)) > len(old.members) - claims_needed(old) for old in head.old_configs

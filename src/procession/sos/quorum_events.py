@@ -1,4 +1,4 @@
-"""What happens to the writer of a replicated volume, and what it decides to do. Pure.
+"""The events and actions of the writer of a replicated volume. Pure.
 
 `sos/quorum` decides. A replica is named by its place in the list of replicas. Replies of a connection that is lost do
 not become events.

@@ -58,7 +58,7 @@ class ReplicaMarker:
         self._write()
 
     def begun(self) -> None:
-        """The replicas have the directory."""
+        """Record that the replicas have the directory."""
         if not self.has_begun:
             self.has_begun = True
             self._write()

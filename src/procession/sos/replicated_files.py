@@ -1,9 +1,9 @@
-"""The files port, with a journal: every change below a directory is a record on the replicas, too.
+"""The files port with a journal: every change below a directory is also a record on the replicas.
 
 Invariant: a sync of a file or directory returns only when the disk of this machine and the write quorum both have all
-changes before it. The journal has the changes in the order in which they were made, so that whatever it is cut off at
-is a state that the directory was in. Nothing else may change files below the directory, except those in `SKIPPED`,
-which belong to the machine. Files outside of it are passed on. `runtime/files` is the port, `sos/file_journal` sends,
+changes before it. The journal has the changes in the order in which they were made, so every prefix of it is a state
+that the directory was in. Nothing else may change files below the directory, except those in `SKIPPED`,
+which belong to the machine. Files elsewhere are not replicated. `runtime/files` is the port, `sos/file_journal` sends,
 `sos/directory_restore` makes the directory again.
 """
 
@@ -48,7 +48,7 @@ SNAPSHOT_BYTES_MIN = 64 * 1024 * 1024
 
 
 class ReplicationJournal(Protocol):
-    """What the files need of `sos/file_journal`."""
+    """The methods of `sos/file_journal` that the files call."""
 
     @property
     def bytes_added(self) -> int: ...
@@ -192,7 +192,7 @@ class ReplicatedFiles:
         self.journal.add(encode_operation(operation))
 
     def touch(self, file: int, start: int, end: int) -> None:
-        """These bytes of a file change: a snapshot that is copying them begins again."""
+        """Note that these bytes of a file change: a snapshot that is copying them starts over."""
         copying = self._copying
         if copying is not None and copying.file == file and start < copying.end and copying.start < end:
             copying.is_changed = True
@@ -246,7 +246,7 @@ class ReplicatedFiles:
         return number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Processes that this one starts read the files. They do not write to the journal."""
+        """A process that this one starts only reads the files. It does not write to the journal."""
         return _itself, (self.inner,)
 
     # Names

@@ -140,7 +140,7 @@ class ReplicatedVolume:
         return self._appended
 
     async def room(self) -> None:
-        """Wait until little enough waits for the quorum."""
+        """Wait until less than `PENDING_BYTES_MAX` waits for the quorum."""
         await self._until(lambda: sum(self._pending) <= PENDING_BYTES_MAX)
 
     async def until(self, count: int, say: Callable[[str], None] | None = None) -> None:
@@ -152,7 +152,7 @@ class ReplicatedVolume:
         await self.until(self.append(data, is_barrier=True), say)
 
     def retain(self, mark: int) -> None:
-        """Delete the objects below this one on all replicas. The history from there on says all that is needed."""
+        """Delete the objects below this one on all replicas. The rest of the history must be complete without them."""
         self._check()
         self._take(ev.RetainAsked(mark))
 
@@ -226,7 +226,7 @@ class ReplicatedVolume:
 
     @property
     def waiting(self) -> str:
-        """What is told to the operator while the quorum is waited for."""
+        """The message to the operator while a call waits for the quorum."""
         return f"Waiting for {self._options.write_quorum} replicas; missing: {', '.join(self.missing) or 'none'}."
 
     def _take(self, event: ev.QuorumEvent) -> None:
@@ -364,7 +364,7 @@ class ReplicatedVolume:
 
 
 def _event(replica: int, action: ev.QuorumAction, reply: SosReply) -> ev.QuorumEvent | None:
-    """What a reply means. Raises RemoteProtocolError if the data in it does not match its checksums."""
+    """The event that a reply stands for. Raises RemoteProtocolError if the data in it does not match its checksums."""
     match reply:
         case VolumeReply(_, VolumeState() as state) if isinstance(action, ev.SendClaim):
             return ev.ClaimPromised(replica, state)

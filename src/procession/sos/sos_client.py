@@ -50,7 +50,7 @@ class SosUnreachable(ProcessionError):
 
 
 class SosClient:
-    """A connection. `open` it first; after SosUnreachable it is of no more use."""
+    """A connection. Call `open` first. After SosUnreachable it cannot be used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         self.name = name

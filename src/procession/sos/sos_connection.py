@@ -52,7 +52,7 @@ SosEvent = SosFrame | SosViolation
 
 
 class SosConnection:
-    """One end. `credits` is what a server grants."""
+    """One end of a connection. `credits` is the number that a server grants."""
 
     def __init__(self, side: ConnectionSide, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.side = side

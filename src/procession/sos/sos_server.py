@@ -203,7 +203,7 @@ def open_store(config: SosConfig, host: Host = HOST) -> SosStore:
 
 
 def check_sos_config(config: SosConfig) -> Address:
-    """Raises ConfigError if a service with these options could be used by anybody."""
+    """Raise ConfigError if these options would let anybody use the service."""
     address = parse_address(config.listen)
     if not config.cookie:
         raise ConfigError(

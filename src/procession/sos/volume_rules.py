@@ -64,7 +64,7 @@ class QuorumConfig:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The first thing that is known of an object."""
+    """The head of an object: what its writer states when it creates the object."""
 
     previous: int
     """The object before it; 0: there is none."""
@@ -99,7 +99,7 @@ class VolumeState:
     promised: int = 0
     """The highest fence that was claimed here. No lower one may write."""
     token: bytes = b""
-    """Tells apart two clients that claim the same fence."""
+    """Distinguishes two clients that claim the same fence."""
     mark: int = 0
     """Objects below it are deleted."""
     objects: Mapping[int, ObjectState] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class VolumeState:
 
 
 def chain(objects: Mapping[int, ObjectState], newest: int) -> Iterator[int]:
-    """The objects of the history that ends with `newest`, the newest first, as far as they are there."""
+    """The objects of the history that ends with `newest`, the newest first, as far as this copy has them."""
     while newest in objects:
         yield newest
         newest = objects[newest].head.previous
@@ -164,9 +164,8 @@ def check_create(
     mark: int,
     checksum_at: Callable[[int, int], int | None],
 ) -> bool:
-    """Whether the object is to be created; False: it is there, with this head. `checksum_at(object, length)` is None
-    where an object does not have an append that ends at this length. `mark` is the writer's: objects below it need not
-    be here."""
+    """Whether to create the object; False: it exists, with this head. `checksum_at(object, length)` is None if no
+    append of the object ends at this length. `mark` is that of the writer: objects below it may be missing."""
     if not 0 < number <= fence or head.previous >= number or head.length < 0:
         raise refused(RefusalCode.CONFLICT, f"Object {number} cannot follow {head.previous} under fence {fence}.")
     if len(head.old_configs) > OLD_CONFIGS_MAX:

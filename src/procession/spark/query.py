@@ -108,8 +108,8 @@ def start_query(
 
 
 def _job(spark: SparkSession, task: Task, level: int, following: int, envelopes: Sequence[RoutedManifest]) -> DataFrame:
-    """Return the job that runs the levels [level, following) on these envelopes. Those for many tasks are part of its
-    function, which Spark sends once to each executor. The others are rows."""
+    """Return the job that runs the levels [level, following) on these envelopes. Envelopes for many tasks are part of
+    the job's function, which Spark sends once to each executor. The others are rows."""
     plan = task.plan
     shared = [item for item in envelopes if is_shared(level, item)]
     batch: list[tuple[int, str | None, bytes | None]] = [

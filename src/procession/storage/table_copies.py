@@ -76,8 +76,8 @@ class TableCopies:
                 (self.directory / name).unlink()
 
     def sweep(self, kept: Iterable[str]) -> None:
-        """Remove what earlier drivers have made and no epoch to come will read. Only for a driver, before it starts
-        anything; what a later one has made is that one's business."""
+        """Remove copies of earlier drivers that no later epoch reads. Only a driver calls this, before it starts
+        anything. Copies of a later driver are left alone."""
         if self.directory.exists():
             names = {path.name for path in self.directory.iterdir()} - set(kept)
             self.drop(name for name in names if _fence(name) < self._fence)

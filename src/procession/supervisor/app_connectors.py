@@ -32,8 +32,8 @@ def connected_streams(graph: Graph) -> frozenset[int]:
 
 
 def ending_parts(graph: Graph, senders: Sequence[str]) -> list[str]:
-    """The parts after whose end the run is done; none: it goes on until it is stopped. Sources without a URL are fed by
-    producers, which may go on, unless the run has inputs, which `senders` are the parts of."""
+    """The parts after whose end the run is done; empty: it runs until it is stopped. `senders` are the parts that send
+    the inputs of the run. Without inputs, a source without a URL gets records from producers, which may never end."""
     if not all(map(_ends, graph.connected)) or (not senders and len(graph.connected) < len(graph.sources)):
         return []
     return [*senders] + [f"{SOURCE}-{source.name}" for source in graph.connected]

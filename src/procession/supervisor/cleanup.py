@@ -122,7 +122,7 @@ def start_cleanup_process(mark: str) -> subprocess.Popen[bytes]:
 def main(mark: str) -> None:
     """Run the cleanup process: wait until the supervisor has ended, then kill everything."""
     sys.stdin.buffer.read()
-    # Look until nothing is found twice in a row: a child between fork and exec gets its mark only later.
+    # Repeat until nothing is found twice in a row: a child between fork and exec gets its mark only later.
     quiet = 0
     while quiet < 2:
         quiet = 0 if sweep(mark) else quiet + 1

@@ -1,8 +1,8 @@
 """The dashboard of a run: its port, its link, and its process.
 
 Invariant: it costs nothing until somebody opens the link. The run holds the port; the process that serves it is started
-when the first connection waits there. A port that cannot be had, or a dashboard that fails, is one sentence, and the
-pipeline goes on. Used by `supervisor/run_app`.
+when the first connection waits there. A port that is in use, or a dashboard that fails, is reported in one sentence,
+and the pipeline goes on. Used by `supervisor/run_app`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINK_VARIABLE = "PROCESSION_DASHBOARD_SECRET"
 
 
 class DashboardPort:
-    """Listens for the first visitor, if the port can be had. `sentence` says where, or why not."""
+    """Listens for the first connection, if the port is free. `sentence` says where it listens, or why it cannot."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._directory = directory

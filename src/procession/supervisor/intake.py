@@ -102,8 +102,8 @@ class Intake:
 
 
 def _uncommitted(clients: dict[str, ControlClient]) -> dict[str, int]:
-    """Rows that each gateway has received and that are not committed. A gateway that was read from until now has some,
-    perhaps: so one that has just been paused, at first or because it was restarted, is looked at once more."""
+    """Number of rows that each gateway has received and that are not committed. A gateway that has only just been
+    paused, for the first time or after a restart, may still have received some, so it is asked again."""
     found = {}
     for name, client in clients.items():
         status = client.status()

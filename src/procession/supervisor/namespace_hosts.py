@@ -175,7 +175,7 @@ def join_network(cluster: str) -> None:
 
 
 def set_link(host: NamespaceHost, *, is_up: bool) -> None:
-    """Connect the host's link, or cut it: packets are lost without a word."""
+    """Connect the host's link, or cut it: packets are dropped silently."""
     _ip("-n", f"{prefix(host.cluster)}{SWITCH}", "link", "set", host.port, "up" if is_up else "down")
 
 

@@ -35,7 +35,7 @@ from procession.supervisor.upgrade_steps import go_back, link_missing
 from procession.verify.decisions import DecisionReader
 
 LEFT = "rolled-back.json"
-"""In the pipeline's directory: the savepoints of epochs that a rollback has taken back."""
+"""In the pipeline's directory: savepoints of epochs that a rollback has undone."""
 FORMAT = 2
 """Of `ROLLBACK`. Format 1 does not say where the input comes from: it is in the log."""
 UPGRADE = (
@@ -188,7 +188,7 @@ class _Rollback:
 
 
 def _mark(savepoint: Savepoint) -> tuple[str, float]:
-    """Names a savepoint for ever: another one may get the same name."""
+    """A permanent id of a savepoint: its name may be given to another one later."""
     return str(savepoint.manifest["name"]), float(savepoint.manifest["created_s"])
 
 

@@ -1,6 +1,6 @@
-"""The input of a rollback behind commits: from where the later records come again, and how gateways are set back.
+"""The input of a rollback past commits: where the later records come from, and how gateways are set back.
 
-Invariant: the checks change nothing, and say all that is in the way. There are two ways. Either the logs of the
+Invariant: the checks change nothing, and name every obstacle. There are two ways. Either the logs of the
 gateways still have every row behind the savepoint, and offer them again (`KeptInput`); then no position of a producer
 goes back. Or the sources send these records again (`RewoundInput`): the gateways name the positions of the savepoint to
 them, and leave out all rows that they have so far. Sequence numbers never go back: what is sent again gets new ones,

@@ -95,7 +95,7 @@ def run_app(
         display or Display(is_silent=is_silent) as display,
         Supervisor(directory / "logs", say=display.say, on_restart=partial(events.add, "part.restarted")) as supervisor,
     ):
-        check_rolled_back(checkpoint_of(directory))  # before a gateway or a sink starts on a part of it
+        check_rolled_back(checkpoint_of(directory))  # before a gateway or a sink starts with only a part of it
         clear_drafts(directory)
         events.add("run.started", "run", f"pipeline {graph.name!r} was started")
         local: LocalPipeline | ClusterPipeline

@@ -25,7 +25,7 @@ from procession.storage.secret import make_pipeline_private
 
 LOCK, DESCRIPTION = "run.lock", "run.json"
 DRAINED = "drained.json"
-"""Says at which epoch the pipeline was drained. The next `run` removes it."""
+"""The epoch at which the pipeline was drained. The next `run` removes it."""
 
 UPGRADE_REQUEST = "upgrade-request.json"
 """Asks the pipeline that runs to switch to a new program. The next `run` removes it."""

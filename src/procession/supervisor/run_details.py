@@ -31,7 +31,7 @@ EVENTS_BYTES_MAX = 1024 * 1024
 
 
 def write_details(local: LocalPipeline | ClusterPipeline, app: Path, inputs: Iterable[str] = ()) -> None:
-    """Write what this run works with: also the files that it was given as `inputs`. A failure is not worth the run."""
+    """Write what this run works with: also the files that it was given as `inputs`. A failure does not end the run."""
     letters = local.graph.dead_letter
     before = read_details(local.directory)
     details = {
@@ -123,7 +123,7 @@ class RunEvents:
 
     def add(self, event: str, part: str, sentence: str) -> None:
         line = {"at_s": round(time.time(), 3), "event": event, "part": part, "sentence": sentence}
-        with suppress(OSError):  # a report is not worth a failure
+        with suppress(OSError):  # a report must not fail the run
             if self._path.exists() and self._path.stat().st_size > EVENTS_BYTES_MAX:
                 self._path.replace(older(self._path))
             with self._path.open("a") as file:

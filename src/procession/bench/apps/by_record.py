@@ -1,4 +1,5 @@
-"""The work of `procession bench loop` with a function call a record, in two chains with an exchange between them."""
+"""The work of `procession bench loop` with one function call per record, in two chains with an exchange between
+them."""
 
 from procession import Pipeline
 
