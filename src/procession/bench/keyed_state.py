@@ -124,7 +124,7 @@ def _written(log: Path, keys: int, epochs: tuple[int, ...]) -> EpochEnds:
 
 
 def _scattered(numbers: npt.NDArray[np.uint64], keys: int) -> npt.NDArray[np.uint64]:
-    """Every key in turn, but in no order that anybody could use."""
+    """Every key in turn, in an order that no cache could predict."""
     return numbers % np.uint64(keys) * np.uint64(7_919) % np.uint64(keys)
 
 
@@ -217,7 +217,8 @@ def _few(touched: int, keys: int, cores: int, work: Path) -> dict[str, float]:
     clock = EpochClock(len(ends.ends))
     with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
         ours.run(ends, clock)
-        # The first two behind the large one start what is started once. A file is merged now and then: so, the mean.
+        # The first two behind the large one start what is started once. Files are merged only from time to time, hence
+        # the mean.
         return {
             "keys": touched,
             "of": keys,

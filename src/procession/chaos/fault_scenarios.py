@@ -89,7 +89,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "sink-closes-around-its-reply",
-        "The connection to a sink is lost just before or just after each word of a round.",
+        "The connection to a sink is lost just before or just after each message of a round.",
         (
             StepPattern(
                 FaultAction.NETWORK,
@@ -115,7 +115,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "lost-phase-2",
-        "The last word of a round never reaches a sink.",
+        "The last message of a round never reaches a sink.",
         (
             StepPattern(
                 FaultAction.NETWORK,

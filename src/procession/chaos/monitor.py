@@ -305,7 +305,7 @@ class Monitor:
         for what, at in (("committed", self.progress_at), ("acknowledged", self._acknowledged_at)):
             self._check_deadline(now, at, f"nothing was {what}, although no fault was active")
         for name, since in self.injector.leaving.items():
-            self._check_deadline(now, since, f"{name} was let go, and has not left")
+            self._check_deadline(now, since, f"{name} was asked to leave, and has not left")
         for part, down in self.history.recoveries.down.items():
             self._check_deadline(now, down.since, f"{part} is not back at work")
 

@@ -87,7 +87,7 @@ class MonitoredOutput(ABC):
 
     def _take(self, tag: str, lines: list[bytes], stream: MonitoredStream | None) -> Iterator[str]:
         if stream is None:
-            yield f"{self.name}: a record of a stream that nobody sent: {lines[0]!r}"
+            yield f"{self.name}: a record of a stream that no producer sent: {lines[0]!r}"
             return
         check = self.checks.get(tag)
         if check is None:
@@ -126,7 +126,7 @@ class FileSinkOutput(MonitoredOutput):
         for transaction in new:
             self.named += decisions is not None and is_named(transaction.txn_id, decisions)
             if decisions is not None and not is_decided(*transaction, decisions):
-                yield f"{self.name}: {transaction.txn_id} is visible, but nobody decided to commit it"
+                yield f"{self.name}: {transaction.txn_id} is visible, but no round decided to commit it"
             if transaction.start != self.end:
                 yield f"{self.name}: {transaction.txn_id} commits from {transaction.start}, but {self.end} was the end"
             data = read(self.data, transaction.start, transaction.end)

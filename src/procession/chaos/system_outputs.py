@@ -114,7 +114,7 @@ class SystemOutput(MonitoredOutput):
             self._log_end = max(self._log_end, transaction.end)
             self.named += decisions is not None and is_named(transaction.txn_id, decisions)
             if decisions is not None and not is_decided(*transaction, decisions):
-                yield f"{self.name}: {transaction.txn_id} is committed, but nobody decided that"
+                yield f"{self.name}: {transaction.txn_id} is committed, but no round decided that"
 
     def refresh(self) -> None:
         """Read everything anew. A system that has just been killed may need a moment."""

@@ -1,4 +1,4 @@
-"""The commands `procession letters …`: look at the dead letters of a pipeline, send them again, or drop them.
+"""The commands `procession letters …`: list and show the dead letters of a pipeline, send them again, or drop them.
 
 As in `cli/main`, they only parse and print; `supervisor/letter_replay` decides which letters are open.
 """
@@ -157,7 +157,7 @@ def drop(
     from procession.errors import UsageError
 
     if not (numbers or choice.stage or choice.error or everything):
-        raise UsageError("It is not said which letters to drop.", next_step="Give numbers, --stage, --error or --all.")
+        raise UsageError("No letters to drop were named.", next_step="Give numbers, --stage, --error or --all.")
     count = _letters(app_file, directory, sets).drop(choice.load(numbers))
     print(json.dumps({"dropped": count}) if as_json else f"dropped {_counted(count)}")
 

@@ -179,7 +179,7 @@ def _lane_numbers(text: str) -> frozenset[int]:
 
 
 def _framing(open_lanes: OpenLanes) -> str:
-    """The framing that the pipeline wrote down with its lanes; lines while there are none."""
+    """The framing that the pipeline stored with its lanes; lines if there are no lanes yet."""
     lanes = open_lanes({})
     try:
         known = [lane.identity for lane in lanes if lane.poll() is not None]

@@ -91,8 +91,8 @@ def rollback(
 ) -> None:
     """Set a stopped pipeline back to a savepoint. Then start its program of that time.
 
-    If epochs were committed since, their output is taken back. That is refused unless all sinks can do it (files,
-    lanes, Delta and Iceberg tables), and the input can be had again: the log still has it (`savepoint create
+    If epochs were committed since, their output is removed. That is refused unless all sinks can do it (files,
+    lanes, Delta and Iceberg tables), and the input is available again: the log still has it (`savepoint create
     --keep-input`), or all sources can be read again from there (files, Kafka)."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.job_status import pipeline_name

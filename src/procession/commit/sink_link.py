@@ -297,7 +297,7 @@ class SinkLink:
         try:
             for payload in messages:
                 if connection.is_over:
-                    return  # the sink has said ERROR or RESTART; the session is about to end
+                    return  # the sink has sent ERROR or RESTART; the session is about to end
                 edges = _edges(payload)
                 starts = (position + edges[:-1]).astype(np.uint64)
                 times = np.zeros(len(payload), np.int64)

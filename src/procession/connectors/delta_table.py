@@ -3,7 +3,7 @@
 Invariant: the version of the application transaction `procession:<output>` is the token; that of
 `procession:<output>:transaction`, in the same commit, is a number made of the transaction's id. The token is compared
 with the transaction's start on the same snapshot from which the commit is made; the log accepts an older version
-without a word, but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`;
+silently, but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`;
 downstream: deltalake.
 """
 

@@ -230,7 +230,7 @@ class KafkaOutput(Output):
         self._leave()
 
     def _publish(self, transaction: Transaction) -> None:
-        """Whatever goes wrong, the next producer settles it. So each turn begins with what is known to be true."""
+        """If anything fails, the next producer settles it. So each turn starts from what is known."""
         deadline = time.monotonic() + self._clients.patience_s
         backoff, fenced = Backoff(), 0
         while True:

@@ -1,4 +1,4 @@
-"""TableRecords as rows of a table: which field of a record goes into which column, and the rows as COPY takes them.
+"""Records as rows of a table: maps fields to columns, and formats the rows for COPY.
 
 Invariant: all records of a chunk are converted at once, by columns. If that fails, the caller halves the chunk until it
 has found the record that causes the error. Upstream: `connectors/postgres_table`; downstream:

@@ -199,7 +199,7 @@ class ReplicationSlot(SourceSession):
         return str(found[0])
 
     def _check_identities(self, tables: Sequence[str]) -> None:
-        """A published table without a replica identity refuses updates and deletes, of everybody."""
+        """A published table without a replica identity refuses all updates and deletes."""
         for table in tables:
             identity = value(
                 self.session, "SELECT relreplident FROM pg_class WHERE oid = %s::regclass", (self._quoted(table),)

@@ -46,7 +46,7 @@ class Column:
         type_modifier: Precision and scale of a `numeric`, or -1.
         is_required: It has no default and takes no null.
         is_own: The database fills it: it has a default, is an identity or is generated.
-        is_generated: Nobody may write to it.
+        is_generated: It cannot be written.
     """
 
     name: str

@@ -68,7 +68,7 @@ class SinkRollback(Protocol):
     def __init__(self, place: SinkPlace) -> None: ...
 
     def check(self, end: int) -> None:
-        """Raise ConfigError if the output cannot be taken back to this position."""
+        """Raise ConfigError if the output cannot be rolled back to this position."""
 
     def perform(self, end: int, txn_id: str) -> None:
         """Take the output back to this position, where this transaction ended. Durable when this returns."""
@@ -109,8 +109,8 @@ class FileRollback:
 
 
 class LaneRollback(FileRollback):
-    """The rollback of a lane. A merger that has given out what is taken back must not go on: its position alone does
-    not show that, because the lane grows again."""
+    """The rollback of a lane. A merger that has emitted records that are removed must not continue: its position alone
+    does not show that, because the lane grows again."""
 
     suffix = LANE_SUFFIX
 

@@ -126,8 +126,8 @@ class ControlServer:
         return asyncio.get_running_loop().time() + self._config.link_timeout_s if is_linked else None
 
     def _make_room(self) -> None:
-        """Closes the oldest unauthenticated connection above the limit, so that such connections block nobody. If all
-        others are authenticated, that is the newest connection."""
+        """Closes the oldest unauthenticated connection above the limit, so that such connections do not use up the
+        limit. If all others are authenticated, that is the newest connection."""
         if len(self._connections) > self._config.controls_max:
             log.warning("control.connections_exceeded", controls_max=self._config.controls_max)
             oldest = next(iter(self._unauthenticated))

@@ -106,7 +106,7 @@ class CreditFlow:
         self.lag.commit(end_sequence)
 
     def allowed(self, sessions: int) -> int:
-        """Credits that each of `sessions` sessions may hold: an even share of what is left of the window.
+        """Credits that each of `sessions` sessions may hold: an equal share of the rest of the window.
 
         At least `credits_min` as long as anything is left. Credits that are held but not used do not count.
         """

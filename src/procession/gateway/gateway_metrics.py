@@ -120,7 +120,7 @@ def _late(gateway: GatewayPerformer, stream: RegisteredStream) -> int | None:
 
 
 def _credits_held(gateway: GatewayPerformer, session: int | None) -> int | None:
-    """None if there is no such session, or it has not said HELLO yet."""
+    """None if there is no such session, or it has not sent HELLO yet."""
     holder = None if session is None else gateway.state.sessions.get(session)
     return gateway.state.limits.credits_max - holder.owed if holder is not None and holder.is_streaming else None
 

@@ -34,7 +34,7 @@ class LeaderControl:
         return connection in self._links
 
     def lost(self, connection: ConnectionTask) -> None:
-        """A connection has ended."""
+        """Handle the end of a connection."""
         link = self._links.pop(connection, None)
         if link is not None and self._leadership is not None:
             log.info("gateway.member_lost", gateway=self._leadership.lost(link), link=link)

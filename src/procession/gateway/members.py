@@ -148,7 +148,7 @@ def written(members: Mapping[str, Member]) -> bytes:
 
 
 def members_of(document: bytes, path: Path) -> dict[str, Member]:
-    """Raises StorageError if the bytes of the file `path` are damaged, or of a later format."""
+    """Parse the bytes of the file `path`. Raises StorageError if they are damaged, or of a later format."""
     try:
         gateways = json.loads(document)
         if isinstance(number := gateways.get("format"), int):  # in format 1 it could only be a gateway of this name

@@ -1,7 +1,7 @@
 """Recovery of a gateway: reads the directory of an earlier process, and says what the gateway starts with.
 
 Invariant: reading changes nothing, and what is read is not trusted to be on disk: `renew` writes it into new files
-before anybody relies on it. What the files say together:
+before anything relies on it. What the files say together:
 
 - no snapshot: nothing was ever committed, and the log counts from record 0;
 - a snapshot: its records are committed, and only the log from `log_start` on is read again. A log that ends before it

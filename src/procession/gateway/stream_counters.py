@@ -54,7 +54,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Why a session was closed: a kind, and words that are in such a reason. The first that fits; else it is `other`."""
 
 PEER = "peer"
-"""The peer said ERROR itself."""
+"""The peer sent ERROR itself."""
 
 
 def kind_of(reason: str) -> str:

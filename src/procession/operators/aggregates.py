@@ -196,7 +196,7 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
 
 
 def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any], bool]) -> Aggregate:
-    """An aggregate of the records that were not taken back: a retraction removes the earlier record with the same id.
+    """An aggregate of the records that were not retracted: a retraction removes the earlier record with the same id.
 
     A record with the id of an earlier one replaces it, in its place. A retraction without an earlier record changes
     nothing. The state holds all records that count, so that every aggregate can be taken of them.

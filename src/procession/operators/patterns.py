@@ -1,4 +1,4 @@
-"""Patterns: what sequence of records of a key is looked for.
+"""Patterns: the sequence of records of a key that a stage searches for.
 
 Invariant: a pattern is a value that says which record takes a match further, and which one ends it. It holds no
 records; `operators/pattern_match` does. Pure.

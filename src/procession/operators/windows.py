@@ -192,7 +192,7 @@ def late_record(time: int, watermark: int) -> LateRecord:
 
 
 def check_updates(windows: Windows, late: str, updates_s: Length | None) -> None:
-    """Windows can be corrected if it is said for how long, and if a record cannot change what a window is."""
+    """Check that windows can be corrected: a time limit is given, and a record cannot change the bounds of a window."""
     if (late == "update") is not (updates_s is not None):
         raise PlanError(
             f".window() has late={late!r} and updates_s={updates_s!r}, which belong together",

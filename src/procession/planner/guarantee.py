@@ -57,7 +57,7 @@ class Policy:
     waits: Waits
     acknowledges: Acknowledges
     is_sent_again: bool
-    """Whether output is sent again to a sink that was lost meanwhile."""
+    """Whether output is sent again to a sink whose connection was lost."""
     is_synced: bool
     """Whether `offsets/N` is on disk before anything of the epoch is sent."""
 

@@ -118,7 +118,7 @@ class FileSystem(Protocol):
         """A lock between the threads of this process, for calls that must not overlap."""
 
     def check_owner(self, *, asks: bool = False) -> None:
-        """OSError (ESTALE) if another process is known to have gone on from the replicas of these files. With `asks`
+        """OSError (ESTALE) if another process is known to have continued from the replicas of these files. With `asks`
         the replicas are asked first. Does nothing without replicas."""
 
     def lock(self, path: Path, *, waits: bool = False) -> HeldLock:

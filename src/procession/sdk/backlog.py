@@ -60,7 +60,7 @@ class Backlog(Protocol):
         """Those that are kept and not committed yet."""
 
     def open(self, after: int | None) -> None:
-        """The gateway has the stream's records up to `after`, or none. Said before each pass of `read`."""
+        """Called before each pass of `read`: the gateway has the stream's records up to `after`, or none."""
 
     def append(self, batch: Batch) -> None:
         """Keep records; their ids only give the order, unless the backlog keeps the ids of its source."""
@@ -174,7 +174,7 @@ class Spool:
         """The first record that is not known to be committed."""
 
     def number_above(self, last: int | None) -> None:
-        """Nothing: its records have their numbers."""
+        """Do nothing: the records have their numbers."""
 
     @property
     def next_id(self) -> int:

@@ -34,7 +34,7 @@ from procession.wire.lane_blocks import (
 
 LANE_SUFFIX = ".lane"
 ROLLBACKS_SUFFIX = ".rollbacks"
-"""The file beside a lane that says which epochs were taken back."""
+"""The file beside a lane with the epochs that were rolled back."""
 ROLLBACKS_FORMAT = 1
 BUFFER_BYTES = 256 * 1024 * 1024
 """Default of the bytes in memory, over all lanes of a queue, above which lanes that have a whole epoch are paused."""
@@ -53,7 +53,7 @@ class LaneReader(Protocol):
     name: str
     """Its name for people."""
     merged: int
-    """The last epoch that the merger has given out. A lane from which it was taken back since is refused."""
+    """The last epoch that the merger has emitted. A lane from which it was removed since is refused."""
 
     @property
     def identity(self) -> LaneIdentity | None:
@@ -126,7 +126,7 @@ class FileLane:
             raise storage_error(path, "read", error) from error
         if changed_at_ns != self._rollbacks_at_ns:
             self._rollbacks, self._rollbacks_at_ns = read_rollbacks(path), changed_at_ns
-            self._parts.clear()  # what was found and not read may be taken back
+            self._parts.clear()  # what was found and not read may be rolled back
             self._scanned, self._map = self._position, None
         for end, epoch in self._rollbacks:
             if end < self._position and self.merged <= epoch:
@@ -211,7 +211,7 @@ def read_rollbacks(path: Path) -> list[TakenBack]:
 
 
 def announce_rollback(path: Path, end: int, committed_end: int) -> None:
-    """Tell the mergers of a lane that what is behind `end` is taken back. Durable when this returns."""
+    """Tell the mergers of a lane that everything behind `end` is removed. Durable when this returns."""
     buffer = HOST_FILES.map(path)
     epoch = NOTHING
     for edges in block_edges(buffer, end, committed_end):

@@ -53,7 +53,7 @@ class Report:
 
 
 class SourceReporter:
-    """Shows reports: on a terminal a line that changes, elsewhere a line now and then."""
+    """Shows reports: on a terminal a line that changes, elsewhere a line at intervals."""
 
     def __init__(self, *, is_json: bool = False, beside: Callable[[Report], None] | None = None) -> None:
         self._is_json = is_json

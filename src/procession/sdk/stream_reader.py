@@ -64,7 +64,8 @@ class StreamReader:
         return max(0.0, self._first_s + self._delay_s - time.monotonic())
 
     def _put(self, item: Item) -> bool:
-        """Take what the author yields; whether the other side has something new to look at. Under the lock."""
+        """Take what the author yields. Returns whether the other side has something new to read. Called under the
+        lock."""
         was_empty = self._gather.is_empty
         self._gather.add(item)
         if was_empty:
@@ -100,7 +101,7 @@ class _InThread(StreamReader):
                     self._lock.wait_for(lambda: self._gather.has_room or self._is_stopped)
                     if self._is_stopped:
                         break
-        except BaseException as raised:  # it is the feed's to raise, whatever it is
+        except BaseException as raised:  # the feed raises it
             error = raised
         finally:
             if close := getattr(iterator, "close", None):

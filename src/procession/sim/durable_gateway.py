@@ -1,7 +1,7 @@
 """What of a gateway's directory would survive a power cut: its snapshot, its retired streams and its log.
 
 Invariant: reads the simulated disk, and changes nothing. For `simulated_gateway`, which has the oracle compare it with
-what producers are told, and for `set_back`, which checks whether a copy is old.
+what producers receive, and for `set_back`, which checks whether a copy is old.
 """
 
 from __future__ import annotations

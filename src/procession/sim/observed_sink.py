@@ -1,4 +1,4 @@
-"""What the oracle is told about a sink: its votes, its commits, and what of its output is durable.
+"""Reports a sink to the oracle: its votes, its commits, and what of its output is durable.
 
 Invariant: the participant, the transaction log and the output are the shipped ones, on the simulated disk; nothing here
 changes what they do. The log is made to compact often. `simulated_sink` and `foreign_sink` use them.
@@ -89,7 +89,7 @@ class RefusingSink(Protocol):
     """Above 0, the simulation makes it refuse the next transaction."""
 
     def voted(self) -> None:
-        """It has voted, and has not said so yet."""
+        """It has voted, and has not sent the vote yet."""
 
 
 class ObservedParticipant(SinkParticipant):

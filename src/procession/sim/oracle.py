@@ -1,6 +1,6 @@
 """The oracle: knows what was sent and what is on every disk, and reports the first violation of an invariant.
 
-Invariant: it judges by what is durable and what was said to the outside (ACKs, votes, visible output), never by what a
+Invariant: it judges by what is durable and what others could see (ACKs, votes, visible output), never by what a
 part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of the
 checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. It checks every step of every part; the runner
 prints the first violation.
@@ -135,7 +135,7 @@ class Oracle:
             )
 
     def commit_written(self, epoch: int, record: RoundRecord) -> None:
-        """`commits/N` is there, in the copy of the driver that is in charge."""
+        """Note that `commits/N` exists, in the checkpoint copy of the current driver."""
         if self.is_blind:
             return
         for name in (name for version in record.states.values() for name in version.names):

@@ -291,7 +291,7 @@ class SimulatedDriver(AsyncioProcess):
         except ProcessionError as error:
             self.failed(error)
 
-    # What the oracle is told
+    # Reports to the oracle
 
     def asks_for_vote(self, action: ev.EmitEpoch) -> None:
         """A replaced driver may have lost its copy of the checkpoint. Its later messages decide nothing."""

@@ -122,7 +122,7 @@ class SimulatedProcess:
         self._after(self._random() * 0.002, self.post, call, *args)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
-        """Let this happen to the process: now, or when it is free."""
+        """Run this call in the process: now, or as soon as the process is idle."""
         if not self.is_alive:
             return
         if self.is_paused or self._busy is not None or self._backlog:

@@ -34,7 +34,7 @@ TYPE_AT = 4
 """Of a frame: after its length."""
 ERROR_TYPE = encode(Error(""))[TYPE_AT]
 EXPECTED = ("no HELLO in time", "the sink failed")
-"""A sink says so to a connection that nobody uses, and when its disk fails."""
+"""A sink sends this to an idle connection, and when its disk fails."""
 
 
 class SimulatedSink(AsyncioProcess):
@@ -64,7 +64,7 @@ class SimulatedSink(AsyncioProcess):
         return ObservedParticipant(output, txnlog, self)
 
     def voted(self) -> None:
-        """A sink that hangs has voted, and nobody hears of it."""
+        """A sink that hangs has voted, but its vote is not sent."""
         if self.hangs:
             self.hangs -= 1
             for end in self.ends:

@@ -218,7 +218,7 @@ class Spark(SimulatedProcess):
             raise blamed(error, is_injected_damage=part in self.site.set_back) from error
 
     def orphaned(self) -> None:
-        """Our Python half is dead: whatever waits for it fails."""
+        """The driver's Python process is dead: every call that waits for it fails."""
         if self._is_waiting:
             self.kill()
 

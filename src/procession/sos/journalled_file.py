@@ -21,7 +21,7 @@ class JournalledFile:
     __slots__ = ("_files", "_inner", "_named_at", "_number")
 
     def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int, *, is_new: bool) -> None:
-        """`is_new`: whether its name is not durable before a directory is synced."""
+        """`is_new`: its name becomes durable only when its directory is synced."""
         self._files = files
         self._inner = inner
         self._number = number

@@ -1,8 +1,8 @@
 """The file that says which replicas a directory belongs to, and which of their objects this machine has written.
 
 Invariant: a fence is in the file before its object is created, and only if this machine has won it. So a directory
-whose replicas end with another fence is not the newest one: another machine has gone on from the replicas. The file is
-not replicated.
+whose replicas end with another fence is not the newest one: another machine has continued from the replicas. The file
+is not replicated.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def replicated_host(
 ) -> Iterator[Host]:
     """A host whose files below `directory` are replicated. The other arguments are those of `ReplicatedFiles`.
 
-    Raises ConfigError, StorageError, or FencedError if another process has gone on from the replicas."""
+    Raises ConfigError, StorageError, or FencedError if another process has continued from the replicas."""
     make_directory(directory, host.files)
     marker = ReplicaMarker(directory, volume_name, host.files)
     thread = ReplicaThread(volume_name, options, marker, host)

@@ -88,7 +88,7 @@ class Volume:
         self.check_holder(fence, token)
         if check_create(self.state, fence, number, head, mark, self._checksum_at):
             if 0 < head.previous < mark:
-                # This copy was away while objects were deleted elsewhere. What it has of them leads nowhere.
+                # This copy was away while objects were deleted elsewhere. Its parts of them are of no use.
                 self._raise_mark(mark)
             if (previous := self._objects.get(head.previous)) is not None:
                 previous.sync()

@@ -2,8 +2,8 @@
 
 Invariant: where an epoch runs changes nothing of its output. The resident worker runs the same tasks on the same
 ranges, and publishes the same manifests, so Spark can take over an epoch that the worker did not finish. A Spark job
-costs a fixed time, whatever it does. An epoch runs in the worker if its tasks take less time than that, by what the
-last epochs took. The worker runs tasks one after the other, so epochs that take longer belong to Spark. Used by
+costs a fixed time, however little it does. An epoch runs in the worker if its tasks take less time than that, by what
+the last epochs took. The worker runs tasks one after the other, so epochs that take longer belong to Spark. Used by
 `spark/query`; `spark/resident_worker` has the process.
 """
 

@@ -1,6 +1,7 @@
 """The file of a checkpoint that names the last driver that claimed the pipeline.
 
-A driver replaces it durably before it decides anything; drivers and gateways read it to tell a replaced driver.
+A driver replaces it durably before it decides anything; drivers and gateways read it to find out whether a driver was
+replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
 
 
 def check_replicas(checkpoint: Path, files: FileSystem, *, asks: bool) -> None:
-    """Raises FencedError if another driver is known to have gone on from the replicas of this checkpoint. With `asks`
+    """Raises FencedError if another driver is known to have continued from the replicas of this checkpoint. With `asks`
     they are asked first: when this returns, no other had. Does nothing without replicas."""
     try:
         files.check_owner(asks=asks)
@@ -44,7 +45,7 @@ def check_replicas(checkpoint: Path, files: FileSystem, *, asks: bool) -> None:
         if error.errno != errno.ESTALE:
             raise storage_error(checkpoint, "reach the replicas of", error) from error
         raise FencedError(
-            "This driver was replaced: another one has gone on from the replicas.",
+            "This driver was replaced: another one has continued from the replicas.",
             next_step="Nothing to do: the other driver goes on with the work. Delete this directory.",
         ) from error
 

@@ -108,7 +108,8 @@ class HostRuns:
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """Fetch a run from the host that has it, batch by batch.
 
-        Raises StorageError if it cannot be had. A lost connection is made again, and the rest requested."""
+        After a lost connection it reconnects and requests the rest. Raises StorageError if the run cannot be
+        fetched."""
         from pyarrow import flight
 
         host = RunHost.parse(run.host)

@@ -192,7 +192,7 @@ class RunStore:
 
     def clear_before(self, fence: int) -> None:
         """Forget the runs of every driver before this one, each of which has a folder of its own here. What a later
-        driver has is that one's business."""
+        driver has is left alone."""
         if self.directory.exists():
             for path in self.directory.iterdir():
                 if path.name.isdigit() and int(path.name) < fence:

@@ -37,8 +37,8 @@ def status(
     *,
     is_asking: bool = True,
 ) -> dict[str, Any]:
-    """The status of the pipeline in this directory. `progress` is one that looked before; `is_asking`: also ask the
-    gateways. Raises ConfigError if there is no pipeline."""
+    """The status of the pipeline in this directory. `progress`: continue the counts of this reader; `is_asking`: also
+    ask the gateways. Raises ConfigError if there is no pipeline."""
     at = running(directory)
     name = pipeline_name(directory) if at is None else at.pipeline
     last = last_round(directory)

@@ -170,7 +170,8 @@ def _removed_with(run: PipelineRun, directory: Path | None) -> PipelineRun:
 
 
 def _sorted_out(graph: Graph, inputs: Inputs | Sequence[str | Path] | None) -> tuple[list[Path], bytes | None]:
-    """The files of the input, or the file with its records. Raises UsageError for inputs that nobody could send."""
+    """The files of the input, or the file with its records. Raises UsageError for inputs that no source of the pipeline
+    takes."""
     if inputs is None:
         return [], None
     if isinstance(inputs, str | Path):

@@ -217,7 +217,7 @@ class Display(LiveDisplay):
             self.say_cells(cells)
 
     def show_end(self, progress: PipelineProgress, restarts: int) -> None:
-        """Show the progress at the end of the run. Here it is not shown: the summary follows."""
+        """Do nothing at the end of the run: the summary follows."""
 
 
 def _rows(status: Mapping[str, Any]) -> int:

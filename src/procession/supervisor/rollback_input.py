@@ -195,7 +195,7 @@ class InputAgain(Protocol):
         """Spark's offsets of the last epoch, from then on."""
 
     def problems(self) -> list[str]:
-        """What is in the way. Changes nothing."""
+        """Why this way is not possible; empty: it is. Changes nothing."""
 
     def prepare(self) -> None:
         """Called before the checkpoint is changed."""
@@ -389,7 +389,7 @@ def _next_number(directory: Path) -> int:
 
 
 def possible(ways: Sequence[InputAgain]) -> tuple[InputAgain | None, list[str]]:
-    """The first way that is possible, or all that is in the way."""
+    """The first way that is possible. Raises ConfigError with all problems if none is."""
     problems: dict[str, None] = {}
     for way in ways:
         found = way.problems()

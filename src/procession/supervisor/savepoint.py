@@ -154,7 +154,7 @@ class Savepoint:
         return Savepoint(to, self.manifest)
 
     def drop(self) -> None:
-        """Remove it, and let go of the input that it keeps. Files that the pipeline still uses stay in the pipeline's
+        """Remove it, and the pin on the input that it keeps. Files that the pipeline still uses stay in the pipeline's
         own directories."""
         pipeline = self.directory.parent.parent
         with folder_locked(pipeline):

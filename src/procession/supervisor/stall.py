@@ -18,7 +18,8 @@ BUSY_SHARE = 0.5
 
 
 class Culprit(NamedTuple):
-    """The part that is waited for. `is_stalled`: nothing is committed meanwhile; otherwise it is only the slowest."""
+    """The part that holds the pipeline up. `is_stalled`: nothing is committed; otherwise it is only the slowest
+    part."""
 
     part: str
     why: str

@@ -73,7 +73,7 @@ class HistoryCheck:
             return
         if line["id"] != self.checkpoint:
             vars(self).update(vars(HistoryCheck(str(line["id"]))))  # another pipeline was started in this directory
-        if "rolled_back_to" in line:  # what was committed since is taken back: rounds go on from what is left
+        if "rolled_back_to" in line:  # later commits are undone: rounds continue from what is left
             self.last = line
             self._ends.clear()
             self._ends.append((line["epoch"], _ends_of(line), line["ends"]))
