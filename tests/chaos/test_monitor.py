@@ -79,7 +79,7 @@ def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the
 def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.committed = -1
-    with pytest.raises(Failed, match="is visible, but nobody decided to commit it"):
+    with pytest.raises(Failed, match="is visible, but no round decided to commit it"):
         world.monitor.poll()
 
 

@@ -89,7 +89,7 @@ DAMAGES: dict[str, Callable[[Lines], Lines]] = {
     "1 lost": lambda lines: [*lines[:9], *lines[10:]],
     "1 out of order": lambda lines: [*lines[:8], lines[10], lines[9], lines[8], *lines[11:]],
     "1 corrupt": lambda lines: [*lines[:9], lines[9][:20] + b"?" + lines[9][21:], *lines[10:]],
-    "that nobody sent": lambda lines: [*lines[:9], record("s9999", 1), *lines[9:]],
+    "that no producer sent": lambda lines: [*lines[:9], record("s9999", 1), *lines[9:]],
 }
 
 

@@ -285,7 +285,7 @@ def test_i10_a_commit_that_only_the_lost_machine_has_is_not_decided(replicas: Se
         # The old driver wakes up.
         with pytest.raises(StorageError):
             old.log.sync_commit(1)
-        with pytest.raises(FencedError, match="gone on from the replicas"):
+        with pytest.raises(FencedError, match="continued from the replicas"):
             old.check_fence()
         assert old.log.decided == 0, "the source's process does not offer the next epoch"
     with pytest.raises(FencedError), driver_files(replicas, here):
