@@ -127,15 +127,13 @@ class FlightLog:
                     start += batch.num_rows
                     deadline = time.monotonic() + self._patience_s
                     yield batch
-            except flight.FlightUnauthenticatedError as error:
-                raise StorageError(
-                    f"the gateway at {self._place.flight} refuses to send its log: {flight_sentence(error)}",
-                    next_step="give driver and gateways the same cookie file",
-                ) from error
-            except flight.FlightUnauthorizedError as error:
-                raise StorageError(
-                    f"the gateway at {self._place.flight} refuses to send its log: {flight_sentence(error)}",
-                    next_step="start gateways, driver and executors in the same version",
+            except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
+                what = f"the gateway at {self._place.flight} refuses to send its log"
+                raise flight_refusal(
+                    error,
+                    what,
+                    other_secret="give driver and gateways the same cookie file",
+                    other_version="start gateways, driver and executors in the same version",
                 ) from error
             except (pa.ArrowException, OSError) as error:
                 self._client = None
@@ -173,6 +171,14 @@ def flight_security(tls: ClientTls | None) -> dict[str, Any]:
     return {"tls_root_certs": tls.ca.read_bytes(), **shown, **named}
 
 
+def flight_refusal(error: BaseException, what: str, *, other_secret: str, other_version: str) -> StorageError:
+    """The error for a service that refuses a request, with the next step for another secret or another version."""
+    from pyarrow import flight
+
+    is_secret = isinstance(error, flight.FlightUnauthenticatedError)
+    return StorageError(f"{what}: {flight_sentence(error)}", next_step=other_secret if is_secret else other_version)
+
+
 def flight_sentence(error: BaseException) -> str:
-    """What the other side said, without the trace of its library."""
+    """The message of the other side, without the trace of its library."""
     return str(error).partition(". Detail:")[0].partition(". gRPC")[0]

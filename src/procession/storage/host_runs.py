@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from procession.errors import ConfigError, StorageError
 from procession.format_number import check_format
-from procession.storage.flight_reader import FlightAccess, flight_security, flight_sentence
+from procession.storage.flight_reader import FlightAccess, flight_refusal, flight_security, flight_sentence
 from procession.storage.run_store import Manifest, Run, RunStore
 
 DIRECTORY_VARIABLE = "PROCESSION_HOST_DIR"
@@ -125,15 +125,13 @@ class HostRuns:
                     deadline = time.monotonic() + self.patience_s
                     yield chunk.data
                 return
-            except flight.FlightUnauthenticatedError as error:
-                raise StorageError(
-                    f"the host service at {host.location} refuses to send a run: {flight_sentence(error)}",
-                    next_step="give the driver and all host services the same control cookie file",
-                ) from error
-            except flight.FlightUnauthorizedError as error:
-                raise StorageError(
-                    f"the host service at {host.location} refuses to send a run: {flight_sentence(error)}",
-                    next_step="start host services, driver and executors in the same version",
+            except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
+                what = f"the host service at {host.location} refuses to send a run"
+                raise flight_refusal(
+                    error,
+                    what,
+                    other_secret="give the driver and all host services the same control cookie file",
+                    other_version="start host services, driver and executors in the same version",
                 ) from error
             except flight.FlightServerError as error:
                 # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
