@@ -343,6 +343,44 @@ def test_a_planted_module_without_a_test_file_is_found() -> None:
     assert untested(planted("planner.newcomer", text), ROOT / "tests") != []
 
 
+def override_breaches(modules: list[Module]) -> list[str]:
+    """Classes that override a private method of another class: a strategy is handed in, or the method is abstract."""
+    classes = {
+        node.name: node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
+    }
+
+    def private_methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and re.match(r"_[a-z]", method.name):
+                yield method
+
+    def bases(node: ast.ClassDef) -> Iterator[ast.ClassDef]:
+        for base in node.bases:
+            name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+            if name in classes and name != node.name:
+                yield classes[name]
+                yield from bases(classes[name])
+
+    return [
+        f"{node.name}.{method.name} overrides that of {base.name}"
+        for node in classes.values()
+        for base in bases(node)
+        for method in private_methods(base)
+        if not any("abstract" in ast.unparse(decorator) for decorator in method.decorator_list)
+        and any(method.name == own.name for own in private_methods(node))
+    ]
+
+
+def test_no_class_overrides_a_private_method_of_another() -> None:
+    assert override_breaches(MODULES) == []
+
+
+def test_a_planted_override_of_a_private_method_is_found() -> None:
+    base = "class Base:\n    def _step(self): ...\nclass Special(Base):\n    def _step(self): ..."
+    assert override_breaches(planted("gateway.special", base)) != []
+    assert override_breaches(planted("gateway.special", base.replace("_step", "step"))) == []
+
+
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception"})
 LOG_EVENT = re.compile(r"[a-z]+(_[a-z]+)*\.[a-z]+(_[a-z]+)*")
 LOGS_A_NAME_THAT_IT_IS_GIVEN: dict[str, str] = {"commit.sink_link": "each of its callers names the event, as these do"}

@@ -62,7 +62,10 @@ class PostgresServer(SystemServer):
     def __init__(self, settings: Mapping[str, str] | None = None, *, programs: Path | None = None) -> None:
         self._programs = programs or find_programs()
         self._user = _unprivileged_user()
-        super().__init__("postgres", SETTINGS | dict(settings or {}))
+        identity: tuple[str, ...] = ()
+        if self._user is not None:
+            identity = ("--reuid", str(self._user.pw_uid), "--regid", str(self._user.pw_gid), "--clear-groups")
+        super().__init__("postgres", SETTINGS | dict(settings or {}), identity=identity)
 
     def _make(self) -> None:
         self._data = self.directory / "data"
@@ -84,11 +87,6 @@ class PostgresServer(SystemServer):
         # the others have noticed; so the next start waits for the lock.
         lock = ["flock", "--no-fork", "--exclusive", str(self.directory / "processes.lock")]
         return [*lock, str(self._programs / "postgres"), *place, *settings]
-
-    def _identity(self) -> list[str]:
-        if self._user is None:
-            return []
-        return ["--reuid", str(self._user.pw_uid), "--regid", str(self._user.pw_gid), "--clear-groups"]
 
     def is_ready(self, pid: int = 0) -> bool:
         ready = [str(self._programs / "pg_isready"), "-q", "-h", HOST, "-p", str(self.port), "-U", "procession"]

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -42,7 +42,9 @@ class SystemServer(ABC):
     owner_death_signal: ClassVar[str] = "KILL"
     """The signal that it gets when the process that started it dies."""
 
-    def __init__(self, name: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, name: str, settings: Mapping[str, str], *, identity: Sequence[str] = ()) -> None:
+        """`identity`: options of setpriv for the user that it runs as."""
+        self._identity = tuple(identity)
         self._settings = dict(settings)
         self.directory = Path(tempfile.mkdtemp(prefix=f"procession-{name}-"))
         self.log_path = self.directory / "server.log"
@@ -60,14 +62,10 @@ class SystemServer(ABC):
 
     def command(self) -> list[str]:
         """The command that runs it in the foreground, with the present settings, until its starter dies."""
-        return ["setpriv", "--pdeathsig", self.owner_death_signal, *self._identity(), *self._program()]
+        return ["setpriv", "--pdeathsig", self.owner_death_signal, *self._identity, *self._program()]
 
     @abstractmethod
     def _program(self) -> list[str]: ...
-
-    def _identity(self) -> list[str]:
-        """Options of setpriv for the user that it runs as."""
-        return []
 
     @abstractmethod
     def is_ready(self, pid: int = 0) -> bool:
@@ -145,7 +143,7 @@ class SystemServer(ABC):
 
     def _run(self, command: list[str], what: str, next_step: str) -> None:
         """Run a program that prepares the server."""
-        argv = ["setpriv", *self._identity(), *command] if self._identity() else command
+        argv = ["setpriv", *self._identity, *command] if self._identity else command
         done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=self.directory)
         if done.returncode:
             raise ConfigError(f"{what}: {(done.stderr or done.stdout).strip()}", next_step=next_step)

@@ -64,7 +64,7 @@ def epoch_time(
 @bench_app.command()
 def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
     """Time that each process takes to recover from SIGKILL."""
-    from procession.bench import recovery as bench
+    from procession.bench import recovery_time as bench
 
     figures = bench.measure(rounds)
     print_figures(context, {"parts": figures}, bench.report_lines(figures))

@@ -9,7 +9,7 @@ output.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +74,21 @@ class SinkRollback(Protocol):
         """Take the output back to this position, where this transaction ended. Durable when this returns."""
 
 
+Announce = Callable[[Path, int, int], None]
+"""Gets the file, the position that it goes back to, and the end of what was committed."""
+
+
 class FileRollback:
-    """The rollback of a file sink: its transaction log says what is visible; the rest is cut off."""
+    """The rollback of a file sink: its transaction log says what is visible; the rest is cut off. Readers of the file
+    notice the shorter log."""
 
     suffix = ".data"
 
-    def __init__(self, place: SinkPlace) -> None:
+    def __init__(self, place: SinkPlace, announce: Announce = lambda data, end, committed_end: None) -> None:
+        """`announce` notifies readers of the file before it is cut off."""
         self._place = place
         self._data = place.directory / f"{place.instance}{self.suffix}"
+        self._announce = announce
 
     def check(self, end: int) -> None:
         with self._place.opened() as txnlog:
@@ -93,7 +100,7 @@ class FileRollback:
 
     def perform(self, end: int, txn_id: str) -> None:
         with self._place.opened() as txnlog:
-            self._announce(end, txnlog.committed_end)
+            self._announce(self._data, end, txnlog.committed_end)
             txnlog.roll_back(end, txn_id)
             try:
                 with self._data.open("r+b") as file:
@@ -104,9 +111,6 @@ class FileRollback:
             except OSError as error:
                 raise storage_error(self._data, "truncate", error) from error
 
-    def _announce(self, end: int, committed_end: int) -> None:
-        """Readers of a file notice a shorter transaction log."""
-
 
 class LaneRollback(FileRollback):
     """The rollback of a lane. A merger that has emitted records that are removed must not continue: its position alone
@@ -114,6 +118,10 @@ class LaneRollback(FileRollback):
 
     suffix = LANE_SUFFIX
 
-    def _announce(self, end: int, committed_end: int) -> None:
-        if end < committed_end:
-            announce_rollback(self._data, end, committed_end)
+    def __init__(self, place: SinkPlace) -> None:
+        super().__init__(place, _announce_to_mergers)
+
+
+def _announce_to_mergers(lane: Path, end: int, committed_end: int) -> None:
+    if end < committed_end:
+        announce_rollback(lane, end, committed_end)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Iterable
 from typing import Self
 
@@ -19,7 +20,7 @@ from procession.sdk.event_time_field import EventTimeField
 from procession.sdk.source_records import Batch, Item, Items, Stream
 
 
-class StreamReader:
+class StreamReader(ABC):
     """An asynchronous iterator of batches. `stop` ends it; `ended` is set when the author's code has returned."""
 
     def __init__(self, batcher: StreamBatcher) -> None:
@@ -45,7 +46,7 @@ class StreamReader:
                 wait_s = self._wait_s()
                 if wait_s == 0.0:
                     batch = self._gather.take()
-                    self._made_room()
+                    self.made_room()
                     if batch is not None:
                         return batch
                     if self._error is not None:
@@ -76,9 +77,11 @@ class StreamReader:
         """The author's code has returned, or raised. Under the lock."""
         self._is_over, self._error = True, error
 
-    def _made_room(self) -> None:
-        """The other side may go on. Under the lock."""
+    @abstractmethod
+    def made_room(self) -> None:
+        """Wake the author's side, which may have waited for room. Called under the lock."""
 
+    @abstractmethod
     def stop(self) -> None:
         """Ask the author's code to end where it is."""
 
@@ -116,7 +119,7 @@ class _InThread(StreamReader):
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(event.set)
 
-    def _made_room(self) -> None:
+    def made_room(self) -> None:
         self._lock.notify()
 
     def stop(self) -> None:
@@ -150,7 +153,7 @@ class _InTask(StreamReader):
         self._changed.set()
         self.ended.set()
 
-    def _made_room(self) -> None:
+    def made_room(self) -> None:
         self._room.set()
 
     def stop(self) -> None:

@@ -99,7 +99,7 @@ class DirectoryWriter(SimulatedWriter):
         self._directory_oracle = world.directory
         self._host = Host(files=self._files, random_bits=lambda bits: random_bits(site.chance, bits))
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         try:
             await self._work()
         except FencedError as error:
@@ -209,7 +209,7 @@ class DirectoryWorld(ReplicaWorld):
         self.directory = DirectoryOracle()
         self._machine = Machine("w")
 
-    def _start_writer(self) -> SimulatedWriter:
+    def start_writer(self) -> SimulatedWriter:
         self._writers += 1
         if self._is_calm or self.site.chance.random() > ON_THE_SAME_DISK:
             self._machine = Machine("w")
@@ -217,10 +217,10 @@ class DirectoryWorld(ReplicaWorld):
         self._current.start()
         return self._current
 
-    def _take_over(self) -> None:
+    def take_over(self) -> None:
         if not self._is_calm:
             self._machine = Machine("w")
-            super()._take_over()
+            super().take_over()
 
 
 @contextmanager

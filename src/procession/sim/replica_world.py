@@ -174,7 +174,7 @@ class SimulatedWriter(AsyncioProcess):
         self.is_done = False
 
     def start(self) -> None:
-        self.begin(self._write)
+        self.begin(self.write)
 
     @property
     def is_whole(self) -> bool:
@@ -182,7 +182,7 @@ class SimulatedWriter(AsyncioProcess):
         writer = self.volume._writer
         return not self.volume.missing and bool(writer.chain) and not writer.chain[-1].head.is_joint
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
         oracle, chance = self._world.oracle, self.site.chance
         try:
             await self.volume.open()
@@ -231,7 +231,7 @@ class ReplicaWorld:
     def _run(self) -> None:
         for part in self._machines:
             self._start_service(part)
-        self._start_writer()
+        self.start_writer()
         self._advance()
         # Everything comes back, and a last writer reads all.
         self._is_calm = True
@@ -239,7 +239,7 @@ class ReplicaWorld:
             self._repair(machine)
             self._power_on(machine)
         self.plan = ReplicaPlan(self.plan.replicas, self.plan.write_quorum, self.plan.appends, 10_000, ())
-        last = self._start_writer()
+        last = self.start_writer()
         self._advance()
         if missing := [payload for payload in self.oracle.acknowledged if payload not in last.history]:
             raise InvariantViolation("R1", f"at the end {missing} are lost")
@@ -268,7 +268,7 @@ class ReplicaWorld:
                 return
             SimulatedService(self.site, part, machine, may_be_damaged=part in self._lying_services).start()
 
-    def _start_writer(self) -> SimulatedWriter:
+    def start_writer(self) -> SimulatedWriter:
         self._writers += 1
         self._current = SimulatedWriter(self.site, Machine("w"), self, self._writers)
         self._current.start()
@@ -280,14 +280,14 @@ class ReplicaWorld:
         elif process is self._current and not self._current.is_done:
             self.site.clock.after(RESTART_S, self._restart_writer, process)
 
-    def _take_over(self) -> None:
+    def take_over(self) -> None:
         """Another writer starts, while the earlier one goes on."""
         if not self._is_calm:
-            self._start_writer()
+            self.start_writer()
 
     def _restart_writer(self, process: SimulatedProcess) -> None:
         if process is self._current:
-            self._start_writer()
+            self.start_writer()
 
     # Faults
 
@@ -304,7 +304,7 @@ class ReplicaWorld:
                 for end in sorted(process.ends, key=lambda end: end.number):
                     end.cut()
             case "takeover":
-                self.site.clock.after(0.01, self._take_over)
+                self.site.clock.after(0.01, self.take_over)
             case "power" | "scatter":
                 self._cut_power(machine, fault.seconds, is_scattered=fault.kind == "scatter")
             case "fsync":
