@@ -29,7 +29,7 @@ test: setup systems ## all tests, file by file on two workers (ARGS="tests/wire 
 
 test-all: setup systems ## all tests, and those that take long
 	@scripts/s3 || true
-	@$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
+	@PROCESSION_TEST_ALL=1 $(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 check: setup ## format, lint, types (of tests and of programs inside tests too), house rules
 	@$(BIN)/ruff format --check --quiet

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
@@ -18,6 +18,7 @@ from procession.planner.rules import make_plan
 from tests.operators.random_pipelines import FIRST_STREAM, STREAMS
 from tests.operators.reference import Ends, batch_of
 from tests.operators.timed_records import key, shown, time
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 MARKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, STREAMS - 1)), max_size=8)
@@ -70,7 +71,7 @@ def every_way(pipeline: Pipeline) -> None:
     slice_records=st.sampled_from([1, 7, 1000]),
     keys_max=st.sampled_from([1, 1000]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_i11_what_an_end_lets_out_is_what_the_sequential_run_would_have_let_out(
     records: list[tuple[bytes, int]],
     ends: list[tuple[int, int]],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates
@@ -19,6 +19,7 @@ from procession.operators.stage_rows import StageRows
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.test_window_operator import RECORDS
 from tests.operators.timed_records import key, shown, time
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 
@@ -63,7 +64,7 @@ def every_kind(pipeline: Pipeline, ttl_s: float) -> None:
     keys_max=st.sampled_from([1, 1000]),
     ends=st.lists(st.tuples(st.integers(0, 60), st.integers(0, STREAMS - 1)), max_size=5),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_i11_states_expire_as_in_the_sequential_run(
     payloads: list[bytes],
     ttl_s: float,

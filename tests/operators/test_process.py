@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, ProcessContext, patterns
@@ -15,6 +15,7 @@ from procession.testing import run
 from tests.operators.random_pipelines import STREAMS, waited, waiting
 from tests.operators.test_window_operator import RECORDS
 from tests.operators.timed_records import key, time
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 
@@ -31,7 +32,7 @@ def last(value: bytes) -> bytes:
     keys_max=st.sampled_from([1, 1000]),
     ends=st.lists(st.tuples(st.integers(0, 60), st.integers(0, STREAMS - 1)), max_size=5),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_i11_timers_fire_as_in_the_sequential_run(
     payloads: list[bytes],
     step_s: float,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates
@@ -25,6 +25,7 @@ from tests.operators.random_pipelines import STREAMS
 from tests.operators.test_end_of_input import MARKS
 from tests.operators.test_window_operator import RECORDS
 from tests.operators.timed_records import key, shown, time
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 
@@ -42,7 +43,7 @@ def remainder(value: bytes) -> tuple[int, bytes]:
     ends=MARKS,
     block=st.sampled_from([1, 3, 1000]),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_i11_records_are_sorted_and_equal_ones_keep_their_order(
     payloads: list[bytes],
     cuts: set[int],

@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError
 from procession.api.stage import Stage
 from tests.operators.random_pipelines import FIRST_STREAM, STREAMS
 from tests.operators.timed_records import key, time, timed_records
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 
@@ -64,7 +65,7 @@ RECORDS = timed_records(9, [0, 0, 0, 1, 3, 25], 50)
     slice_records=st.sampled_from([1, 7, 1000]),
     ends=st.lists(st.tuples(st.integers(0, 50), st.integers(0, STREAMS - 1)), max_size=8),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150, deadline=None)
 def test_i11_any_join_gives_the_pairs_that_the_sequential_run_would_have_given(
     inputs: Any,
     payloads: list[bytes],

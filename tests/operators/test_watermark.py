@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates, windows
@@ -26,6 +26,7 @@ from procession.spark.tasks import Task
 from procession.storage.segment import INGRESS_SCHEMA, KIND_EOS
 from tests.operators.reference import Sequential
 from tests.operators.timed_records import key, shown, time
+from tests.slow_cases import examples
 from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
 Sent = Sequence[tuple[int, bytes | None]]
@@ -227,7 +228,7 @@ SHAPES = [merged, joined, windows_joined, behind_a_rebalance, mixed, expiring]
     ends=st.tuples(st.sampled_from([None, True, False]), st.sampled_from([None, True, False])),
     inputs=st.sets(st.sampled_from([1, 2, 3, 4])),
 )
-@settings(max_examples=250, deadline=None)
+@examples(250, deadline=None)
 def test_i11_any_watermark_over_several_inputs_is_that_of_the_sequential_run(
     shape: Callable[[Stage, Stage], Stage],
     sent: list[tuple[int, int | None, str]],

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from procession import Aggregate, Pipeline, PlanError, aggregates, windows
@@ -15,6 +15,7 @@ from procession.operators.windows import Windows
 from procession.planner.order_key import KEY_BYTES, PLACE, rank_of, rows_of_results
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.timed_records import key, shown, time, timed_records
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 KINDS = [
@@ -41,7 +42,7 @@ RECORDS = timed_records(12, [0, 0, 0, 1, 3, 12], 60)
     ends=st.lists(st.tuples(st.integers(0, 60), st.integers(0, STREAMS - 1)), max_size=6),
     has_ends=st.booleans(),
 )
-@settings(max_examples=120)
+@examples(120)
 def test_i11_any_windows_fire_what_the_sequential_run_would_have_fired(
     kind: Windows,
     payloads: list[bytes],

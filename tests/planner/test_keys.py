@@ -12,13 +12,14 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError, aggregates, tables, windows
 from procession.operators.named_types import NamedTypes
 from procession.planner.keys import PLAIN_KEYS, KeyCodec, of_bytes
 from tests.operators.random_pipelines import STREAMS
+from tests.slow_cases import examples
 from tests.spark.test_plans import expected, ran
 
 
@@ -228,7 +229,7 @@ def described(result: dict[str, Any]) -> str:
     slice_records=st.sampled_from([1, 7, 1000]),
     keys_max=st.sampled_from([1, 1000]),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 def test_i11_keys_of_all_types_are_told_apart_and_sorted_whatever_the_cuts(
     payloads: list[bytes], cuts: set[int], slice_records: int, keys_max: int
 ) -> None:

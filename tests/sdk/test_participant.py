@@ -16,6 +16,7 @@ from procession.sdk import output
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.testing import MemoryOutput
 from procession.sdk.transaction_log import TransactionLog, committed_ranges
+from tests.slow_cases import slow
 
 
 def test_the_example_of_an_output_is_one() -> None:
@@ -221,8 +222,9 @@ def run_script(directory: Path, script: Sequence[Word]) -> None:
     life.txnlog.close()
 
 
-def test_in_every_order_of_four_words_the_output_is_what_the_committed_rounds_wrote(tmp_path: Path) -> None:
-    for number, script in enumerate(itertools.product(WORDS, repeat=4)):
+@pytest.mark.parametrize("length", [3, slow(4)])
+def test_in_every_order_of_words_the_output_is_what_the_committed_rounds_wrote(tmp_path: Path, length: int) -> None:
+    for number, script in enumerate(itertools.product(WORDS, repeat=length)):
         directory = tmp_path / str(number)
         directory.mkdir()
         run_script(directory, script)

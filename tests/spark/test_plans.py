@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from procession import Context, Pipeline, aggregates, windows
@@ -26,6 +26,7 @@ from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
 from tests.operators.random_pipelines import FIRST_STREAM, PAYLOADS, STREAMS, pipelines, reversed_row, reversed_rows
 from tests.operators.reference import Ends, Sequential, batch_of
+from tests.slow_cases import examples
 from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
 
@@ -76,7 +77,7 @@ def expected(graph: Graph, payloads: list[bytes], ends: Ends = ()) -> dict[str, 
     keys_max=st.sampled_from([1, 1000]),
     exchange=st.sampled_from(Exchange),
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_i6_any_plan_writes_what_the_sequential_run_would_have_written(
     pipeline: Pipeline,
     payloads: list[bytes],
@@ -100,7 +101,7 @@ def test_i6_any_plan_writes_what_the_sequential_run_would_have_written(
     slice_records=st.sampled_from([3, 1000]),
     exchange=st.sampled_from(Exchange),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_i6_any_plan_writes_to_each_connection_what_the_sequential_run_would_have_written_there(
     order: str, data: Any, payloads: list[bytes], cuts: set[int], seed: int, slice_records: int, exchange: Exchange
 ) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from procession import Pipeline, PlanError
@@ -25,6 +25,7 @@ from procession.spark.tasks import Task
 from tests.operators.random_pipelines import STREAMS
 from tests.operators.reference import batch_of
 from tests.operators.test_value_codec import Colour, Money, Order, Point, Rights, Span, all_types_of
+from tests.slow_cases import examples
 from tests.spark.cluster import Remembered, run_epoch, write_log
 from tests.spark.test_plans import expected, ran
 
@@ -74,7 +75,7 @@ def remembered(seen: list[Any], value: Any) -> tuple[list[Any], list[Any]]:
     slice_records=st.sampled_from([1, 5, 1000]),
     keys_max=st.sampled_from([1, 1000]),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 def test_i11_values_of_all_types_are_the_same_behind_exchanges_and_in_states_whatever_the_cuts(
     numbers: list[int], cuts: set[int], slice_records: int, keys_max: int
 ) -> None:
@@ -142,7 +143,7 @@ def ranks(value: bytes) -> Any:
     cuts=st.sets(st.integers(1, 40), max_size=5),
     slice_records=st.sampled_from([1, 7, 1000]),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 def test_i11_nan_anywhere_in_a_rank_sets_the_record_aside_and_the_rest_is_sorted_alike(
     numbers: list[int], cuts: set[int], slice_records: int
 ) -> None:
