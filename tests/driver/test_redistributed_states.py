@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from procession import Pipeline, PlanError, aggregates, windows
+from procession import Pipeline, PlanError, aggregates, patterns, windows
 from procession.driver.redistributed_states import redistributed
 from procession.operators.value_codec import PLAIN
 from procession.storage.state_store import TaskStates
@@ -84,11 +84,50 @@ def timers(records: Any, tasks: int) -> Any:
     )
 
 
+def matched(records: Any, tasks: int) -> Any:
+    even = patterns.begin("even", lambda record: record["n"] % 2 == 0)
+    pair = even.then("odd", lambda record: record["n"] % 2 == 1)
+    return records.match(pair, within_s=20, key=key, time=at, lateness_s=5, name="stage", parallelism=tasks)
+
+
+def joined_all(records: Any, tasks: int) -> Any:
+    first, second, third = records.split(lambda record: "abc"[record["n"] % 3], "a", "b", "c")
+    return first.join_all(
+        second,
+        third,
+        within_s=15,
+        join=lambda *found: [record["n"] for record in found],
+        key=key,
+        time=at,
+        lateness_s=5,
+        name="stage",
+        parallelism=tasks,
+    )
+
+
+def versions(records: Any, tasks: int) -> Any:
+    prices = records.filter(lambda record: record["n"] % 4 == 0, name="prices")
+    return records.as_of(
+        prices,
+        join=lambda record, price: [record["n"], price and price["n"]],
+        key=key,
+        time=at,
+        valid_from=at,
+        name="stage",
+        parallelism=tasks,
+    )
+
+
 def latest(records: Any, tasks: int) -> Any:
     rules = records.filter(lambda record: record["n"] % 10 == 0, name="rules")
     return records.with_broadcast(
         rules, apply=lambda rule, record: [record["n"], rule and rule["n"]], name="stage", parallelism=tasks
     )
+
+
+STAGES = [
+    *(windowed, sessions, counted, expiring, totals, joined, joined_all, timers, matched, versions, latest),
+]
 
 
 def pipeline(stage: Any, tasks: int) -> Pipeline:
@@ -98,7 +137,7 @@ def pipeline(stage: Any, tasks: int) -> Pipeline:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 5), (4, 1), (1, 3)])
-@pytest.mark.parametrize("stage", [windowed, sessions, counted, expiring, totals, joined, timers, latest])
+@pytest.mark.parametrize("stage", STAGES)
 def test_pending_results_go_on_with_another_number_of_tasks(stage: Any, before: int, after: int) -> None:
     reference = run(pipeline(stage, before), {"records": RECORDS})["out"]
     assert reference

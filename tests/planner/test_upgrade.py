@@ -41,6 +41,17 @@ def windowed(stage: Stage, size: int = 60, parallelism: int = 2) -> Stage:
     )
 
 
+def waited(stage: Stage, step_s: int = 1) -> Stage:
+    return stage.process(
+        lambda state, value, context: (state, []),
+        on_timer=lambda state, context: (state, []),
+        key=key,
+        time=float,
+        step_s=step_s,
+        name="counted",
+    )
+
+
 def planned(change: Change) -> Any:
     pipeline = Pipeline("p", parallelism=2)
     change(pipeline.source(ends=True)).sink("out", to="file:out", codec="json")
@@ -94,6 +105,7 @@ def outcomes(before: Change, after: Change, upgrade: Upgrade) -> list[str]:
             Upgrade(rename={"counted": "c"}, migrate={"c": str}),
             ["stage 'c': migrated, was 'counted'"],
         ),
+        (waited, waited, Upgrade(migrate={"counted": str}), ["stage 'counted': migrated"]),
         (two, stateful, Upgrade(drop=["again"]), ["stage 'again': dropped", "stage 'counted': kept"]),
         (stateful, two, Upgrade(), ["stage 'counted': kept", "stage 'again': new"]),
         (
@@ -126,6 +138,21 @@ def test_every_stage_has_one_outcome(before: Change, after: Change, upgrade: Upg
             Upgrade(migrate={"counted": str}),
             "cannot be migrated: it was a map_stateful",
             "keep its ttl",
+        ),
+        (
+            stateful,
+            waited,
+            Upgrade(migrate={"counted": str}),
+            "it was a map_stateful, and is",
+            "make it a map_stateful",
+        ),
+        (waited, stateful, Upgrade(migrate={"counted": str}), "it was a process with", "make it a process again"),
+        (
+            waited,
+            lambda stage: waited(stage, 2),
+            Upgrade(migrate={"counted": str}),
+            "is a process with timers in steps of 2 s now",
+            "keep its step_s",
         ),
         (
             stateful,

@@ -71,6 +71,40 @@ def test_states_that_expire_are_migrated_with_their_times() -> None:
     assert first["out"] + second["out"] == reference
 
 
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_states_with_timers_are_migrated_and_their_timers_stay(tasks: int) -> None:
+    numbers = [{"key": WORDS[at % 20], "at": at} for at in range(60)]
+
+    def waiting(read: Any, write: Any, initial: Any, tasks: int) -> Pipeline:
+        def on_record(state: Any, record: Any, context: Any) -> tuple[Any, list[Any]]:
+            context.timer_at(record["at"] + 9)
+            return (None if record["at"] % 5 == 0 else write(read(state) + 1)), []
+
+        def on_timer(state: Any, context: Any) -> tuple[Any, list[Any]]:
+            return state, [[context.key, context.time, read(state)]]
+
+        made = Pipeline("numbers")
+        stage = made.source("numbers", codec="json").process(
+            on_record,
+            on_timer=on_timer,
+            key=lambda record: record["key"],
+            time=lambda record: record["at"],
+            initial=initial,
+            name="waiting",
+            parallelism=tasks,
+        )
+        stage.sink("out", to="file:out", codec="json")
+        return made
+
+    old = waiting(lambda state: state, lambda count: count, 0, 2)
+    new = waiting(lambda state: state["n"], lambda count: {"n": count}, {"n": 0}, tasks)
+    reference = run(old, {"numbers": numbers})["out"]
+    upgrade = Upgrade(migrate={"waiting": lambda count: {"n": count}})
+    first, second = run_upgrade(old, {"numbers": numbers[:31]}, new, {"numbers": numbers[31:]}, upgrade=upgrade)
+    assert first["out"] + second["out"] == reference
+    assert first["out"]
+
+
 def test_a_dropped_stage_begins_without_states_and_none_removes_a_key() -> None:
     for upgrade in (Upgrade(drop=["count"]), Upgrade(migrate={"count": lambda count: None})):
         _, second = run_upgrade(pipeline(), {"words": WORDS}, pipeline(), {"words": OTHERS}, upgrade=upgrade)

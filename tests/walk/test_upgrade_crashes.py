@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,38 +26,82 @@ DIRECTORY = Path(".procession") / "years"
 RATE = 40
 
 APP = """
-from procession import Pipeline, Upgrade
+from procession import Pipeline, Upgrade, aggregates, windows
 
 def step(state, line):
     count, migrations = {read}
     count += 1
     return {write}, f"{{line}} {{count}} {{migrations}} {version}"
 
+def number(line):
+    return int(line.split()[1])
+
+def wait(state, line, context):
+    context.timer_at(number(line) + 30)
+    count, migrations = {read}
+    count += 1
+    return {write}, []
+
+def waited(state, context):
+    count, migrations = {read}
+    return state, [f"{{context.key}} {{context.time}} {{count}} {{migrations}} {version}"]
+
 pipeline = Pipeline("years", parallelism=2)
 lines = pipeline.source("lines", codec="text")
 stage = lines.map_stateful(
-    step, key=lambda line: line[-1], initial={initial}, name="stage-{version}", parallelism={parallelism}
+    step, key=lambda line: line[-1], initial={initial}, name="stage-{version}", parallelism={tasks[0]}
 )
 stage.sink("out", to="file:out")
+counted = lines.window(
+    windows.tumbling(50), aggregates.count(), key=lambda line: line[-1], time=number, name="{names[0]}",
+    parallelism={tasks[1]},
+)
+counted.map(lambda found: f"{{found['key']}} {{found['end']}} {{found['count']}}").sink("windows", to="file:kinds")
+lines.process(
+    wait, on_timer=waited, key=lambda line: str(number(line) % 7), initial={initial}, time=number, name="{names[1]}",
+    parallelism={tasks[2]},
+).sink("timers", to="file:kinds")
+even = lines.filter(lambda line: number(line) % 2 == 0, name="even")
+odd = lines.filter(lambda line: number(line) % 2 == 1, name="odd")
+even.join(
+    odd, within_s=20, join=lambda one, other: f"{{number(one)}} {{number(other)}}", time=number, name="{names[2]}",
+    key=lambda line: str(number(line) % 5), parallelism={tasks[3]},
+).sink("pairs", to="file:kinds")
+rules = lines.filter(lambda line: number(line) % 10 == 3, name="rules")
+lines.with_broadcast(
+    rules, apply=lambda rule, line: f"{{number(line)}} {{rule and number(rule)}}", name="{names[3]}",
+    parallelism={tasks[4]},
+).sink("rules", to="file:kinds")
 {sinks}
 {upgrade}
 """
+KINDS = ("windows", "timers", "pairs", "rules")
+
+
+def names(version: int) -> list[str]:
+    """The names of the stages of each kind: with each upgrade some have new ones."""
+    return [f"{kind}-{(version + place) // 3}" for place, kind in enumerate(KINDS)]
 
 
 def program(version: int) -> str:
-    """Each version has another name of the stage, another form of the state, another parallelism, and other sinks."""
+    """Each version has another name of the stage, another form of the state, another parallelism of each stage, and
+    other sinks."""
     is_dict = version % 2 == 1
     migrate = '{"n": old[0], "m": old[1] + 1}' if is_dict else '[old["n"], old["m"] + 1]'
-    names = f'rename={{"stage-{version - 1}": "stage-{version}"}}, migrate={{"stage-{version}": lambda old: {migrate}}}'
+    renamed = {f"stage-{version - 1}": f"stage-{version}"}
+    renamed |= {old: new for old, new in zip(names(version - 1), names(version), strict=True) if old != new}
+    migrated = ", ".join(f'"{name}": migrate' for name in (f"stage-{version}", names(version)[1]))
+    upgrade = f"migrate = lambda old: {migrate}\nupgrade = Upgrade(rename={renamed!r}, migrate={{{migrated}}})"
     sink = f'stage.sink("extra-{version // 2}", to="file:extra-{version // 2}")' if version % 4 else ""
     return APP.format(
         read='(state["n"], state["m"])' if is_dict else "state",
         write='{"n": count, "m": migrations}' if is_dict else "[count, migrations]",
         initial='{"n": 0, "m": 0}' if is_dict else "[0, 0]",
         version=version,
-        parallelism=1 + version % 4,
+        names=names(version),
+        tasks=[1 + (version * (1 + place % 3) + place) % 4 for place in range(5)],
         sinks=sink,
-        upgrade=f"upgrade = Upgrade({names})" if version else "",
+        upgrade=upgrade if version else "",
     )
 
 
@@ -75,12 +120,49 @@ def reference(outputs: list[str]) -> list[str]:
     return found
 
 
+def fired_windows(records: int) -> list[str]:
+    """A window of 50 records fires when the record after it comes, or at the end of the input."""
+    counts = [(end, Counter(str(number)[-1] for number in range(end - 50, end))) for end in range(50, records + 1, 50)]
+    return [f"{key} {end} {found[key]}" for end, found in counts for key in sorted(found)]
+
+
+def fired_timers(records: int, versions: list[int]) -> list[str]:
+    """The timer of a record fires when the record 30 later comes, before it is counted, or at the end of the input.
+    `versions` are those of the program that processed each record."""
+    states = {str(key): [0, 0] for key in range(7)}
+    found, version = [], 0
+    for number in range(records + 30):
+        now = versions[min(number, records - 1)]
+        if number < records:
+            for _ in range(now - version):
+                states = {key: [count, migrations + 1 if count else 0] for key, (count, migrations) in states.items()}
+            version = now
+        if number >= 30:
+            key = str((number - 30) % 7)
+            found.append(f"{key} {number} {states[key][0]} {states[key][1]} {now}")
+        if number < records:
+            states[str(number % 7)][0] += 1
+    return found
+
+
+def joined(records: int) -> list[str]:
+    """Even and odd numbers with the same rest by 5 that are at most 20 apart are 5 or 15 apart."""
+    pairs = [(number - before, number) for number in range(records) for before in (15, 5) if number >= before]
+    return [f"{a} {b}" if a % 2 == 0 else f"{b} {a}" for a, b in pairs]
+
+
+def ruled(records: int) -> list[str]:
+    """Each number with the last one before it, or itself, that ends with a 3."""
+    return [f"{number} {(number - 3) // 10 * 10 + 3 if number >= 3 else None}" for number in range(records)]
+
+
 @contextmanager
-def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[None]:
+def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[list[int]]:
     """Kill a process of this part, once, when the upgrade inside has come to this phase: 1 while the new driver starts,
-    2 when the old one is stopped, 3 when the new one begins."""
+    2 when the old one is stopped, 3 when the new one begins. Yields the killed processes."""
     is_over, path = threading.Event(), place / DIRECTORY / STATUS
     before = path.read_text() if path.exists() else ""
+    done: list[int] = []
 
     def kill() -> None:
         while not is_over.wait(0.01):
@@ -89,12 +171,13 @@ def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[No
             if len(json.loads(text)["told"]) >= phase and (found := pids(pipeline.mark, part)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found[0], signal.SIGKILL)
+                    done.append(found[0])
                     return
 
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        yield
+        yield done
     finally:
         is_over.set()
         thread.join()
@@ -110,8 +193,8 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
     records = [f"record {number}" for number in range(RATE * 20 * upgrades)]
     (tmp_path / "input.txt").write_text("".join(f"{record}\n" for record in records))
 
-    def output() -> list[str]:
-        return b"".join(committed_output(tmp_path / "out", "years-out-0")).decode().splitlines()
+    def output(directory: str = "out", sink: str = "out") -> list[str]:
+        return b"".join(committed_output(tmp_path / directory, f"years-{sink}-0")).decode().splitlines()
 
     arguments = ("run", "v0.py", "--listen", "127.0.0.1:0", "--epoch-records-max", "50")
     with running(*arguments, cwd=tmp_path) as pipeline:
@@ -122,16 +205,24 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
             wait_for(lambda: bool(output()), "the first output", lambda: pipeline.said + sent.said)
             for version in range(1, upgrades + 1):
                 phase = 3 - version % 3
-                with killed(tmp_path, pipeline, ("driver", "gateway", "driver", "sink")[version % 4], phase):
+                part = ("driver", "gateway", "driver", "sink")[version % 4]
+                with killed(tmp_path, pipeline, part, phase) as gone:
                     done = run("upgrade", f"v{version}.py", "--json", cwd=tmp_path)
                 if done.returncode:  # the kill has thwarted it, and the old program goes on
                     assert done.stdout, f"{done.stderr}\n{pipeline.said}"
                     assert json.loads(done.stdout)["state"] in ("failed", "went back")
                     done = run("upgrade", f"v{version}.py", "--json", cwd=tmp_path)
                 assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"
+                assert gone, "nothing was killed during this upgrade"
             wait_for(lambda: len(output()) == len(records), "the whole output", lambda: pipeline.said + sent.said)
-        assert "was ended by signal 9" in pipeline.said
+            timers = fired_timers(len(records), [int(line.rsplit(" ", 1)[1]) for line in output()])
+            wait_for(lambda: len(output("kinds", "timers")) == len(timers), "the end", lambda: pipeline.said)
         found = output()
         assert [line.rsplit(" ", 3)[0] for line in found] == records
         assert found == reference(found)
+        assert found[-1].endswith(f" {upgrades}")
+        assert output("kinds", "windows") == fired_windows(len(records))
+        assert output("kinds", "timers") == timers
+        assert output("kinds", "pairs") == joined(len(records))
+        assert output("kinds", "rules") == ruled(len(records))
         assert run("stop", cwd=tmp_path).returncode == 0

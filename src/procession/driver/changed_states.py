@@ -19,7 +19,9 @@ from procession.commit.round_record import RoundRecord
 from procession.driver.redistributed_states import redistributed
 from procession.driver.stage_states import keyed_versions
 from procession.errors import PlanError
+from procession.operators.clock_process import ClockProcess
 from procession.operators.expiry import ExpiringState
+from procession.operators.process import ProcessOperator
 from procession.operators.value_codec import ValueCodec
 from procession.planner.compatibility import StageIdentity
 from procession.planner.plan import Plan
@@ -32,6 +34,8 @@ from procession.storage.state_version import Files, StateVersion, file_prefix
 
 TIMED = b"k"
 """Prefix of the names under which a stage that a watermark moves stores the state of a key."""
+PLACES: dict[type, int] = {ExpiringState: 1, ProcessOperator: 0, ClockProcess: 0}
+"""Where such stages have the user's state in what they store for a key, beside its expiry or its timers."""
 UPGRADED = 0
 """The number of the attempt in the names of migrated files. Attempts of tasks begin with 1, or have another fence."""
 
@@ -85,7 +89,7 @@ class _Migration:
     ) -> None:
         values = ValueCodec(plan.graph.types)
         node = next(node for node in plan.graph.nodes if node.name == stage and node.operator is not None)
-        self._is_timed = isinstance(node.operator, ExpiringState)
+        self._place = PLACES.get(type(node.operator))
         self._decode = values.decoded_value
         self._encode = StateEncoding(stage, values, is_made_by_user=True)
         self._stage = stage
@@ -113,12 +117,14 @@ class _Migration:
 
     def _states(self, rows: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes | None]:
         for key, stored in rows:
-            if not self._is_timed:
+            if self._place is None:
                 state = self._called(self._decode(stored))
                 yield None if state is None else self._encode(state)
             elif key.startswith(TIMED):
-                expires, state = self._decode(stored)
-                yield self._encode([expires, None if state is None else self._called(state)])
+                held = list(self._decode(stored))
+                if (state := held[self._place]) is not None:
+                    held[self._place] = self._called(state)
+                yield self._encode(held)
             else:
                 yield stored
 

@@ -206,19 +206,23 @@ def _renamed(stage: StageIdentity, names: Mapping[str, str]) -> StageIdentity:
 
 def _check_migrated(plan: Plan, name: str, before: StageIdentity, now: StageIdentity) -> None:
     node = next(node for node in plan.graph.nodes if node.name == name and node.operator is not None)
-    is_step = isinstance(node.operator, KeyedOperator | ExpiringState) and node.kind in STEP_KINDS
-    was_step = any(before.kind.split(" ")[0] == kind.value for kind in STEP_KINDS)
-    if not (is_step and was_step):
+    (kind, _, layout), (kind_now, _, layout_now) = before.kind.partition(" "), now.kind.partition(" ")
+    is_process, was_process = kind_now == Kind.PROCESS.value, kind == Kind.PROCESS.value
+    is_users = is_process or (isinstance(node.operator, KeyedOperator | ExpiringState) and node.kind in STEP_KINDS)
+    was_users = was_process or kind in {step.value for step in STEP_KINDS}
+    if not (is_users and was_users):
         raise PlanError(
-            f"the states of stage {name!r} cannot be migrated: a {(now if was_step else before).kind} stage stores its"
+            f"the states of stage {name!r} cannot be migrated: a {(now if was_users else before).kind} stage stores its"
             " own structures, not values of a function",
             next_step=f"say Upgrade(drop=[{name!r}]) to begin it without states",
             stage=name,
         )
-    if before.kind.partition(" ")[2] != now.kind.partition(" ")[2]:
+    if layout != layout_now or is_process != was_process:
+        kept = f"make it a {kind} again" if is_process != was_process else "keep its ttl_s"
+        kept = "keep its step_s and its clock" if is_process and was_process else kept
         raise PlanError(
             f"the states of stage {name!r} cannot be migrated: it was a {before.kind}, and is a {now.kind} now",
-            next_step=f"keep its ttl_s, or say Upgrade(drop=[{name!r}]) to begin it without states",
+            next_step=f"{kept}, or say Upgrade(drop=[{name!r}]) to begin it without states",
             stage=name,
         )
 
