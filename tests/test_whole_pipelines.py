@@ -1,5 +1,5 @@
 """The three whole pipelines among the examples, compared with plain sequential Python programs: market surveillance,
-telecom rating and a clickstream. Each in this process, cut and dealt out in several ways; one also run for real."""
+telecom rating and a clickstream. Each in this process, cut and dealt out in several ways, and run for real."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from procession import Pipeline
 from procession.exit_status import Status
 from procession.testing import Outputs, run
+from procession.verify.sink_outputs import committed_output
 from tests.walk.commands import run as run_command
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -78,17 +79,6 @@ def test_a_bad_event_and_a_late_one_become_dead_letters() -> None:
     assert reasons == ["LateRecord", "ValueError"]
 
 
-@pytest.mark.slow  # tests/walk/test_daily_files.py runs files in event-time order every time
-def test_market_surveillance_runs_for_real(tmp_path: Path) -> None:
-    events, limits, alerts = market()
-    for name, records in (("events-1", events[:300]), ("events-2", events[300:]), ("limits", limits)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    done = run_command("run", EXAMPLES / "market_surveillance.py", "--listen", "127.0.0.1:0", cwd=tmp_path)
-    assert done.returncode == Status.DONE, done.stderr
-    lines = run_command("cat", "out", "--instance", "surveillance-alerts-0", cwd=tmp_path).stdout.splitlines()
-    assert [json.loads(line) for line in lines] == alerts
-
-
 # Telecom rating
 
 
@@ -144,7 +134,8 @@ def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], lis
     return bills, unrated
 
 
-def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
+def telephony() -> tuple[list[Record], list[Record]]:
+    """Prices and calls."""
     chance = random.Random(7)
     prices = [
         {"tariff": tariff, "zone": zone, "valid_from": f"2026-{month:02}-15T00:00:00Z", "per_minute": f"0.{cents}"}
@@ -161,6 +152,11 @@ def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
         at = datetime(2026, 2, 10, tzinfo=UTC) + timedelta(hours=number * 4, seconds=-chance.choice([0, 0, 170_000]))
         keys = {"tariff": chance.choice("bp"), "zone": chance.choice(["EU", "US"]), "customer": chance.choice("xyz")}
         calls.append({"id": number, **keys, "at": at.isoformat(), "seconds": chance.randrange(1, 600)})
+    return prices, calls
+
+
+def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
+    prices, calls = telephony()
     bills, unrated = billed(prices, calls)
     assert any(bill["before"] is not None for bill in bills)
     assert unrated
@@ -172,14 +168,19 @@ def test_telecom_rating_bills_months_of_local_time_and_corrects_bills() -> None:
 # A clickstream
 
 
-def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
+def clicked() -> list[Record]:
     chance = random.Random(3)
-    clicks: list[Any] = []
+    clicks: list[Record] = []
     at = 0
     for _ in range(600):
         at += chance.choice([1, 20, 40, 900])
         page = chance.choice(["/a", "/b", "/cart", "/checkout", "/paid"])
         clicks.append({"user": chance.choice(["u1", "u2", "u3", "u4", "bot1"]), "at": at, "page": page})
+    return clicks
+
+
+def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
+    clicks = clicked()
     human = [click for click in clicks if click["user"] != "bot1"]
     visits, hours = [], {}
     for user in ("u1", "u2", "u3", "u4"):
@@ -205,3 +206,52 @@ def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
         steps = [click["page"] for click in own if purchase["cart_at"] <= click["at"] <= purchase["paid_at"]]
         assert (steps[0], steps[-1], "/checkout" in steps) == ("/cart", "/paid", True)
         assert purchase["paid_at"] - purchase["cart_at"] <= 3600
+
+
+# All three, run for real
+
+
+@pytest.mark.slow  # tests/walk/test_daily_files.py runs files in event-time order every time
+@pytest.mark.parametrize("name", ["market_surveillance", "telecom_rating", "clickstream"])
+def test_a_real_run_writes_the_bytes_of_a_run_in_this_process(name: str, tmp_path: Path) -> None:
+    pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
+    inputs: dict[str, list[Record]]
+    runs: list[dict[str, list[Record]]]
+    if name == "market_surveillance":
+        events, limits, _ = market()
+        late = events[3]
+        inputs = {"events": [*events, late], "limits": limits}
+        runs = [{"events-1": events[:300], "events-2": [*events[300:], late], "limits": limits}]
+    elif name == "telecom_rating":
+        prices, calls = telephony()
+        calls.append({"id": 400, "tariff": "b"})
+        inputs = {"prices": prices, "calls": calls}
+        runs = [
+            {"prices": prices, "calls-1": []},
+            {"calls-1": calls},
+        ]  # the order of two files is that of their arrival
+    else:
+        inputs = {"clicks": [*clicked(), {"user": "u1", "page": "/a"}]}
+        runs = [inputs]
+    for files in runs:
+        for file, records in files.items():
+            (tmp_path / f"{file}.jsonl").write_text(
+                "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+            )
+        options = ("--listen", "127.0.0.1:0", "--epoch-records-max", "150")
+        done = run_command("run", EXAMPLES / f"{name}.py", *options, cwd=tmp_path)
+        assert done.returncode == Status.DONE, done.stderr
+    tested = run(pipeline, inputs, epochs=200)
+    for sink, expected in tested.bytes.items():
+        found = b"".join(committed_output(tmp_path / "out", f"{pipeline.name}-{sink}-0"))
+        if sink == "dead-letter":
+            assert without_positions(found) == without_positions(expected)
+        else:
+            assert found == expected, sink
+    assert all(tested.bytes.values())
+
+
+def without_positions(letters: bytes) -> list[Record]:
+    """Dead letters without the positions of their records, which are other ones in a file."""
+    found = [json.loads(letter) for letter in letters.splitlines()]
+    return [{name: letter[name] for name in letter if name not in ("stream_id", "message_id")} for letter in found]

@@ -23,7 +23,7 @@ from procession.storage.log import IngressLog
 from procession.storage.state_store import StateStore
 from procession.supervisor import savepoint_create as making
 from procession.supervisor.savepoint import MANIFEST, clear_drafts, find, link_all, load, savepoints
-from procession.supervisor.savepoint_create import create
+from procession.supervisor.savepoint_create import create, trial
 from procession.supervisor.savepoint_restore import restore
 from procession.verify.committed_states import committed_states
 from tests.verify.stored_pipeline import StoredPipeline
@@ -248,6 +248,21 @@ def test_what_a_killed_command_left_of_a_savepoint_is_removed_with_the_next_one_
         clear()
         assert not left.exists()
         assert InputPins(pipeline.directory / "gateway").all() == {}
+
+
+def test_a_trial_lasts_as_long_as_its_process_and_is_no_savepoint(pipeline: StoredPipeline) -> None:
+    folder = pipeline.directory / "savepoints"
+    with trial(pipeline.directory) as tried:
+        assert tried.verify() > 0
+        create(pipeline.directory, "next")
+        assert tried.directory.exists(), "it is not taken for that of a killed process"
+        assert [savepoint.manifest["name"] for savepoint in savepoints(pipeline.directory)] == ["next"]
+        left = tried.copy(folder / "killed.trial")
+    assert not tried.directory.exists()
+    clear_drafts(pipeline.directory)
+    assert not left.directory.exists()
+    with pytest.raises(UsageError, match="cannot be the name"):
+        create(pipeline.directory, "my.trial")
 
 
 def test_the_input_is_kept_from_a_position_before_the_epoch_and_let_go_with_the_savepoint(

@@ -46,5 +46,9 @@ def test_the_lanes_of_two_exchanges_are_one_tape(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     done = run("merge", "lanes:north", "lanes:south", "--by-event-time", "--to", "file:tape", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in run("cat", "tape", cwd=tmp_path).stdout.splitlines()]
+    written = run("cat", "tape", cwd=tmp_path).stdout
+    found = [json.loads(line) for line in written.splitlines()]
     assert found == sorted(valued([*given["north"], *given["south"]]), key=lambda trade: trade["at_ms"])
+    pipeline = runpy.run_path(str(EXAMPLE))["pipeline"]
+    tested = [run_here(pipeline, {"trades": trades}).bytes["trades"].decode() for trades in given.values()]
+    assert written.splitlines() == sorted("".join(tested).splitlines(), key=lambda line: json.loads(line)["at_ms"])

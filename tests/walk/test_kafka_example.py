@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from procession.testing import run as run_here
 from tests.systems import kafka_broker, postgres_server
-from tests.systems.kafka_broker import Kafka, needs_kafka
+from tests.systems.kafka_broker import needs_kafka
 from tests.systems.postgres_server import needs_postgres
 from tests.walk.commands import run
 
@@ -40,6 +43,7 @@ def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: P
             values = [json.dumps(trade).encode() for trade in trades if trade["symbol"] == symbol]
             kafka.publish("trades", values, [symbol.encode()] * len(values), partition=number % 2)
         expected = expected_alerts(trades)
+        tested = run_here(runpy.run_path(str(EXAMPLE))["pipeline"], {"trades": trades})
         environment = {
             "SURVEILLANCE_KAFKA": kafka.server.address,
             "SURVEILLANCE_DATABASE": database.url,
@@ -48,7 +52,10 @@ def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: P
         for _ in range(2):  # the second run finds everything committed
             done = run("run", EXAMPLE, "--listen", "127.0.0.1:0", cwd=tmp_path, **environment)
             assert done.returncode == 0, done.stderr + done.stdout
-            assert by_symbol(written_alerts(kafka)) == by_symbol(expected)
+            written = [value or b"" for value in kafka.values("alerts")]
+            assert by_symbol(map(json.loads, written)) == by_symbol(expected)
+            for symbol in "ABC":  # byte for byte
+                assert of_symbol(symbol, written) == of_symbol(symbol, tested.bytes["topic"].splitlines())
             rows = database.execute("SELECT id, symbol, trader FROM alerts")
             assert sorted(rows) == sorted((alert["id"], alert["symbol"], alert["trader"]) for alert in expected)
 
@@ -65,9 +72,10 @@ def expected_alerts(trades: list[dict[str, object]]) -> list[dict[str, object]]:
     return found
 
 
-def written_alerts(kafka: Kafka) -> list[dict[str, object]]:
-    return [json.loads(value or b"") for value in kafka.values("alerts")]
+def by_symbol(alerts: Iterable[dict[str, object]]) -> dict[object, list[dict[str, object]]]:
+    found = list(alerts)
+    return {symbol: [alert for alert in found if alert["symbol"] == symbol] for symbol in "ABC"}
 
 
-def by_symbol(alerts: list[dict[str, object]]) -> dict[object, list[dict[str, object]]]:
-    return {symbol: [alert for alert in alerts if alert["symbol"] == symbol] for symbol in "ABC"}
+def of_symbol(symbol: str, written: list[bytes]) -> list[bytes]:
+    return [value for value in written if json.loads(value)["symbol"] == symbol]

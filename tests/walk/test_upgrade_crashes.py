@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,6 +83,11 @@ def names(version: int) -> list[str]:
     return [f"{kind}-{(version + place) // 3}" for place, kind in enumerate(KINDS)]
 
 
+def extra(version: int) -> int | None:
+    """The number of the sink that only this version, or two, have. Some have none."""
+    return version // 2 if version % 4 else None
+
+
 def program(version: int) -> str:
     """Each version has another name of the stage, another form of the state, another parallelism of each stage, and
     other sinks."""
@@ -92,7 +97,8 @@ def program(version: int) -> str:
     renamed |= {old: new for old, new in zip(names(version - 1), names(version), strict=True) if old != new}
     migrated = ", ".join(f'"{name}": migrate' for name in (f"stage-{version}", names(version)[1]))
     upgrade = f"migrate = lambda old: {migrate}\nupgrade = Upgrade(rename={renamed!r}, migrate={{{migrated}}})"
-    sink = f'stage.sink("extra-{version // 2}", to="file:extra-{version // 2}")' if version % 4 else ""
+    number = extra(version)
+    sink = "" if number is None else f'stage.sink("extra-{number}", to="file:extra-{number}")'
     return APP.format(
         read='(state["n"], state["m"])' if is_dict else "state",
         write='{"n": count, "m": migrations}' if is_dict else "[count, migrations]",
@@ -121,27 +127,24 @@ def reference(outputs: list[str]) -> list[str]:
 
 
 def fired_windows(records: int) -> list[str]:
-    """A window of 50 records fires when the record after it comes, or at the end of the input."""
-    counts = [(end, Counter(str(number)[-1] for number in range(end - 50, end))) for end in range(50, records + 1, 50)]
+    """A window of 50 records fires when the record after it comes."""
+    counts = [(end, Counter(str(number)[-1] for number in range(end - 50, end))) for end in range(50, records, 50)]
     return [f"{key} {end} {found[key]}" for end, found in counts for key in sorted(found)]
 
 
-def fired_timers(records: int, versions: list[int]) -> list[str]:
-    """The timer of a record fires when the record 30 later comes, before it is counted, or at the end of the input.
-    `versions` are those of the program that processed each record."""
+def fired_timers(versions: list[int]) -> list[str]:
+    """The timer of a record fires when the record 30 later comes, before that one is counted. `versions` are those of
+    the program that processed each record."""
     states = {str(key): [0, 0] for key in range(7)}
-    found, version = [], 0
-    for number in range(records + 30):
-        now = versions[min(number, records - 1)]
-        if number < records:
-            for _ in range(now - version):
-                states = {key: [count, migrations + 1 if count else 0] for key, (count, migrations) in states.items()}
-            version = now
+    found, before = [], 0
+    for number, version in enumerate(versions):
+        for _ in range(version - before):
+            states = {key: [count, migrations + 1 if count else 0] for key, (count, migrations) in states.items()}
+        before = version
         if number >= 30:
             key = str((number - 30) % 7)
-            found.append(f"{key} {number} {states[key][0]} {states[key][1]} {now}")
-        if number < records:
-            states[str(number % 7)][0] += 1
+            found.append(f"{key} {number} {states[key][0]} {states[key][1]} {version}")
+        states[str(number % 7)][0] += 1
     return found
 
 
@@ -183,6 +186,28 @@ def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[li
         thread.join()
 
 
+@contextmanager
+def growing(path: Path) -> Iterator[Callable[[], int]]:
+    """A file that gets `RATE` records a second until the block ends. Yields a function that says how many it has."""
+    is_over, count = threading.Event(), 0
+    path.touch()
+
+    def write() -> None:
+        nonlocal count
+        while not is_over.wait(10 / RATE):
+            with path.open("a") as file:
+                file.writelines(f"record {number}\n" for number in range(count, count + 10))
+            count += 10
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield lambda: count
+    finally:
+        is_over.set()
+        thread.join()
+
+
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("upgrades", [1, slow(10)])
 def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_does(
@@ -190,8 +215,6 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
 ) -> None:
     for version in range(upgrades + 1):
         (tmp_path / f"v{version}.py").write_text(program(version))
-    records = [f"record {number}" for number in range(RATE * 20 * upgrades)]
-    (tmp_path / "input.txt").write_text("".join(f"{record}\n" for record in records))
 
     def output(directory: str = "out", sink: str = "out") -> list[str]:
         return b"".join(committed_output(tmp_path / directory, f"years-{sink}-0")).decode().splitlines()
@@ -200,29 +223,39 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
     with running(*arguments, cwd=tmp_path) as pipeline:
         wait_for(lambda: "ready: connectors" in pipeline.said, "the start", lambda: pipeline.said)
         to = str(addresses(tmp_path / DIRECTORY / "gateway")["listen"])
-        source = ("source", "file", "input.txt", "--to", to, "--dir", DIRECTORY, "--rate", str(RATE))
-        with running(*source, cwd=tmp_path) as sent:
+        source = ("source", "file", "input.txt", "--to", to, "--dir", DIRECTORY, "--follow")
+        with growing(tmp_path / "input.txt") as written, running(*source, cwd=tmp_path) as sent:
             wait_for(lambda: bool(output()), "the first output", lambda: pipeline.said + sent.said)
             for version in range(1, upgrades + 1):
-                phase = 3 - version % 3
-                part = ("driver", "gateway", "driver", "sink")[version % 4]
-                with killed(tmp_path, pipeline, part, phase) as gone:
-                    done = run("upgrade", f"v{version}.py", "--json", cwd=tmp_path)
-                if done.returncode:  # the kill has thwarted it, and the old program goes on
-                    assert done.stdout, f"{done.stderr}\n{pipeline.said}"
-                    assert json.loads(done.stdout)["state"] in ("failed", "went back")
-                    done = run("upgrade", f"v{version}.py", "--json", cwd=tmp_path)
-                assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"
-                assert gone, "nothing was killed during this upgrade"
-            wait_for(lambda: len(output()) == len(records), "the whole output", lambda: pipeline.said + sent.said)
-            timers = fired_timers(len(records), [int(line.rsplit(" ", 1)[1]) for line in output()])
-            wait_for(lambda: len(output("kinds", "timers")) == len(timers), "the end", lambda: pipeline.said)
-        found = output()
-        assert [line.rsplit(" ", 3)[0] for line in found] == records
+                _upgrade(tmp_path, pipeline, version)
+                more = written() + 1
+                wait_for(lambda more=more: len(output()) >= more, "new records", lambda: pipeline.said)  # type: ignore[misc]
+        with running(*source, cwd=tmp_path) as sent:
+            wait_for(lambda: len(output()) == written(), "the whole output", lambda: pipeline.said + sent.said)
+        found, count = output(), written()
+        assert [line.rsplit(" ", 3)[0] for line in found] == [f"record {number}" for number in range(count)]
         assert found == reference(found)
-        assert found[-1].endswith(f" {upgrades}")
-        assert output("kinds", "windows") == fired_windows(len(records))
-        assert output("kinds", "timers") == timers
-        assert output("kinds", "pairs") == joined(len(records))
-        assert output("kinds", "rules") == ruled(len(records))
+        versions = [int(line.rsplit(" ", 1)[1]) for line in found]
+        assert sorted({*versions}) == [*range(upgrades + 1)], "a program processed no record"
+        assert output("kinds", "windows") == fired_windows(count)
+        assert output("kinds", "timers") == fired_timers(versions)
+        assert output("kinds", "pairs") == joined(count)
+        assert output("kinds", "rules") == ruled(count)
+        for number in {extra(version) for version in range(upgrades + 1)} - {None}:
+            own = [line for line, version in zip(found, versions, strict=True) if extra(version) == number]
+            assert output(f"extra-{number}", f"extra-{number}") == own
         assert run("stop", cwd=tmp_path).returncode == 0
+
+
+def _upgrade(place: Path, pipeline: Running, version: int) -> None:
+    """Upgrade to this version, while a part is killed. If that thwarts the upgrade, the old program goes on, and the
+    next try must succeed."""
+    part = ("driver", "gateway", "driver", "sink")[version % 4]
+    with killed(place, pipeline, part, 3 - version % 3) as gone:
+        done = run("upgrade", f"v{version}.py", "--json", cwd=place)
+    assert gone, "nothing was killed during this upgrade"
+    if done.returncode:
+        assert done.stdout, f"{done.stderr}\n{pipeline.said}"
+        assert json.loads(done.stdout)["state"] in ("failed", "went back")
+        done = run("upgrade", f"v{version}.py", "--json", cwd=place)
+    assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"

@@ -131,19 +131,14 @@ def check_other_file(running: Path, new: Path) -> None:
 
 def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeComparison, str]:
     """Compare and try the new program on a savepoint that is dropped again."""
-    import os
-
-    from procession.supervisor.savepoint_create import create
+    from procession.supervisor.savepoint_create import trial
     from procession.supervisor.upgrade_steps import compare, try_first_epoch
 
     comparison = compare(directory, app)
     if not is_quiet:
         print("\n".join(comparison.sentences))
-    saved = create(directory, f"upgrade-trial-{os.getpid()}")
-    try:
+    with trial(directory) as saved:
         tried = try_first_epoch(directory, app, saved)
-    finally:
-        saved.drop()
     if not is_quiet:
         print(f"first epoch: {tried}; nothing is committed by that")
     return comparison, tried

@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ MANIFEST = "savepoint.json"
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 DRAFT = ".draft"
+TRIAL = ".trial"
+"""A savepoint on which `procession upgrade` tries the first epoch. It lasts as long as the process holds its lock."""
 LOCK = "savepoints.lock"
 """In the pipeline's directory: held by the process that makes or drops a savepoint."""
 PIECE_BYTES = 1024 * 1024
@@ -192,8 +194,8 @@ def _held_bytes(gateway: Path, pin: InputPin) -> int:
 
 @contextmanager
 def folder_locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a pipeline's savepoints, and remove what killed processes have left: drafts, whose links pin
-    files, and pins on the input without a savepoint."""
+    """Hold the lock of a pipeline's savepoints, and remove what killed processes have left: drafts and trials, whose
+    links pin files, and pins on the input without a savepoint."""
     try:
         HOST_FILES.open(directory / LOCK, OpenMode.CREATE).close()
         held = HOST_FILES.lock(directory / LOCK, waits=True)
@@ -202,6 +204,9 @@ def folder_locked(directory: Path) -> Iterator[None]:
     with closing(held):
         for draft in (directory / FOLDER).glob(f"*{DRAFT}"):
             remove_tree(draft)
+        for trial in (directory / FOLDER).glob(f"*{TRIAL}"):
+            with suppress(BlockingIOError, FileNotFoundError), closing(HOST_FILES.lock(trial)):
+                remove_tree(trial)
         for gateway in gateway_directories(directory).values():
             pins = InputPins(gateway)
             for name in pins.all():
@@ -233,7 +238,7 @@ def draft_of(to: Path) -> Iterator[Path]:
 
 def check_name(directory: Path, name: str) -> None:
     """Raise UsageError for a name that is taken or not allowed."""
-    if not NAME.fullmatch(name) or name.endswith(DRAFT):
+    if not NAME.fullmatch(name) or name.endswith((DRAFT, TRIAL)):
         raise UsageError(
             f"{name!r} cannot be the name of a savepoint.",
             next_step="Use up to 64 letters, digits, dots, dashes and underscores; begin with a letter or digit.",
@@ -244,14 +249,15 @@ def check_name(directory: Path, name: str) -> None:
 
 def savepoints(directory: Path) -> list[Savepoint]:
     """The savepoints of a pipeline, the oldest first."""
-    found = [_load(path) for path in (directory / FOLDER).glob(f"*/{MANIFEST}") if not path.parent.name.endswith(DRAFT)]
+    paths = (directory / FOLDER).glob(f"*/{MANIFEST}")
+    found = [_load(path) for path in paths if not path.parent.name.endswith((DRAFT, TRIAL))]
     return sorted(found, key=lambda savepoint: (savepoint.manifest["created_s"], savepoint.manifest["name"]))
 
 
 def find(directory: Path, name: str) -> Savepoint:
     """The savepoint of this name. Raises UsageError if there is none."""
     path = directory / FOLDER / name / MANIFEST
-    if NAME.fullmatch(name) and path.exists():
+    if NAME.fullmatch(name) and not name.endswith((DRAFT, TRIAL)) and path.exists():
         return _load(path)
     known = ", ".join(str(savepoint.manifest["name"]) for savepoint in savepoints(directory))
     raise UsageError(

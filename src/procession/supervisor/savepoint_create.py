@@ -12,7 +12,9 @@ import errno
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from procession.gateway import retired_file
 from procession.gateway.gateway_directory import SNAPSHOT, load_snapshot
 from procession.gateway.input_pins import BYTES_MAX, InputPin, InputPins
 from procession.gateway.snapshot import Position, Snapshot, encode_snapshot
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.durable import fsync_dir, make_directory, write_durably
 from procession.supervisor.local_pipeline import GATEWAY
@@ -35,6 +38,7 @@ from procession.supervisor.savepoint import (
     FOLDER,
     FORMAT,
     MANIFEST,
+    TRIAL,
     Savepoint,
     check_name,
     damaged,
@@ -68,6 +72,21 @@ def create(directory: Path, name: str, *, keep_input: bool = False, keep_input_b
             for path in gateway_directories(directory).values():
                 InputPins(path).drop(name)
             raise
+
+
+@contextmanager
+def trial(directory: Path) -> Iterator[Savepoint]:
+    """A savepoint of the last committed epoch without a name, for the time of the block. If the process is killed, the
+    next one that makes a savepoint, or runs the pipeline, removes it."""
+    name = f"{uuid.uuid4().hex}{TRIAL}"
+    with folder_locked(directory):
+        made = _created(directory, name)
+        held = HOST_FILES.lock(made.directory)
+    with closing(held):
+        try:
+            yield made
+        finally:
+            remove_tree(made.directory)
 
 
 def _pin(directory: Path, name: str, bytes_max: int) -> None:

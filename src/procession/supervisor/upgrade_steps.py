@@ -1,9 +1,9 @@
 """The steps of an upgrade on a pipeline's directory: compare, try the first epoch, change the checkpoint, go back.
 
-Invariant: comparing and trying change nothing: they work on a savepoint, in a directory of their own. The change is
-atomic and fenced (`commit/checkpoint_change`), and only made while no driver of this directory runs. Going back is free
-until the first commit after the change; `supervisor/rollback` goes back further. Used by `supervisor/upgrade_switch`,
-for a pipeline that runs, and by `procession upgrade`, for one that does not.
+Invariant: comparing and trying change nothing: they work on a savepoint, in a directory of their own inside of it. The
+change is atomic and fenced (`commit/checkpoint_change`), and only made while no driver of this directory runs. Going
+back is free until the first commit after the change; `supervisor/rollback` goes back further. Used by
+`supervisor/upgrade_switch`, for a pipeline that runs, and by `procession upgrade`, for one that does not.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def try_first_epoch(directory: Path, app: App, savepoint: Savepoint) -> str:
         check_without_spark(app.graph)
     except PlanError as error:
         return f"not tried: {error.sentence}"
-    with tempfile.TemporaryDirectory(prefix=".upgrade-", dir=directory) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".upgrade-", dir=savepoint.directory) as scratch:
         place = Path(scratch)
         record = savepoint.record
         names = savepoint.manifest["files"]
