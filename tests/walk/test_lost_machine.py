@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import signal
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from procession.exit_status import Status
+from procession.gateway.listen_address import addresses
 from procession.sos.replicated_files import MARKER
 from procession.storage.driver_claim import read_claim
 from procession.testing import run as run_in_process
+from procession.testing import run_upgrade
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import wait_for
-from tests.walk.commands import Running, all_pids, running
+from tests.walk.commands import Running, all_pids, run, running
 from tests.walk.test_host_services import app_of
 
 pytestmark = pytest.mark.slow
@@ -32,6 +35,20 @@ pipeline = Pipeline("moved", parallelism=2)
 words = pipeline.source("words", codec="text")
 words.key_by(last).rolling(aggregates.count()).map(str).sink("output", to="file:output", codec="text")
 """
+COUNTED = """
+from procession import Pipeline, Upgrade
+
+def counted(state, word):
+    return {next}, f"{{word}} {value}"
+
+pipeline = Pipeline("moved", parallelism=2)
+words = pipeline.source("words", codec="text")
+stage = words.map_stateful(counted, key=lambda word: word[-1], initial={initial}, name="{name}")
+stage.sink("output", to="file:output")
+"""
+OLD = COUNTED.format(next="state + 1", value="{state}", initial=0, name="old")
+NEW = COUNTED.format(next='{"n": state["n"] + 1}', value="{state['n']}", initial='{"n": 0}', name="new")
+NEW += 'upgrade = Upgrade(rename={"old": "new"}, migrate={"new": lambda count: {"n": count}})\n'
 WORDS = [f"{number}{'abcdefg'[number % 7]}" for number in range(6000)]
 
 
@@ -80,6 +97,17 @@ class Place:
     def arguments(self, *more: str) -> tuple[str, ...]:
         fixed = "run", "app.py", "--input", str(self._input), "--dir", "d", "--listen", "127.0.0.1:0", "--no-dashboard"
         return *fixed, "--epoch-records-max", "300", "--epoch-interval-s", "0.5", *self._secret(), *more
+
+    def started(self, app: str, *more: str) -> tuple[str, ...]:
+        """The arguments of a run that goes on, without an input of its own."""
+        fixed = "run", app, "--dir", "d", "--listen", "127.0.0.1:0", "--no-dashboard", "--epoch-records-max", "300"
+        return *fixed, *self._secret(), *more
+
+    def source(self, machine: Path, count: int, *more: str) -> tuple[str, ...]:
+        """The arguments of a source that sends the first words."""
+        self._input.write_text("".join(f"{word}\n" for word in WORDS[:count]))
+        to = str(addresses(machine / "d" / "gateway")["listen"])
+        return "source", "file", str(self._input), "--to", to, "--dir", "d", *more
 
     def replicas(self) -> tuple[str, str]:
         return "--replicas", self.addresses
@@ -131,6 +159,34 @@ def test_a_pipeline_whose_machine_is_lost_goes_on_elsewhere_with_the_output_of_a
     assert output(there) == expected
     assert output(there).startswith(before), "what was visible stays"
     assert read_claim(there / "d" / "checkpoint") == fence + 1
+
+
+def test_an_upgraded_pipeline_goes_on_elsewhere_with_its_migrated_states(place: Place) -> None:
+    here, there = place.machine("here"), place.machine("there")
+    for machine in (here, there):
+        (machine / "old.py").write_text(OLD)
+        (machine / "new.py").write_text(NEW)
+    before, after = WORDS[:1000], WORDS[1000:2000]
+    old, new = (runpy.run_path(str(here / name)) for name in ("old.py", "new.py"))
+    found = run_upgrade(old["pipeline"], {"words": before}, new["pipeline"], {"words": after}, upgrade=new["upgrade"])
+    expected = b"".join(one.bytes["output"] for one in found)
+    with running(*place.started("old.py", *place.replicas()), cwd=here) as command:
+        wait_for(lambda: "ready: connectors" in command.said, "the start", lambda: command.said)
+        assert run(*place.source(here, len(before)), cwd=here).returncode == 0
+        done = run("upgrade", "new.py", "--dir", "d", cwd=here)
+        assert done.returncode == 0, done.stdout + done.stderr + command.said
+        first = len(output(here))
+        with running(*place.source(here, len(before + after), "--rate", "100"), cwd=here):
+            wait_for(lambda: len(output(here)) > first, "a commit of the new program", lambda: command.said)
+            end(command, signal.SIGKILL)
+            command.wait()
+    shutil.rmtree(here)
+
+    with running(*place.started("new.py", *place.restoring()), cwd=there) as command:
+        wait_for(lambda: "ready: connectors" in command.said, "the start", lambda: command.said)
+        assert run(*place.source(there, len(before + after)), cwd=there).returncode == 0
+        assert output(there) == expected
+        assert run("stop", "--dir", "d", cwd=there).returncode == 0
 
 
 def test_i10_a_machine_that_comes_back_after_its_pipeline_went_on_elsewhere_changes_nothing(place: Place) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from procession.exit_status import Status
 from procession.gateway.listen_address import addresses
 from procession.supervisor.upgrade_switch import STATUS
 from procession.verify.sink_outputs import committed_output
 from tests.slow_cases import slow
 from tests.walk.cluster import wait_for
-from tests.walk.commands import Running, pids, run, running
+from tests.walk.commands import Running, living, pids, run, running
 
 DIRECTORY = Path(".procession") / "years"
 RATE = 40
@@ -215,36 +216,72 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
 ) -> None:
     for version in range(upgrades + 1):
         (tmp_path / f"v{version}.py").write_text(program(version))
-
-    def output(directory: str = "out", sink: str = "out") -> list[str]:
-        return b"".join(committed_output(tmp_path / directory, f"years-{sink}-0")).decode().splitlines()
-
-    arguments = ("run", "v0.py", "--listen", "127.0.0.1:0", "--epoch-records-max", "50")
-    with running(*arguments, cwd=tmp_path) as pipeline:
+    with running(*run_of(0), cwd=tmp_path) as pipeline:
         wait_for(lambda: "ready: connectors" in pipeline.said, "the start", lambda: pipeline.said)
-        to = str(addresses(tmp_path / DIRECTORY / "gateway")["listen"])
-        source = ("source", "file", "input.txt", "--to", to, "--dir", DIRECTORY, "--follow")
+        source = source_of(tmp_path)
         with growing(tmp_path / "input.txt") as written, running(*source, cwd=tmp_path) as sent:
-            wait_for(lambda: bool(output()), "the first output", lambda: pipeline.said + sent.said)
+            wait_for(lambda: bool(output(tmp_path)), "the first output", lambda: pipeline.said + sent.said)
             for version in range(1, upgrades + 1):
                 _upgrade(tmp_path, pipeline, version)
-                more = written() + 1
-                wait_for(lambda more=more: len(output()) >= more, "new records", lambda: pipeline.said)  # type: ignore[misc]
-        with running(*source, cwd=tmp_path) as sent:
-            wait_for(lambda: len(output()) == written(), "the whole output", lambda: pipeline.said + sent.said)
-        found, count = output(), written()
-        assert [line.rsplit(" ", 3)[0] for line in found] == [f"record {number}" for number in range(count)]
-        assert found == reference(found)
-        versions = [int(line.rsplit(" ", 1)[1]) for line in found]
+                _wait_for_more(tmp_path, pipeline, written() + 1)
+        with running(*source, cwd=tmp_path):
+            _wait_for_more(tmp_path, pipeline, written())
+        versions = _compare(tmp_path, written())
         assert sorted({*versions}) == [*range(upgrades + 1)], "a program processed no record"
-        assert output("kinds", "windows") == fired_windows(count)
-        assert output("kinds", "timers") == fired_timers(versions)
-        assert output("kinds", "pairs") == joined(count)
-        assert output("kinds", "rules") == ruled(count)
-        for number in {extra(version) for version in range(upgrades + 1)} - {None}:
-            own = [line for line, version in zip(found, versions, strict=True) if extra(version) == number]
-            assert output(f"extra-{number}", f"extra-{number}") == own
         assert run("stop", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("phase", [1, 2, 3])
+def test_a_run_that_is_killed_during_an_upgrade_goes_on_with_one_of_both_programs(tmp_path: Path, phase: int) -> None:
+    for version in range(2):
+        (tmp_path / f"v{version}.py").write_text(program(version))
+    with growing(tmp_path / "input.txt") as written:
+        with running(*run_of(0), cwd=tmp_path) as pipeline:
+            wait_for(lambda: "ready: connectors" in pipeline.said, "the start", lambda: pipeline.said)
+            with running(*source_of(tmp_path), cwd=tmp_path), killed(tmp_path, pipeline, "run", phase) as gone:
+                wait_for(lambda: bool(output(tmp_path)), "the first output", lambda: pipeline.said)
+                done = run("upgrade", "v1.py", cwd=tmp_path)
+            assert gone
+            assert "The pipeline ended during the upgrade" in done.stderr
+            wait_for(lambda: living(pipeline.mark) == [], "the end of all processes", lambda: pipeline.said)
+        for version in (1, 0):  # as the next step of the error says
+            with running(*run_of(version), cwd=tmp_path) as pipeline:
+                wait_for(
+                    lambda pipeline=pipeline: (  # type: ignore[misc]
+                        "ready: connectors" in pipeline.said or pipeline.process.poll() is not None
+                    ),
+                    "a start or a refusal",
+                )
+                if pipeline.process.poll() is not None:
+                    assert pipeline.wait() == Status.ACT, pipeline.said
+                    continue
+                with running(*source_of(tmp_path), cwd=tmp_path):
+                    _wait_for_more(tmp_path, pipeline, written() + 1)
+                    if version == 0:
+                        assert run("upgrade", "v1.py", cwd=tmp_path).returncode == 0, pipeline.said
+                        _wait_for_more(tmp_path, pipeline, written() + 1)
+                assert run("stop", cwd=tmp_path).returncode == 0
+                break
+    assert {*_compare(tmp_path, len(output(tmp_path)))} == {0, 1}
+
+
+def run_of(version: int) -> tuple[str, ...]:
+    return "run", f"v{version}.py", "--listen", "127.0.0.1:0", "--epoch-records-max", "50"
+
+
+def source_of(place: Path) -> tuple[str | Path, ...]:
+    to = str(addresses(place / DIRECTORY / "gateway")["listen"])
+    return "source", "file", "input.txt", "--to", to, "--dir", DIRECTORY, "--follow"
+
+
+def output(place: Path, directory: str = "out", sink: str = "out") -> list[str]:
+    return b"".join(committed_output(place / directory, f"years-{sink}-0")).decode().splitlines()
+
+
+def _wait_for_more(place: Path, pipeline: Running, count: int) -> None:
+    wait_for(lambda: len(output(place)) >= count, "more output", lambda: pipeline.said)
 
 
 def _upgrade(place: Path, pipeline: Running, version: int) -> None:
@@ -259,3 +296,20 @@ def _upgrade(place: Path, pipeline: Running, version: int) -> None:
         assert json.loads(done.stdout)["state"] in ("failed", "went back")
         done = run("upgrade", f"v{version}.py", "--json", cwd=place)
     assert done.returncode == 0, f"{done.stdout}\n{pipeline.said}"
+
+
+def _compare(place: Path, count: int) -> list[int]:
+    """Compare the committed output of all sinks, for this many records, with that of sequential programs. Returns the
+    version of the program that processed each record."""
+    found = output(place)
+    assert [line.rsplit(" ", 3)[0] for line in found] == [f"record {number}" for number in range(count)]
+    assert found == reference(found)
+    versions = [int(line.rsplit(" ", 1)[1]) for line in found]
+    assert output(place, "kinds", "windows") == fired_windows(count)
+    assert output(place, "kinds", "timers") == fired_timers(versions)
+    assert output(place, "kinds", "pairs") == joined(count)
+    assert output(place, "kinds", "rules") == ruled(count)
+    for number in {extra(version) for version in versions} - {None}:
+        own = [line for line, version in zip(found, versions, strict=True) if extra(version) == number]
+        assert output(place, f"extra-{number}", f"extra-{number}") == own
+    return versions
