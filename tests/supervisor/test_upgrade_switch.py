@@ -14,6 +14,8 @@ from procession import Pipeline
 from procession.api.app_settings import variable_of
 from procession.errors import ConfigError
 from procession.exit_status import Status
+from procession.merge.event_time import DeclaredOrder
+from procession.storage.log_ranges import LogOffset
 from procession.supervisor import upgrade_switch
 from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
 from procession.supervisor.part import Part
@@ -21,9 +23,19 @@ from procession.supervisor.restart_policy import RestartPolicy
 from procession.supervisor.savepoint_create import create
 from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import PartFailed, Supervisor
-from procession.supervisor.upgrade_switch import STATUS, UpgradeRequest, UpgradeSwitch, check_sinks, settings_here
+from procession.supervisor.upgrade_switch import (
+    STATUS,
+    UpgradeRequest,
+    UpgradeSwitch,
+    check_sinks,
+    may_take,
+    settings_here,
+)
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.producer import Producer
 from tests.supervisor.started import Started
 from tests.supervisor.test_upgrade_steps import Place
+from tests.walk.cluster import wait_for
 
 NOBODY: Any = Started()
 WAITS = ("/bin/sh", "-c", "sleep 1000")
@@ -64,6 +76,46 @@ def test_a_new_sink_that_fails_before_the_first_commit_is_a_reason_to_go_back(
         else:
             with pytest.raises(PartFailed, match="no such table"):
                 watched._failure(0, {tmp_path / "copies": "sink-1"})
+
+
+def test_a_gateway_that_does_not_answer_is_no_proof_that_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrade_switch, "QUIET_S", 0.2)
+    monkeypatch.setattr(upgrade_switch, "FIRST_COMMIT_S", 1.0)
+    place = Place(tmp_path)
+    with Supervisor(tmp_path / "logs") as supervisor:
+        new = LocalPipeline(supervisor, tmp_path / "new.py", place.new.graph, place.directory, tmp_path, Settings())
+        supervisor.start(Part(DRIVER, WAITS))
+        supervisor.wait_ready()
+        assert UpgradeSwitch(new, lambda sentence: None)._failure(0, {}) == "it committed nothing within 1 seconds"
+
+
+@pytest.mark.parametrize("declared", [None, DeclaredOrder(frozenset({1, 2}))])
+def test_records_that_wait_for_a_silent_stream_are_not_waited_for(
+    tmp_path: Path, declared: DeclaredOrder | None
+) -> None:
+    place = Place(tmp_path)
+    local = LocalPipeline(NOBODY, tmp_path / "new.py", place.new.graph, tmp_path / "other", tmp_path, Settings())
+    progress = UpgradeSwitch(local, lambda sentence: None)._progress()
+    assert may_take(progress, 0), "nobody answers"
+    (tmp_path / "other").mkdir()
+    gateway = GatewayProcess(tmp_path / "other" / "gateway", {"declared": declared}).start()
+    try:
+        assert not may_take(progress, 0)
+        with Producer(gateway.listen) as producer, gateway.client() as client:
+            producer.hello()
+            for stream in (1, 2):
+                producer.notify(stream)
+            producer.messages(1, range(5))
+            wait_for(lambda: client.status()["records_in"] == 5, "the records")
+            client.fence(1, LogOffset())
+            client.offer(1, 0, 100, 1 << 20)  # as a driver asks for an epoch
+            assert may_take(progress, 0) == (declared is None)
+            producer.messages(2, range(5))  # now those of both streams have their turn
+            wait_for(lambda: may_take(progress, 0), "that an epoch can take them")
+    finally:
+        gateway.kill()
 
 
 def test_a_savepoint_that_cannot_be_made_is_refused_before_the_old_program_stops(tmp_path: Path) -> None:

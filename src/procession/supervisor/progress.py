@@ -137,6 +137,12 @@ class PipelineProgress:
         """Return the number of received records from this sequence number on."""
         return max(0, sum(self._waiting.values()) - end)
 
+    def takeable(self, end: int) -> int:
+        """Return how many of these the next epochs can take: not those that wait for other streams in event-time
+        order."""
+        held = sum(int(status.get("waiting_records", 0)) for status in self.statuses.values())
+        return max(0, self.waiting(end) - held)
+
     def read_epochs(self) -> None:
         """Read what was added to the epoch log."""
         for line in self._tail.new():

@@ -237,6 +237,7 @@ class UpgradeSwitch:
         """Watch the new driver and the new sinks until the first commit. Returns why one failed, or None."""
         supervisor = self.local.supervisor
         starts, began, ready_s = supervisor.restarts[DRIVER], time.monotonic(), 0.0
+        progress = self._progress()
         try:
             while supervisor.watch(POLL_INTERVAL_S):
                 last = DecisionReader(checkpoint_of(self._directory)).last()
@@ -244,9 +245,8 @@ class UpgradeSwitch:
                     return None
                 if supervisor.restarts[DRIVER] - starts > RESTARTS_MAX:
                     return f"its driver was started {RESTARTS_MAX + 2} times"
-                ready_s = (
-                    ready_s + POLL_INTERVAL_S if supervisor.is_ready(DRIVER) and not self._is_waiting(last) else 0.0
-                )
+                is_quiet = supervisor.is_ready(DRIVER) and not may_take(progress, 0 if last is None else last.last)
+                ready_s = ready_s + POLL_INTERVAL_S if is_quiet else 0.0
                 if ready_s >= QUIET_S:
                     return None
                 if time.monotonic() - began > FIRST_COMMIT_S:
@@ -257,10 +257,11 @@ class UpgradeSwitch:
             return failed.sentence
         return None  # asked to stop: the next start continues with the new program
 
-    def _is_waiting(self, last: Any) -> bool:
-        """Whether records wait in the log that are not committed."""
-        progress = PipelineProgress.from_now(self._directory, self.local.settings.control_cookie).poll()
-        return progress.is_answered and progress.waiting(0 if last is None else last.last) > 0
+    def _progress(self) -> PipelineProgress:
+        settings = self.local.settings
+        return PipelineProgress.from_now(
+            self._directory, settings.control_cookie, settings.client_tls, gateways=self.local.gateways_in
+        )
 
     def _finish(
         self, new: LocalPipeline, comparison: UpgradeComparison, status: _Status, seconds: float, note: str = ""
@@ -292,6 +293,12 @@ class _Status:
 
     def _write(self, document: dict[str, Any]) -> None:
         _replace(self._path, {"id": self._request, "told": self._told, **document})
+
+
+def may_take(progress: PipelineProgress, end: int) -> bool:
+    """Whether the next epoch may have records from this sequence number on: also if a gateway does not answer."""
+    progress.poll()
+    return len(progress.statuses) < len(progress.clients()) or progress.takeable(end) > 0
 
 
 def load_again(path: Path, input_streams: frozenset[int] = frozenset()) -> App:
