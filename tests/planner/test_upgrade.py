@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from procession import Pipeline, PlanError, Upgrade, aggregates, windows
+from procession import Aggregate, Pipeline, PlanError, Upgrade, aggregates, windows
 from procession.api.stage import Stage
 from procession.commit.round_record import RoundRecord
 from procession.driver.changed_states import outcomes_of
@@ -39,6 +39,17 @@ def windowed(stage: Stage, size: int = 60, parallelism: int = 2) -> Stage:
     return stage.window(
         windows.tumbling(size), aggregates.count(), key=key, time=float, name="minutes", parallelism=parallelism
     )
+
+
+def aggregated(aggregate: Aggregate, kind: str = "window") -> Change:
+    def change(stage: Stage) -> Stage:
+        if kind == "rolling":
+            return stage.rolling(aggregate, key=key, name="counted")
+        if kind == "total":
+            return stage.aggregate(aggregate, key=key, name="counted")
+        return stage.window(windows.tumbling(60), aggregate, key=key, time=float, name="counted")
+
+    return change
 
 
 def waited(stage: Stage, step_s: int = 1) -> Stage:
@@ -106,6 +117,21 @@ def outcomes(before: Change, after: Change, upgrade: Upgrade) -> list[str]:
             ["stage 'c': migrated, was 'counted'"],
         ),
         (waited, waited, Upgrade(migrate={"counted": str}), ["stage 'counted': migrated"]),
+        # Another function of the same aggregate, an order of the same records, an aggregate of the user.
+        (aggregated(aggregates.sum_of(len)), aggregated(aggregates.sum_of(int)), Upgrade(), ["stage 'counted': kept"]),
+        (aggregated(aggregates.collect()), aggregated(aggregates.ordered()), Upgrade(), ["stage 'counted': kept"]),
+        (
+            aggregated(aggregates.count()),
+            aggregated(Aggregate(int, lambda held, _: held + 2)),
+            Upgrade(),
+            ["stage 'counted': kept"],
+        ),
+        (
+            aggregated(aggregates.count()),
+            aggregated(aggregates.sum_of(len)),
+            Upgrade(changed=["counted"]),
+            ["stage 'counted': kept"],
+        ),
         (two, stateful, Upgrade(drop=["again"]), ["stage 'again': dropped", "stage 'counted': kept"]),
         (stateful, two, Upgrade(), ["stage 'counted': kept", "stage 'again': new"]),
         (
@@ -129,6 +155,23 @@ def test_every_stage_has_one_outcome(before: Change, after: Change, upgrade: Upg
 @pytest.mark.parametrize(
     ("before", "after", "upgrade", "sentence", "step"),
     [
+        *(
+            (
+                aggregated(aggregates.count(), kind),
+                aggregated(aggregates.sum_of(len), kind),
+                Upgrade(),
+                "had the aggregate 'count' when the checkpoint was made, and has 'sum' now",
+                "Upgrade(changed=['counted']), or begin it without states",
+            )
+            for kind in ("window", "rolling", "total")
+        ),
+        (
+            aggregated(aggregates.all_of(n=aggregates.count())),
+            aggregated(aggregates.all_of(n=aggregates.count(), sum=aggregates.sum_of(len))),
+            Upgrade(),
+            "'all of n (count)' when the checkpoint was made, and has 'all of n (count), sum (sum)' now",
+            "restore that aggregate",
+        ),
         (two, stateful, Upgrade(), "has a stage 'again' with states, and the new one does not", "drop=['again']"),
         (windowed, lambda stage: windowed(stage, 30), Upgrade(), "another form", "Upgrade(drop=['minutes'])"),
         (windowed, windowed, Upgrade(migrate={"minutes": str}), "its own structures", "Upgrade(drop=['minutes'])"),

@@ -63,17 +63,38 @@ def spark() -> Iterator[Session]:
         yield found
 
 
+def by_chance(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+SOME = PAYLOADS.filter(lambda payloads: len(payloads) > 5)
+
+
 @patient
-@settings(
-    max_examples=3,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-@given(pipeline=pipelines(), payloads=PAYLOADS.filter(lambda payloads: len(payloads) > 5))
+@by_chance(3)
+@given(pipeline=pipelines(), payloads=SOME)
 def test_the_output_is_that_of_spark_byte_for_byte(spark: Session, pipeline: Pipeline, payloads: list[bytes]) -> None:
+    _compare_with_spark(spark, pipeline, payloads)
+
+
+@pytest.mark.slow
+@patient
+@by_chance(60)
+@given(pipeline=pipelines(), payloads=SOME)
+def test_the_output_of_many_pipelines_is_that_of_spark(
+    spark: Session, pipeline: Pipeline, payloads: list[bytes]
+) -> None:
+    _compare_with_spark(spark, pipeline, payloads)
+
+
+def _compare_with_spark(spark: Session, pipeline: Pipeline, payloads: list[bytes]) -> None:
     inputs = inputs_of(pipeline, payloads)
     graph = pipeline.graph()
     arrivals = Arrivals.of(graph, inputs)

@@ -14,11 +14,12 @@ import hashlib
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from procession.errors import PlanError
+from procession.planner.fingerprints import NOT_IDENTIFYING
 from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
 from procession.planner.validation import checked_of_one
@@ -47,6 +48,8 @@ class Aggregate:
         combine: `combine(earlier, later)` returns the state of two sessions that became one. Needed for session windows
             only.
         is_holding: Whether the state may contain the records themselves, or parts of them that can be changed.
+        form: A name for what the state consists of. A checkpoint stores it, and a program whose aggregate has another
+            form does not continue with the states. Empty: nothing is compared.
 
     Example:
         >>> from procession import Aggregate
@@ -62,6 +65,8 @@ class Aggregate:
     """Combines the states of two sessions that became one, the earlier one first."""
     is_holding: bool = True
     """Whether the state may contain the records themselves, or parts of them that can be changed."""
+    form: str = field(default="", compare=False, metadata=NOT_IDENTIFYING)
+    """A name for what the state consists of. Empty: it is not known."""
 
     def step(self, held: Any, value: Any) -> tuple[Any, Any]:
         """The state after one more record, and the result so far."""
@@ -78,12 +83,12 @@ class Aggregate:
 
 def count() -> Aggregate:
     """The number of records."""
-    return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False)
+    return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False, form="count")
 
 
 def sum_of(of: By = same) -> Aggregate:
     """The sum of `of(record)`, added in order."""
-    return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False)
+    return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False, form="sum")
 
 
 def mean(of: By = same) -> Aggregate:
@@ -94,6 +99,7 @@ def mean(of: By = same) -> Aggregate:
         lambda held: held[1] / held[0] if held[0] else None,
         lambda left, right: (left[0] + right[0], left[1] + right[1]),
         is_holding=False,
+        form="mean",
     )
 
 
@@ -107,7 +113,7 @@ def min_by(by: By = same) -> Aggregate:
     def combine(left: list[Any], right: list[Any]) -> list[Any]:
         return left if not right or (left and left[0] <= right[0]) else right
 
-    return Aggregate(list, add, _second, combine)
+    return Aggregate(list, add, _second, combine, form="min")
 
 
 def max_by(by: By = same) -> Aggregate:
@@ -120,7 +126,7 @@ def max_by(by: By = same) -> Aggregate:
     def combine(left: list[Any], right: list[Any]) -> list[Any]:
         return left if not right or (left and left[0] >= right[0]) else right
 
-    return Aggregate(list, add, _second, combine)
+    return Aggregate(list, add, _second, combine, form="max")
 
 
 def top(n: int, by: By = same) -> Aggregate:
@@ -145,7 +151,7 @@ def top(n: int, by: By = same) -> Aggregate:
     def combine(left: list[Any], right: list[Any]) -> list[Any]:
         return sorted([*left, *right], key=lambda held: held[0], reverse=True)[:n]
 
-    return Aggregate(list, add, lambda held: [value for _, value in held], combine)
+    return Aggregate(list, add, lambda held: [value for _, value in held], combine, form=f"top {n}")
 
 
 def collect() -> Aggregate:
@@ -155,7 +161,7 @@ def collect() -> Aggregate:
         held.append(value)
         return held
 
-    return Aggregate(list, add, list, _added)
+    return Aggregate(list, add, list, _added, form="collect")
 
 
 def ordered(by: By = same, *, reverse: bool = False) -> Aggregate:
@@ -192,6 +198,7 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
         lambda held: {name: aggregate.finish(held[name]) for name, aggregate in named.items()},
         combine if all(aggregate.combine is not None for aggregate in named.values()) else None,
         any(aggregate.is_holding for aggregate in named.values()),
+        form=f"all of {', '.join(f'{name} ({_form(aggregate)})' for name, aggregate in named.items())}",
     )
 
 
@@ -241,6 +248,7 @@ def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any]
         lambda held: aggregate.of(held.values()),
         lambda earlier, later: {**earlier, **later},
         is_holding=True,
+        form="retracting",
     )
 
 
@@ -263,6 +271,7 @@ def weighted_mean(of: By, weight: By) -> Aggregate:
         lambda held: held[1] / held[0] if held[0] else None,
         lambda left, right: (left[0] + right[0], left[1] + right[1]),
         is_holding=False,
+        form="weighted mean",
     )
 
 
@@ -296,7 +305,7 @@ def quantiles(*shares: float, of: By = same) -> Aggregate:
     def finish(held: list[Any]) -> list[Any]:
         return [held[math.ceil(share * len(held)) - 1] if held else None for share in exact]
 
-    return Aggregate(list, add, finish, lambda left, right: sorted([*left, *right]))
+    return Aggregate(list, add, finish, lambda left, right: sorted([*left, *right]), form="quantiles")
 
 
 def distinct(of: By = same) -> Aggregate:
@@ -306,7 +315,7 @@ def distinct(of: By = same) -> Aggregate:
         held[KEYS.encode(of(value))] = True
         return held
 
-    return Aggregate(dict, add, len, lambda left, right: left | right, is_holding=False)
+    return Aggregate(dict, add, len, lambda left, right: left | right, is_holding=False, form="distinct")
 
 
 def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
@@ -348,7 +357,12 @@ def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
         finish,
         lambda left, right: bytearray(map(max, left, right)),
         is_holding=False,
+        form=f"approximate distinct in {bits} bits",
     )
+
+
+def _form(aggregate: Aggregate) -> str:
+    return aggregate.form or "of its own"
 
 
 def _added(left: Any, right: Any) -> Any:

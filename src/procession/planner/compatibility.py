@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from procession.errors import PlanError
+from procession.operators.aggregates import Aggregate
 from procession.operators.inlining import LinesOf
 from procession.planner.fingerprints import fingerprint, is_known_same, is_same, no_lines
 from procession.planner.graph import Kind
@@ -54,19 +55,27 @@ def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
 
 def identities(plan: Plan, lines_of: LinesOf = no_lines) -> dict[str, dict[str, str]]:
     """What identifies each stage with state, beside its name. `key` and `step` are fingerprints of the function of its
-    key and of its step, `inputs` are the stages and sources before it, `named` says whether the user gave the name."""
+    key and of its step, `form` is what the states of its aggregate consist of, `inputs` are the stages and sources
+    before it, `named` says whether the user gave the name."""
     inputs = _inputs(plan)
     roots = [(chain.root, plan.node(chain.root)) for chain in plan.chains if chain.root is not None]
     return {
         node.name: {
             "key": _fingerprint(operator.state.rank or node.key, lines_of),
             "step": _fingerprint(operator.state.function, lines_of),
+            "form": _form(operator.state.function),
             "inputs": ", ".join(sorted(inputs[index])),
             "named": "yes" if node.is_named else "no",
         }
         for index, node in roots
         if (operator := node.operator) is not None
     }
+
+
+def _form(function: Any) -> str:
+    """What the states of an aggregate consist of. Empty: the stage has none, or it is not known."""
+    aggregate = getattr(function, "__self__", function)  # a rolling stage has the bound `step` of its aggregate
+    return aggregate.form if isinstance(aggregate, Aggregate) else ""
 
 
 def _fingerprint(function: Any, lines_of: LinesOf) -> str:
@@ -267,6 +276,14 @@ def check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_chan
             f"stage {name!r} has another function for its key than when the checkpoint was made: its states are stored"
             " by the keys of the earlier function",
             next_step=f"restore that function; {accept}",
+            stage=name,
+        )
+    before, now = kept.identity.get("form", ""), stage.identity.get("form", "")
+    if before and now and before != now:
+        raise PlanError(
+            f"stage {name!r} had the aggregate {before!r} when the checkpoint was made, and has {now!r} now: what it"
+            " holds was made by the earlier one",
+            next_step=f"restore that aggregate; {accept}",
             stage=name,
         )
     before, now = kept.identity.get("inputs", ""), stage.identity["inputs"]

@@ -28,6 +28,8 @@ from procession.planner.ownership import IMMUTABLE
 PARTS_MAX = 1000
 """A larger table is identified by its size."""
 
+NOT_IDENTIFYING = {"is_identifying": False}
+"""The metadata of a dataclass field that no fingerprint depends on."""
 GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 DIGEST_LETTERS = 12
 SOURCE = "source"
@@ -100,7 +102,7 @@ def _described(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
     if isinstance(value, dict | list | tuple | set | frozenset):
         return _described_parts(value, describe, seen)
     if is_dataclass(value):
-        named = (getattr(value, item.name) for item in fields(value))
+        named = (getattr(value, item.name) for item in fields(value) if item.metadata != NOT_IDENTIFYING)
         return type(value).__qualname__, [_described(part, describe, seen) for part in named]
     # For an object: the functions that it calls, and its plain attributes. Others may change during a run.
     functions = [getattr(value, "__wrapped__", None), getattr(type(value), "__call__", None)]  # noqa: B004

@@ -48,7 +48,7 @@ class Upgrade:
             begins without states.
         migrate: For a stage of this program, a function from the old state of a key to its new one. None removes the
             key. It is called once for each key, at the switch.
-        changed: Stages that keep their states although their key or their input has changed.
+        changed: Stages that keep their states although their key, their input or their aggregate has changed.
 
     >>> from procession import Upgrade
     >>> upgrade = Upgrade(rename={"count": "totals"}, migrate={"totals": lambda count: {"count": count, "sum": 0}})
@@ -133,13 +133,11 @@ def stage_outcomes(
         rewritten = rewritten_stages(plan, before)
         check_tasks(plan, {name: count for name, count in before.items() if name not in rewritten})
     except PlanError as error:
-        drop = f"Upgrade(drop=[{error.fields.get('stage')!r}])"
-        raise PlanError(
-            error.sentence,
-            next_step=f"{error.next_step.partition(', or ')[0].partition('; or')[0]}, or begin it without states:"
-            f" {drop}",
-            **error.fields,
-        ) from error
+        step = error.next_step.partition(", or ")[0].partition("; or")[0]
+        if "--changed-stages" in error.next_step:
+            step += f", or keep its states if they are still right: Upgrade(changed=[{error.fields.get('stage')!r}])"
+        step += f", or begin it without states: Upgrade(drop=[{error.fields.get('stage')!r}])"
+        raise PlanError(error.sentence, next_step=step, **error.fields) from error
     now = {plan.node(chain.root).name: chain.tasks for chain in plan.chains if chain.root is not None}
     found = [
         StageOutcome(name, StateOutcome.DROPPED, name, tasks.get(name, 0)) for name in kept if name in upgrade.drop
