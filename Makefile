@@ -4,7 +4,7 @@ SHELL := bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup systems run test test-all check format docs bench chaos simulate mutate fuzz clean
+.PHONY: help setup systems run test test-all check format docs wheel bench chaos simulate mutate fuzz clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ format: setup ## format the code and mend what the linter can
 docs: setup ## build the documentation and the API reference into site/
 	@$(BIN)/python -m mkdocs --quiet build --strict
 	@echo site/index.html
+
+wheel: setup ## build what `pip install` takes into dist/
+	@$(BIN)/python -m hatchling build -t wheel -d dist
 
 bench: setup ## measure: all there is, or one of it (ARGS="listing1 --json"; ARGS=--help lists them)
 	@$(BIN)/procession bench $(ARGS)
