@@ -50,33 +50,34 @@ def waited(state, context):
 pipeline = Pipeline("years", parallelism=2)
 lines = pipeline.source("lines", codec="text")
 stage = lines.map_stateful(
-    step, key=lambda line: line[-1], initial={initial}, name="stage-{version}", parallelism={tasks[0]}
+    step, key=lambda line: line[-1], initial={initial}, name="stage-{version}", parallelism={stage_tasks}
 )
 stage.sink("out", to="file:out")
 counted = lines.window(
     windows.tumbling(50), aggregates.count(), key=lambda line: line[-1], time=number, name="{names[0]}",
-    parallelism={tasks[1]},
+    parallelism={window_tasks},
 )
 counted.map(lambda found: f"{{found['key']}} {{found['end']}} {{found['count']}}").sink("windows", to="file:kinds")
 lines.process(
     wait, on_timer=waited, key=lambda line: str(number(line) % 7), initial={initial}, time=number, name="{names[1]}",
-    parallelism={tasks[2]},
+    parallelism={timer_tasks},
 ).sink("timers", to="file:kinds")
 even = lines.filter(lambda line: number(line) % 2 == 0, name="even")
 odd = lines.filter(lambda line: number(line) % 2 == 1, name="odd")
 even.join(
     odd, within_s=20, join=lambda one, other: f"{{number(one)}} {{number(other)}}", time=number, name="{names[2]}",
-    key=lambda line: str(number(line) % 5), parallelism={tasks[3]},
+    key=lambda line: str(number(line) % 5), parallelism={pair_tasks},
 ).sink("pairs", to="file:kinds")
 rules = lines.filter(lambda line: number(line) % 10 == 3, name="rules")
 lines.with_broadcast(
     rules, apply=lambda rule, line: f"{{number(line)}} {{rule and number(rule)}}", name="{names[3]}",
-    parallelism={tasks[4]},
+    parallelism={rule_tasks},
 ).sink("rules", to="file:kinds")
 {sinks}
 {upgrade}
 """
 KINDS = ("windows", "timers", "pairs", "rules")
+TASKS = ("stage", "window", "timer", "pair", "rule")
 
 
 def names(version: int) -> list[str]:
@@ -106,7 +107,7 @@ def program(version: int) -> str:
         initial='{"n": 0, "m": 0}' if is_dict else "[0, 0]",
         version=version,
         names=names(version),
-        tasks=[1 + (version * (1 + place % 3) + place) % 4 for place in range(5)],
+        **{f"{kind}_tasks": 1 + (version * (1 + place % 3) + place) % 4 for place, kind in enumerate(TASKS)},
         sinks=sink,
         upgrade=upgrade if version else "",
     )
