@@ -43,7 +43,8 @@ def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: P
             values = [json.dumps(trade).encode() for trade in trades if trade["symbol"] == symbol]
             kafka.publish("trades", values, [symbol.encode()] * len(values), partition=number % 2)
         expected = expected_alerts(trades)
-        tested = run_here(runpy.run_path(str(EXAMPLE))["pipeline"], {"trades": trades})
+        tested = run_here(runpy.run_path(str(EXAMPLE))["pipeline"], {"trades": trades}).bytes["topic"]
+        messages = tested.replace(b"}{", b"}\n{").splitlines()  # messages have no delimiter
         environment = {
             "SURVEILLANCE_KAFKA": kafka.server.address,
             "SURVEILLANCE_DATABASE": database.url,
@@ -55,7 +56,7 @@ def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: P
             written = [value or b"" for value in kafka.values("alerts")]
             assert by_symbol(map(json.loads, written)) == by_symbol(expected)
             for symbol in "ABC":  # byte for byte
-                assert of_symbol(symbol, written) == of_symbol(symbol, tested.bytes["topic"].splitlines())
+                assert of_symbol(symbol, written) == of_symbol(symbol, messages)
             rows = database.execute("SELECT id, symbol, trader FROM alerts")
             assert sorted(rows) == sorted((alert["id"], alert["symbol"], alert["trader"]) for alert in expected)
 
