@@ -75,9 +75,7 @@ def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None
 
 
 @pytest.mark.parametrize("fault", [fault for fault in PRODUCER_FAULTS if fault != "reopen"])
-def test_what_was_not_done_because_nobody_was_there_is_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_fault_that_met_no_gateway_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     rogue = FaultyProducer(Address("127.0.0.1", 1), path)
     tries: list[str] = []
 

@@ -31,7 +31,7 @@ from procession.sos.replicated_host import replicated_host
 from procession.storage.driver_claim import read_claim
 from procession.storage.run_store import Manifest, RunStore
 from procession.wire.messages import Phase1
-from tests.commit.test_performer import Foreign, conductor_of
+from tests.commit.test_performer import Foreign, performer_of
 from tests.sdk.loops import on_a_loop
 from tests.sos.test_replicated_files import ServiceThread, replicas
 
@@ -215,11 +215,11 @@ async def test_the_quorum_has_each_file_before_the_step_that_relies_on_it(tmp_pa
 @on_a_loop
 async def test_a_driver_whose_replicas_were_claimed_stops_at_its_next_greeting_without_a_write(tmp_path: Path) -> None:
     watched, failures = WatchedRound(tmp_path), list[ProcessionError]()
-    conductor = conductor_of(watched.checkpoint, failures)
-    conductor._handle(SinkConnected("a", (), None))
+    performer = performer_of(watched.checkpoint, failures)
+    performer._handle(SinkConnected("a", (), None))
     assert failures == []
     watched.quorum.is_claimed = True
-    conductor._handle(SinkConnected("a", (), None))
+    performer._handle(SinkConnected("a", (), None))
     assert [type(failure) for failure in failures] == [FencedError]
 
 

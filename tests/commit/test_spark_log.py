@@ -77,7 +77,7 @@ def test_what_spark_wrote_is_relied_on_only_as_a_new_file_of_ours(tmp_path: Path
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE["commits"])))
-def test_a_truncated_commit_decides_nothing_for_anybody(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_commit_decides_nothing(tmp_path: Path, cut: int) -> None:
     put(tmp_path, "commits", "3")
     (tmp_path / "commits" / "4").write_text(WHOLE["commits"][:cut])
     log = SparkLog(tmp_path)

@@ -111,7 +111,7 @@ def test_a_sink_and_a_source_work_with_certificates_on_both_sides(broker: TlsBro
     assert [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()] == [b"sealed"]
 
 
-def test_a_broker_whose_certificate_nobody_vouches_for_is_refused(broker: TlsBroker) -> None:
+def test_a_broker_with_an_untrusted_certificate_is_refused(broker: TlsBroker) -> None:
     clients = broker.clients(ca=broker.stranger.ca, shown=broker.client)
     with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
         clients.topic("sealed")

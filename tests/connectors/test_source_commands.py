@@ -31,7 +31,7 @@ def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
 # Files
 
 
-def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
+def test_many_framed_files_by_a_pattern_are_sent_and_the_summary_is_json(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
     for name in ("a.bin", "b.bin"):

@@ -150,7 +150,7 @@ async def full_site(directory: Path, streams: int) -> Site:
 
 
 @in_loop
-async def test_who_brings_the_stream_that_is_waited_for_is_heard_also_when_nobody_is_read(tmp_path: Path) -> None:
+async def test_the_producer_of_an_awaited_stream_is_read_also_while_no_other_session_is(tmp_path: Path) -> None:
     site = await full_site(tmp_path, 2)
     again = Client(site, 2)
     assert not again.unread
@@ -224,7 +224,7 @@ async def test_a_session_with_more_streams_than_credits_opens_them_all_at_a_full
 
 
 @in_loop
-async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp_path: Path) -> None:
+async def test_the_bytes_of_new_sessions_are_bounded_while_no_session_has_the_awaited_stream(tmp_path: Path) -> None:
     site = await full_site(tmp_path, 3)
     start, ids = site.status["lag_bytes"], itertools.count(1)
     for _ in range(200):
@@ -237,7 +237,7 @@ async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp
 
 
 @in_loop
-async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_reserve(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_while_the_disk_is_low_not_even_from_the_reserve(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     waited_for, ids, times = Client(site, 1), itertools.count(), itertools.count()
     site.gateway.config = replace(site.config, disk_free_bytes_min=1 << 62)
@@ -258,7 +258,7 @@ async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_rese
 
 
 @in_loop
-async def test_while_the_replicas_lag_nobody_gets_credit(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_while_the_replicas_lag(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     client, ids, times = Client(site, 1), itertools.count(), itertools.count()
     host = site.gateway.host
@@ -277,7 +277,7 @@ async def test_while_the_replicas_lag_nobody_gets_credit(tmp_path: Path) -> None
 
 
 @in_loop
-async def test_while_the_gateway_is_paused_nobody_gets_credit_and_nobody_is_read(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_or_is_read_while_the_gateway_is_paused(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     Client(site, 1)
     (session,), state = site.gateway.state.sessions, site.gateway.state

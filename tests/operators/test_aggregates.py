@@ -30,7 +30,7 @@ ALL: dict[str, Aggregate] = {
 
 
 @given(numbers=NUMBERS)
-def test_aggregates_are_what_anybody_would_compute(numbers: list[int]) -> None:
+def test_aggregates_equal_a_plain_computation(numbers: list[int]) -> None:
     weights = sum(map(weight, numbers))
     mean = sum(number * weight(number) for number in numbers) / weights if weights else None
     assert ALL["weighted_mean"].of(numbers) == mean

@@ -116,7 +116,7 @@ def test_a_pair_stands_where_the_later_record_stood_in_the_order_of_the_partners
     assert lines(paired(records)) == [b"a 1 + A 4", b"a 3 + A 4", b"b 5 + B 2", b"a 1 + A 6", b"a 3 + A 6"]
 
 
-def test_a_record_that_finds_nobody_comes_out_alone_when_any_key_is_past_its_bound() -> None:
+def test_an_unmatched_record_is_emitted_alone_when_any_key_is_past_its_bound() -> None:
     records = [b"b 1", b"X 1", b"a 1", b"c 5", b"C 6", b"X 20", b"a 20"]
     assert lines(paired(records)) == [b"c 5 + C 6"]
     assert lines(paired(records, outer=True)) == [b"c 5 + C 6", b"a 1 + nobody", b"b 1 + nobody"]

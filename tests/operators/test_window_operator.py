@@ -182,7 +182,7 @@ def test_places_are_unique_and_stand_in_the_order_of_keys(keys: list[bytes]) -> 
     assert short == sorted(short)
 
 
-def test_aggregates_are_what_anybody_would_compute() -> None:
+def test_aggregates_equal_a_plain_computation() -> None:
     chance = random.Random(5)
     values = [chance.randint(0, 30) for _ in range(100)]
     assert aggregates.count().of(values) == 100

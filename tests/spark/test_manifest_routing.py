@@ -144,7 +144,7 @@ def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> lis
 @pytest.mark.parametrize(
     ("task", "changes"), [((0, 1), {"attempt": 2}), ((2, 0), {"inputs_digest": 99}), ((1, 3), {"inputs_digest": 0})]
 )
-def test_an_epoch_in_which_somebody_read_of_another_try_at_a_task_than_the_driver_is_run_again(
+def test_an_epoch_whose_tasks_read_different_attempts_is_run_again(
     task: tuple[int, int], changes: dict[str, int]
 ) -> None:
     with pytest.raises(RoundError, match="another attempt"):

@@ -50,7 +50,7 @@ def test_what_is_no_address_of_a_master_is_refused_with_the_forms(master: str) -
     assert "spark://HOST:PORT" in caught.value.next_step
 
 
-def test_a_master_at_whose_address_nobody_listens_is_told_with_the_reason() -> None:
+def test_a_master_that_does_not_listen_is_reported_with_the_reason() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         assert unreachable(f"spark://127.0.0.1:{port}") is None

@@ -250,7 +250,7 @@ def test_what_a_killed_command_left_of_a_savepoint_is_removed_with_the_next_one_
         assert InputPins(pipeline.directory / "gateway").all() == {}
 
 
-def test_the_input_is_kept_from_a_position_before_the_epoch_and_let_go_with_the_savepoint(
+def test_the_input_is_kept_from_a_position_before_the_epoch_and_released_with_the_savepoint(
     pipeline: StoredPipeline,
 ) -> None:
     gateway = pipeline.directory / "gateway"

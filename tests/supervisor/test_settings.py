@@ -45,9 +45,7 @@ def test_what_cannot_work_is_told_before_anything_is_started(authority: Authorit
     assert "tls" in caught.value.next_step
 
 
-def test_who_listens_shows_the_certificate_and_who_connects_trusts_and_shows_it_too(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_servers_present_the_certificate_and_clients_trust_and_present_it(authority: Authority, tmp_path: Path) -> None:
     started = Started()
     chosen = settings(authority, "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
     (tmp_path / "gateway").mkdir()

@@ -145,7 +145,7 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
     ("records", "kind"),
     [(RECORDS[11:20], "lost"), (RECORDS[9:19], "doubled"), ([b"stranger\n"], "corrupt")],
 )
-def test_damage_is_seen_at_the_next_look_and_called_by_its_name(run: Run, records: list[bytes], kind: str) -> None:
+def test_damage_is_found_and_named_at_the_next_poll(run: Run, records: list[bytes], kind: str) -> None:
     watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     assert watch.poll().is_clean

@@ -206,7 +206,7 @@ pipeline.source("lines", codec="text").map(strict).sink("output", to="file:outpu
 def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_mended(
     tmp_path: Path,
 ) -> None:
-    """One story in three runs: a function raises; it is mended, but now the sink's disk is full; then there is room."""
+    """Three runs of one pipeline: a function raises; it is fixed, but the sink's disk is full; then there is room."""
     lines = [f"record {number} ".ljust(99, "x") for number in range(3000)]
     lines[700] = "bad record"
     before = sum(len(line) + 1 for line in lines[:700])

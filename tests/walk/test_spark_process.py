@@ -141,7 +141,7 @@ def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
     assert not (place / "jvm").exists()
 
 
-def test_a_master_that_nobody_reaches_is_told_without_waiting_for_a_jvm(place: Path) -> None:
+def test_an_unreachable_master_is_reported_without_waiting_for_a_jvm(place: Path) -> None:
     home = silent_java(place)
     with running(*ARGUMENTS, "--master", "spark://127.0.0.1:9", cwd=place, JAVA_HOME=home) as command:
         word = "master spark://127.0.0.1:9 cannot be reached: Connection refused"
