@@ -67,7 +67,7 @@ def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -
         world.monitor.poll()
 
 
-def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
+def test_acknowledgements_are_not_judged_while_a_driver_takes_over(world: World) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = None
     world.monitor.poll()

@@ -94,15 +94,15 @@ def test_the_helper_waits_until_the_driver_has_put_the_newest_commit_on_disk(tmp
     put(tmp_path, "commits", "3", "4")
     log = SparkLog(tmp_path)
     log.sync_commit(3)
-    looks = []
+    polls = []
 
     def observe() -> None:
-        looks.append(log.decided)
-        if len(looks) == 3:
+        polls.append(log.decided)
+        if len(polls) == 3:
             log.sync_commit(4)
 
     log.await_decided(observe)
-    assert looks == [3, 3, 3]
+    assert polls == [3, 3, 3]
     put(tmp_path, "commits", "5")
     with pytest.raises(RoundError, match="epoch 5"):
         log.await_decided(lambda: None, timeout_s=0)
