@@ -1,4 +1,4 @@
-"""A disk that fails to sync: whichever sync it is, whoever asked for it ends with a StorageError that says so."""
+"""A disk that fails to sync: whichever sync it is, its caller gets a StorageError."""
 
 from __future__ import annotations
 

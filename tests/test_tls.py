@@ -1,4 +1,4 @@
-"""TLS on real sockets: who is let in, renewed certificates, connections that never shake hands, files that are none."""
+"""TLS on real sockets: which clients are accepted, renewed certificates, missing handshakes, invalid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words in which people write their application: what they build, and what each mistake is told as."""
+"""The API in which users write pipelines: the graph that it builds, and the error for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources: which streams each takes, and what a source that cannot be is told."""
+"""Sources: which streams each accepts, and the errors for invalid sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`procession bench`: its commands run at toy size, and tell what they promise.
+"""`procession bench`: its commands run at a small size and report the figures that they document.
 
 Invariant: nothing here expects a speed; a machine may be as busy as it likes.
 """

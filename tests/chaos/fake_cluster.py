@@ -1,4 +1,4 @@
-"""A cluster that only says what it is told to say: for tests of those who look at one."""
+"""A fake cluster that reports what a test sets, for tests of the monitor and the harness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`procession chaos` as a command: what it says to whom mistypes, and what it draws. No cluster is started."""
+"""`procession chaos` as a command: errors for wrong arguments, and its display. No cluster is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A deadline is used up by who hangs, not by who is kept waiting for a core."""
+"""A deadline counts the time in which a process hangs, not the time in which it waits for a core."""
 
 from __future__ import annotations
 

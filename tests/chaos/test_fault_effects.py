@@ -1,5 +1,4 @@
-"""What the harness makes of a fault that happened, and of one that did not. The cluster is a fake that counts
-epochs."""
+"""How the harness reports faults with and without effect. The cluster is a fake that counts epochs."""
 
 from __future__ import annotations
 

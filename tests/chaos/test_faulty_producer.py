@@ -1,4 +1,4 @@
-"""A rogue producer at a gateway: what it must be told, and what it says if it is not."""
+"""A faulty producer at a gateway: which answers it must get, and how it reports a missing one."""
 
 from __future__ import annotations
 

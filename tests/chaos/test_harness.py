@@ -1,4 +1,4 @@
-"""Scenarios on one living cluster of real processes; and a harness that finds what is planted.
+"""Scenarios on one cluster of real processes, and planted violations that the harness must find.
 
 Each scenario briefly, by a fixed seed: three in every test run, all in `make test-all`; `make chaos` is the real thing.
 What is planted comes last: after it the cluster is good for nothing.

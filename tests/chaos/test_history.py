@@ -1,4 +1,4 @@
-"""What a run tells afterwards: recoveries, the verdict, the page."""
+"""The report of a run: recoveries, the verdict and the HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the monitor calls wrong, on a cluster that only says what it is told to say."""
+"""The violations that the monitor finds, on a fake cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a race of two sinks for one output must end in, on a cluster that only says what it is told to say."""
+"""How a race of two sinks for one output must end, on a fake cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in an output of another system: every planted damage, at the next look or in the last comparison."""
+"""Outputs in other systems: every planted damage is found, at the next poll or in the last comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`procession streams`, asked of a real gateway as a user asks it."""
+"""`procession streams` with a real gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint: whose word counts, what a successor takes over, and what is refused."""
+"""The checkpoint: which driver may write it, what a successor takes over, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator of a round: what it must do in each situation, and in ten thousand steps of a hostile world."""
+"""The coordinator of a round: its actions in each situation, and in ten thousand random steps."""
 
 from __future__ import annotations
 

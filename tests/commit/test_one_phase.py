@@ -1,4 +1,4 @@
-"""Rounds with less than two-phase commit: each level keeps its own promise in any history, and no other is meant."""
+"""Rounds with less than two-phase commit: each level keeps exactly its own guarantee in any history."""
 
 from __future__ import annotations
 

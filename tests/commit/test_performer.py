@@ -1,4 +1,4 @@
-"""The performer: whether it is still the one in charge, and its rounds with sinks of other makes and older ids."""
+"""The performer: whether its driver is still current, and rounds with foreign sinks and older ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The round record on disk: whole or refused, kept long enough, forgotten in the end."""
+"""The round record on disk: complete or refused, kept long enough, deleted in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The link to a sink over real TCP: it waits, says so, settles before it sends, and gives up where nothing helps."""
+"""The link to a sink over real TCP: it waits and reports that, settles before it sends, and gives up on refusals."""
 
 from __future__ import annotations
 

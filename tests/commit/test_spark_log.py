@@ -1,4 +1,4 @@
-"""Spark's log as we read it: the newest counts, old files may be gone, other names are none of ours."""
+"""Spark's log: the newest file counts, old files may be missing, and other names are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a transaction: read back as it was made, and never taken for another's."""
+"""Transaction ids: parsed as they were made, and never confused with foreign ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Framings against slow, obvious references: every cut of the bytes, every place to go on from, every lie."""
+"""Framings against slow references: every cut of the bytes, every start position, every wrong length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch: outputs judged while they grow, decisions and acknowledgements included, nothing read twice."""
+"""The live check: outputs are judged while they grow, with decisions and acknowledgements; nothing is read twice."""
 
 from __future__ import annotations
 

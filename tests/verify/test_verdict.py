@@ -1,4 +1,4 @@
-"""What the harness says at the end, on a cluster that only says what it is told to say: three values, with reasons."""
+"""The verdict of the harness on a fake cluster: three values, with reasons."""
 
 from __future__ import annotations
 

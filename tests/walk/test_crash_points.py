@@ -1,4 +1,4 @@
-"""Each part killed at each of its crash points, one by one, on one living pipeline; and what must hold after each.
+"""Each part is killed at each of its crash points, one by one, on one running pipeline; then the output is checked.
 
 The pipeline has three sinks in two processes. `plain` must equal the input, byte for byte. `one` and `two` get the same
 records with a random suffix, made anew whenever an epoch is run again: they must be equal to each other.

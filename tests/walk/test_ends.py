@@ -1,4 +1,4 @@
-"""Ends, evictions and sorts under crashes: what is held until an end comes out once, whoever is killed meanwhile.
+"""Ends, evictions and sorts under crashes: records that are held until an end are emitted once, whatever is killed.
 
 Expected is what the sequential reference makes of all that was sent, byte for byte. Each case has two halves. In the
 first, records come, states expire, windows fire and sorted runs are written; and nothing ends, because the stream of a
