@@ -1,4 +1,4 @@
-"""Peers that mean harm, or know no better: what each does to an address, as coroutines on real sockets.
+"""Hostile and broken peers: what each does to an address, as coroutines on real sockets.
 
 Invariant: an attack calls `at_height` once, while it is at its worst; then it lets go of everything. What the
 server must still be able to do meanwhile is the test's matter.

@@ -1,4 +1,4 @@
-"""Media that push, stopped by one signal while no gateway is there: the wait ends, and what is lost is said."""
+"""Push sources that are stopped by a signal while no gateway answers: the wait ends, and losses are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed output is taken back: all of it behind a position and nothing before it, also if that is killed halfway."""
+"""Rollback of committed output: everything behind a position is removed, nothing before it, also if killed halfway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every sink that we ship, over TLS: who shows a certificate of the right authority commits, nobody else gets in."""
+"""Every sink that we ship, over TLS: only clients with a certificate of the right authority can commit."""
 
 from __future__ import annotations
 

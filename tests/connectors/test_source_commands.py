@@ -1,4 +1,4 @@
-"""The sources as commands, against a real gateway that is committed by hand: whole runs, signals, and what is said."""
+"""The sources as commands, with a real gateway that the test commits by hand: whole runs, signals and messages."""
 
 from __future__ import annotations
 

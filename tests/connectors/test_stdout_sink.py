@@ -1,4 +1,5 @@
-"""The standard output as a sink: what a pipe can promise, with readers that are slow, gone, or good at remembering."""
+"""Standard output as a sink: what a pipe can guarantee, with slow readers, readers that end, and readers that
+deduplicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of epochs: latency is told only where it is one."""
+"""The log of epochs: latency is reported only where it was measured."""
 
 from __future__ import annotations
 

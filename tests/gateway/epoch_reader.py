@@ -1,5 +1,5 @@
-"""A driver without Spark for tests of several gateways: the real feed, checkpoint and words to the gateways; an epoch
-is read from the mapped logs, and committed as soon as it is read."""
+"""A driver without Spark for tests of several gateways: it uses the real feed, checkpoint and notifications, reads each
+epoch from the mapped logs, and commits it at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several real gateway processes, and a driver without Spark that takes epochs from all of them."""
+"""Several real gateway processes, and a driver without Spark that reads epochs from all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's hand on the side connection, when what lies between the two is bad."""
+"""The client of the control port, with a bad connection to the gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Adaptive credits in the gateway's decisions: what is granted, withheld and given back, and what an operator sees."""
+"""Adaptive credits in the gateway's decisions: which are granted, withheld and replenished, and what an operator
+sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway decides about sessions of the draft: who holds a stream, boundaries, counts and faults."""
+"""The gateway's decisions about sessions of the draft: holders of streams, boundaries, counts and faults."""
 
 from __future__ import annotations
 

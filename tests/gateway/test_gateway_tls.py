@@ -1,4 +1,4 @@
-"""A gateway that speaks TLS, as a process: whom it lets in, certificates that are renewed, last words, bad peers."""
+"""A gateway with TLS, as a process: which clients it accepts, renewed certificates, last frames, bad peers."""
 
 from __future__ import annotations
 

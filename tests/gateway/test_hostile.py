@@ -1,4 +1,4 @@
-"""Hostile peers at the gateway's doors: whatever they do, an honest producer's records are taken and acknowledged."""
+"""Hostile peers at the gateway's ports: whatever they do, records of other producers are accepted and acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader among its gateways: words that come late, and links that were replaced, take nobody's stream away."""
+"""The leader of several gateways: late messages and replaced links do not move a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many producers at one gateway, idle ones, and those that stop without a word."""
+"""Many producers at one gateway, idle ones, and some that end without closing."""
 
 from __future__ import annotations
 

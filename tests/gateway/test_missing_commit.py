@@ -1,5 +1,5 @@
-"""A gateway whose log is whole and whose committed positions are older is told the last commit before any producer is
-admitted, or refused if that commit does not name all that it lacks."""
+"""A gateway with a complete log and older committed positions gets the last commit before it admits a producer, or is
+refused if that commit does not name all that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway with replicas, as a process: its machine is lost with its disk, and another directory goes on."""
+"""A gateway with replicas, as a process: its machine is lost with its disk, and another directory continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real gateway process on real sockets: bad peers, slow peers, killed gateways, and what its side connection says."""
+"""A real gateway process on real sockets: bad peers, slow peers, killed gateways, and its control port."""
 
 from __future__ import annotations
 

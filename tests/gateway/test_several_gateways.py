@@ -1,4 +1,5 @@
-"""Several real gateway processes for one pipeline: whose a stream is, and what a death or a departure changes."""
+"""Several real gateway processes for one pipeline: which gateway holds a stream, and what a death or a departure
+changes."""
 
 from __future__ import annotations
 

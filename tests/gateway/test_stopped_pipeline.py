@@ -1,4 +1,4 @@
-"""A pipeline that stands still while producers push: all queues stay bounded, and nothing is lost.
+"""A pipeline that does not progress while producers push: all queues stay bounded, and nothing is lost.
 
 Real producers, a real gateway; the driver is played here: it does not come for a while, then takes and commits it all.
 """

@@ -1,4 +1,4 @@
-"""What a gateway counts, held against a slow and obvious count of the same."""
+"""The counters of a gateway, compared with a slow and simple count."""
 
 from __future__ import annotations
 

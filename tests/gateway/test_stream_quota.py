@@ -1,4 +1,4 @@
-"""Credits where streams are put in the order of event time: whoever has the stream that is waited for gets on."""
+"""Credits with event-time order: the producer of the stream that is waited for can always send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink's server over real TCP: greetings, rounds, superseded sessions, and peers that are no workers."""
+"""The sink's server over real TCP: handshakes, rounds, superseded sessions, and peers that are not workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings: plain iterators in threads and asynchronous ones on the loop, with the same promises."""
+"""Stream readers: iterators in threads and asynchronous ones on the loop, with the same guarantees."""
 
 from __future__ import annotations
 

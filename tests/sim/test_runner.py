@@ -1,4 +1,4 @@
-"""The simulator itself: a seed is a history, a plan can be written down and made smaller, old failures stay mended."""
+"""The simulator itself: a seed determines a run, plans can be stored and reduced, and old failures stay fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The object service over sockets: its own client, strangers, limits, TLS, and the command."""
+"""The object service over sockets: its own client, unauthenticated clients, limits, TLS, and the command."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A pipeline with every kind of stage that keeps states, each with a sink of its own, and with places where somebody
-can be killed.
+"""A pipeline with every kind of stage that keeps states, each with its own sink, and with places where a process can be
+killed.
 
 Invariant: it needs nothing of the tests, so that its text is an app, too.
 """

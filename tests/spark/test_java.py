@@ -1,4 +1,4 @@
-"""Which Java there is, and what is said where there is none that Spark can use."""
+"""Which Java is found, and the error if Spark cannot use any."""
 
 from __future__ import annotations
 

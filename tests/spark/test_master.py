@@ -1,4 +1,4 @@
-"""The address of a master, and what is said of one that does not answer or gives no executor."""
+"""The address of a master, and the errors for one that does not answer or gives no executor."""
 
 from __future__ import annotations
 

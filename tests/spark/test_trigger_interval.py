@@ -1,4 +1,4 @@
-"""The pace of epochs: an interval, kept by a clock that does not jump, without holding anybody up for long."""
+"""The trigger interval: kept by a monotonic clock, without delaying a stop."""
 
 from __future__ import annotations
 

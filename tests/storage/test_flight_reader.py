@@ -1,4 +1,4 @@
-"""A log that is fetched over Arrow Flight gives what its mapped files give, to who may have it, and over restarts."""
+"""A log that is fetched over Arrow Flight equals its mapped files, for clients with the secret, and over restarts."""
 
 from __future__ import annotations
 

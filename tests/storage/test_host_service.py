@@ -1,4 +1,4 @@
-"""Runs in the directories of several host services: read as by their path, by those who may, and deleted when named."""
+"""Runs in the directories of several host services: read by authenticated clients, and deleted when named."""
 
 from __future__ import annotations
 

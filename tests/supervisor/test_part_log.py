@@ -1,4 +1,4 @@
-"""The part log: bounded, and good for last words."""
+"""The part log: bounded, with the last lines of a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollback behind commits changes nothing unless all sinks can take output back and the log has the input."""
+"""A rollback past commits changes nothing unless all sinks can remove output and the log has the input."""
 
 from __future__ import annotations
 

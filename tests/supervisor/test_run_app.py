@@ -1,4 +1,4 @@
-"""What `procession run` says at its end."""
+"""The summary at the end of `procession run`."""
 
 from __future__ import annotations
 

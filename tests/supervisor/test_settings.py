@@ -1,4 +1,4 @@
-"""TLS as settings: what must be set together, and the words with which the parts of a local pipeline are started."""
+"""TLS settings: what must be set together, and the arguments of the parts of a local pipeline."""
 
 from __future__ import annotations
 

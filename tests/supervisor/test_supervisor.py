@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restarts, last words, order of stopping, and nothing left behind."""
+"""The supervisor with real processes: restarts, last lines, the order of stopping, and nothing left behind."""
 
 from __future__ import annotations
 
