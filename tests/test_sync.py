@@ -107,7 +107,7 @@ DEEDS = (journal, log, copies, statefile, spark_files, checkpoint, file_sink, pe
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_whichever_sync_fails_it_is_said_with_the_file_and_a_next_step(
+def test_whichever_sync_fails_it_is_reported_with_the_file_and_a_next_step(
     deed: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = tmp_path / "fault"

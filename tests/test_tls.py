@@ -190,7 +190,7 @@ def test_a_handshake_has_its_time_and_a_stranger_is_sent_away(authority: Authori
     run(test())
 
 
-def test_options_that_cannot_work_are_told_at_once(authority: Authority, tmp_path: Path) -> None:
+def test_options_that_cannot_work_are_reported_at_once(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.issue(), authority.issue(name="other")
     for wrong in (
         lambda: server_tls(pair.cert, None, None),

@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
+def test_a_producer_that_goes_back_gets_an_error_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
     rogue = FaultyProducer(gateway, path)
     for number in range(3):
         rogue._is_rejected = False

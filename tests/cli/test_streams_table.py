@@ -92,7 +92,7 @@ def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(t
         ([], 3, "There is no pipeline in .procession."),
     ],
 )
-def test_where_nothing_runs_that_is_said_in_a_sentence_with_a_next_step(
+def test_where_nothing_runs_that_is_reported_in_a_sentence_with_a_next_step(
     arguments: list[str], status: int, sentence: str, tmp_path: Path
 ) -> None:
     done = commands.run("streams", *arguments, cwd=tmp_path)

@@ -420,7 +420,7 @@ def test_other_sources_and_sinks_are_named(
     assert ("`procession upgrade`" in caught.value.next_step) is bool(upgrade)
 
 
-def test_a_source_and_a_sink_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_a_source_and_a_sink_of_one_name_are_distinguished(tmp_path: Path) -> None:
     Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints={"source a": "source", "sink a": "sink of lines"})
     with pytest.raises(PlanError, match="source 'a' is gone, and source 'b' is new") as caught:
         Checkpoint.claim(

@@ -123,7 +123,7 @@ class Sink:
         self._home.close()
 
 
-def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:
+def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_reported_once_in_a_while(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         talk = Talk(port)

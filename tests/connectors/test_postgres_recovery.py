@@ -192,7 +192,7 @@ def test_the_mode_does_not_change_while_a_transaction_waits(
     assert orders(database) == [(1, None), (2, None)]
 
 
-def test_a_locked_table_is_told_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
+def test_a_locked_table_is_reported_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path, lock_timeout_s=0.2).start()
     with database.connect() as other, other.transaction():
         other.execute("LOCK TABLE orders IN EXCLUSIVE MODE")

@@ -268,7 +268,7 @@ def test_killed_polling_neither_loses_nor_repeats_a_row(database: Database, tmp_
     assert [record["after"]["id"] for record in records] == list(range(3, 30))
 
 
-def test_polling_by_a_column_that_is_not_there_is_told(database: Database, tmp_path: Path) -> None:
+def test_polling_by_a_column_that_is_not_there_is_reported(database: Database, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column 'colour'"):
         read(PollingOptions(database.url, "orders", "colour", is_ending=True), tmp_path)
 

@@ -114,7 +114,7 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["generator", "--size", "99999999"], 2, "99999999 bytes in a record cannot be generated"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(
+def test_what_cannot_work_is_reported_in_a_sentence_with_a_next_step(
     arguments: list[str], status: int, sentence: str
 ) -> None:
     with command(*arguments) as source:

@@ -95,7 +95,7 @@ def is_closed(connection: socket.socket) -> bool:
         "error",
     ],
 )
-def test_a_bad_peer_is_told_why_and_closed_and_the_gateway_lives(
+def test_a_bad_peer_gets_the_reason_and_is_closed_and_the_gateway_lives(
     gateway_process: Make, parts: list[bytes | Frame], reason: str | None
 ) -> None:
     gateway = gateway_process().start()
@@ -129,7 +129,7 @@ def test_a_bad_peer_while_streaming_loses_its_session_and_its_good_records_stay(
     assert ids(gateway, end) == [0, 1, 2, 3, 4]
 
 
-def test_an_id_that_goes_back_first_of_all_that_was_read_is_told_so_too(gateway_process: Make) -> None:
+def test_an_id_that_goes_back_first_of_all_that_was_read_gets_the_reason_too(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with _open(gateway) as producer, gateway.client() as control:
         producer.messages(7, range(2))
@@ -164,7 +164,7 @@ def test_a_peer_that_says_nothing_is_sent_away(gateway_process: Make) -> None:
         assert silent.expect(Error).reason == "no HELLO in time"
 
 
-def test_one_session_too_many_is_told_so(gateway_process: Make) -> None:
+def test_one_session_too_many_gets_the_reason(gateway_process: Make) -> None:
     gateway = gateway_process(limits={"sessions_max": 1}).start()
     with Producer(gateway.listen) as first:
         first.hello()  # answered, so it is in; of two connections that are made at once either may be accepted first

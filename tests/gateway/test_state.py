@@ -254,7 +254,7 @@ def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(rig: Gatew
 # Commits, fences, snapshots
 
 
-def test_a_commit_is_told_only_after_its_snapshot_is_on_disk(rig: GatewayRig) -> None:
+def test_a_commit_is_reported_only_after_its_snapshot_is_on_disk(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 1, 2)
     (write,) = rig.state.handle(EpochCommitted(3, 5, 2, {7: 2}))

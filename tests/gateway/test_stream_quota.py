@@ -173,7 +173,9 @@ async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_
 
 
 @in_loop
-async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used_its_reserve_up(tmp_path: Path) -> None:
+async def test_a_producer_that_reconnects_opens_all_its_streams_though_one_has_used_its_reserve_up(
+    tmp_path: Path,
+) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
     two, three = Client(site, 2), Client(site, 3)
     two.records(2, (0, 100))

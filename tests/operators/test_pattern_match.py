@@ -217,7 +217,7 @@ def test_more_records_of_a_key_than_the_limit_stop_the_pipeline(monkeypatch: pyt
         lambda stage: patterns.begin("c", bool, at_most=0),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -160,7 +160,7 @@ def test_what_a_join_gives_shares_nothing_with_what_is_held() -> None:
     assert {json.loads(line)["seen"][-1] for line in found} == {0}
 
 
-def test_more_than_may_be_held_of_a_key_is_told() -> None:
+def test_more_than_may_be_held_of_a_key_is_reported() -> None:
     with pytest.raises(AssertionError, match="holds more than 3 records of key b'a'"):
         paired([b"a %d" % number for number in range(6)], held_max=3)
 
@@ -182,7 +182,7 @@ def test_more_than_may_be_held_of_a_key_is_told() -> None:
         {"name": "-"},
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: dict[str, Any]) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: dict[str, Any]) -> None:
     left, right = two_sources(Pipeline("p"))
     options: dict[str, Any] = {"within_s": 1, "join": together, "key": key, "time": time, **mistake}
     with pytest.raises(PlanError) as caught:

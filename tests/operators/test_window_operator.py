@@ -242,7 +242,7 @@ def test_two_halves_put_together_are_the_whole(aggregate: Aggregate) -> None:
         lambda stage: stage.distinct("host"),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -151,7 +151,7 @@ def test_an_epoch_whose_tasks_read_different_attempts_is_run_again(
         manifests(PLAN, all_manifests(task, **changes))
 
 
-def test_a_task_that_failed_is_told_whatever_else_was_read() -> None:
+def test_a_task_that_failed_is_reported_whatever_else_was_read() -> None:
     failure = {"kind": "RecordError", "sentence": "no", "next_step": "", "fields": {}}
     reported = manifests(PLAN, all_manifests((0, 1), attempt=2, failure=failure))
     assert [manifest.failure for manifest in reported if manifest.failure] == [failure]

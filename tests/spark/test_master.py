@@ -59,7 +59,7 @@ def test_a_master_that_does_not_listen_is_reported_with_the_reason() -> None:
     assert unreachable("yarn") is None, "nobody knows where it is"
 
 
-def test_a_user_is_told_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
+def test_a_user_gets_the_note_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
     due = first_notice(command_started=100.0, driver_started=102.0)
     assert 100.0 + PATIENCE_S == due <= 108.0
     notice = ExecutorNotice("spark://h:1", due, now=105.0)

@@ -107,7 +107,7 @@ def test_letters_go_to_the_source_that_they_came_from(tmp_path: Path) -> None:
     assert found == {True: [b"file"], False: [b"other"]}
 
 
-def test_what_cannot_be_replayed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_replayed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = Pipeline("p", dead_letter="file:dead")
     declared.source("in", streams=[7]).sink("out", to="file:out")
     with pytest.raises(ConfigError, match="'in' takes only the streams that it names"):

@@ -39,7 +39,7 @@ def test_what_goes_together_is_taken(authority: Authority, names: tuple[str, ...
     [("tls_cert", "tls_key"), ("tls_ca",), ("tls_cert", "tls_ca"), ("tls_client_ca",), ("tls_key", "tls_ca")],
     ids=" ".join,
 )
-def test_what_cannot_work_is_told_before_anything_is_started(authority: Authority, names: tuple[str, ...]) -> None:
+def test_what_cannot_work_is_reported_before_anything_is_started(authority: Authority, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(authority, *names).check_tls()
     assert "tls" in caught.value.next_step

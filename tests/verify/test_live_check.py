@@ -170,7 +170,7 @@ def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path
     assert watch.poll().is_clean
 
 
-def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
+def test_acknowledged_but_lost_is_reported(run: Run, tmp_path: Path) -> None:
     acks = AckLog(tmp_path / "acks")
     acks.record(stream_id_of(run.input), len(b"".join(RECORDS[:12])), 0.0)
     acks.close()
