@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# Machines are busy: a deadline measures them, not us. And a change is judged by the same examples each time: who looks
-# for new ones gives --hypothesis-profile explore.
+# No deadlines: they would measure a busy machine. Every run uses the same examples; --hypothesis-profile explore makes
+# new ones.
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("house")

@@ -1,6 +1,6 @@
-"""Peers that mean harm, or know no better: what each does to an address, as coroutines on real sockets.
+"""Hostile and broken peers: what each does to an address, as coroutines on real sockets.
 
-Invariant: an assault calls `at_height` once, while it is at its worst; then it lets go of everything. What the
+Invariant: an attack calls `at_height` once, while it is at its worst; then it lets go of everything. What the
 server must still be able to do meanwhile is the test's matter.
 """
 
@@ -20,7 +20,7 @@ from procession.wire import frame_codec, v3
 from procession.wire.messages import Frame, Message, Notify, NotifyAck, Ok
 
 AtHeight = Callable[[], Awaitable[None]]
-Assault = Callable[[Address, bytes, AtHeight], Awaitable[None]]
+Attack = Callable[[Address, bytes, AtHeight], Awaitable[None]]
 """The second argument is a good greeting: the bytes of HELLO."""
 
 AT_ONCE = 100
@@ -59,10 +59,10 @@ async def crowd(address: Address, count: int) -> AsyncIterator[list[tuple[asynci
             writer.transport.abort()
 
 
-def opened_and_dropped(count: int) -> Assault:
+def opened_and_dropped(count: int) -> Attack:
     """So many connections, a hundred at a time: closed, reset, or left in the middle of a word."""
 
-    async def assault(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    async def attack(address: Address, hello: bytes, at_height: AtHeight) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
         tasks = [asyncio.create_task(one(number, address, hello, turns)) for number in range(count)]
         await tasks[count // 2]
@@ -79,7 +79,7 @@ def opened_and_dropped(count: int) -> Assault:
                     opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 writer.close()
 
-    return assault
+    return attack
 
 
 async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> None:
@@ -139,10 +139,10 @@ async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> N
             assert b"credits overspent" in await heard_out(reader)
 
 
-def never_reading(frame: Frame) -> Assault:
+def never_reading(frame: Frame) -> Attack:
     """Greets, then asks and asks, and never reads an answer."""
 
-    async def assault(address: Address, hello: bytes, at_height: AtHeight) -> None:
+    async def attack(address: Address, hello: bytes, at_height: AtHeight) -> None:
         async with crowd(address, 4) as peers:
             for _, writer in peers:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -160,7 +160,7 @@ def never_reading(frame: Frame) -> Assault:
                 writer.write(many)
                 await writer.drain()
 
-    return assault
+    return attack
 
 
 async def staying(address: Address, hello: bytes, at_height: AtHeight) -> None:

@@ -63,7 +63,7 @@ def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
         assert address_of(again).port == port
 
 
-def test_a_port_that_is_kept_is_taken_by_who_names_it_and_chosen_for_nobody_else(
+def test_a_kept_port_can_be_named_and_is_not_chosen_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     anywhere = Address("127.0.0.1", 0)

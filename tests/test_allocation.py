@@ -1,4 +1,4 @@
-"""What is freed and taken again at once costs pages only the first time."""
+"""Memory that is freed and allocated again at once costs page faults only the first time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is dear to load is loaded once, beside the work, when there was enough of it."""
+"""Expensive kernels are compiled once, in the background, when there has been enough work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of deploy/: what a program can check of them without a container runtime or an API server."""
+"""The files of deploy/: what can be checked without a container runtime or an API server."""
 
 from __future__ import annotations
 

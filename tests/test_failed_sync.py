@@ -164,7 +164,7 @@ def test_what_a_driver_decided_is_decided_for_every_successor_whichever_sync_fai
     assert 20 < fails_at < SYNCS_MAX, "many syncs failed, and in the end none did"
 
 
-def test_a_commit_that_somebody_else_failed_to_sync_is_decided_only_by_a_new_file(tmp_path: Path) -> None:
+def test_a_commit_that_another_process_failed_to_sync_is_decided_only_by_a_new_file(tmp_path: Path) -> None:
     """As when another process of the driver's fails to sync it: a second sync of the same file succeeds in vain."""
     place = tmp_path / "before"
     place.mkdir()

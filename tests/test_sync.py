@@ -1,4 +1,4 @@
-"""A disk that fails to sync: whichever sync it is, whoever asked for it ends with a StorageError that says so."""
+"""A disk that fails to sync: whichever sync it is, its caller gets a StorageError."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ DEEDS = (journal, log, copies, statefile, spark_files, checkpoint, file_sink, pe
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_whichever_sync_fails_it_is_said_with_the_file_and_a_next_step(
+def test_whichever_sync_fails_it_is_reported_with_the_file_and_a_next_step(
     deed: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = tmp_path / "fault"

@@ -1,4 +1,4 @@
-"""TLS on real sockets: who is let in, renewed certificates, connections that never shake hands, files that are none."""
+"""TLS on real sockets: which clients are accepted, renewed certificates, missing handshakes, invalid files."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def test_a_renewal_that_is_half_there_changes_nothing_until_it_is_whole(
     run(test())
 
 
-def test_an_authority_that_is_taken_back_lets_nobody_in_any_more(
-    authority: Authority, run: Run, tmp_path: Path
-) -> None:
+def test_clients_of_a_removed_authority_are_refused(authority: Authority, run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         trusted = tmp_path / "trusted.pem"
         trusted.write_bytes(authority.ca.read_bytes())
@@ -161,7 +159,7 @@ def test_an_authority_that_is_taken_back_lets_nobody_in_any_more(
     run(test())
 
 
-def test_connections_that_never_shake_hands_shut_nobody_out(authority: Authority, run: Run) -> None:
+def test_connections_without_a_handshake_do_not_block_others(authority: Authority, run: Run) -> None:
     async def test() -> None:
         async with echoing(authority.server()) as address, AsyncExitStack() as silent:
             readers = []
@@ -192,7 +190,7 @@ def test_a_handshake_has_its_time_and_a_stranger_is_sent_away(authority: Authori
     run(test())
 
 
-def test_options_that_cannot_work_are_told_at_once(authority: Authority, tmp_path: Path) -> None:
+def test_options_that_cannot_work_are_reported_at_once(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.issue(), authority.issue(name="other")
     for wrong in (
         lambda: server_tls(pair.cert, None, None),
@@ -222,6 +220,6 @@ def test_a_key_with_a_password_is_refused_and_never_asked_for(authority: Authori
     assert "without a password" in caught.value.next_step
 
 
-def test_a_lost_connection_is_nobodys_fault() -> None:
+def test_a_lost_connection_is_not_a_tls_error() -> None:
     assert complaint(ConnectionResetError()) is None
     assert complaint(ssl.SSLEOFError()) is None

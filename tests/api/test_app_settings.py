@@ -1,4 +1,4 @@
-"""Settings of an app: where a value comes from, what it is read as, and what is said if there is none."""
+"""Settings of an app: where a value comes from, how it is parsed, and the error if there is none."""
 
 from __future__ import annotations
 

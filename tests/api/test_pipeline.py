@@ -1,4 +1,4 @@
-"""The words in which people write their application: what they build, and what each mistake is told as."""
+"""The API in which users write pipelines: the graph that it builds, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_mistake_is_a_plan_error_at_its_line_with_a_way_out(mistake: str) -> N
 
 
 @pytest.mark.parametrize("word", ["map", "filter", "flat_map", "key_by", "peek", "add_timestamps", "rebalance"])
-def test_a_function_that_nobody_would_await_or_that_takes_other_arguments_is_refused_where_it_is_given(
+def test_a_coroutine_function_or_one_with_other_arguments_is_refused_where_it_is_given(
     word: str,
 ) -> None:
     place = Pipeline("p").source()

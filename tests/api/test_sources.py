@@ -1,4 +1,4 @@
-"""Sources: which streams each takes, and what a source that cannot be is told."""
+"""Sources: which streams each accepts, and the errors for invalid sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_pattern_of_files_declares_one_stream() -> None:
     assert len(source.streams) == 3
 
 
-def test_names_of_streams_are_not_patterns_and_the_way_for_files_is_told() -> None:
+def test_names_of_streams_are_not_patterns_and_the_error_says_how_to_read_files() -> None:
     with pytest.raises(PlanError, match="only files are declared by pattern") as caught:
         Pipeline("p", order_by="event_time").source("calls", streams=["others", "calls-*.jsonl"])
     assert "streams=[Path('calls-*.jsonl')]" in caught.value.next_step

@@ -1,4 +1,4 @@
-"""`procession bench`: its commands run at toy size, and tell what they promise.
+"""`procession bench`: its commands run at a small size and report the figures that they document.
 
 Invariant: nothing here expects a speed; a machine may be as busy as it likes.
 """
@@ -128,7 +128,7 @@ def test_the_loop_tells_how_we_compare_with_it() -> None:
 
 
 @pytest.mark.slow  # two gateways, and two replicas for one of them
-def test_the_cost_of_replicas_is_told() -> None:
+def test_the_cost_of_replicas_is_reported() -> None:
     figures = benched("replication", "--records", "20000", "--rounds", "1")
     assert figures["share"] > 0
     assert figures["replicated_bytes_per_byte"] > 0.5

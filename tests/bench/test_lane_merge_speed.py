@@ -1,4 +1,4 @@
-"""The benchmark of a merger measures a merge that is right."""
+"""The benchmark of the merger measures a merge whose output is correct."""
 
 from __future__ import annotations
 

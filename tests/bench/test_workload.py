@@ -1,4 +1,4 @@
-"""The workloads that are compared: what burns really burns, and an output that is not right is found."""
+"""The workloads of benchmarks: they use the processor time that they state, and wrong output is found."""
 
 from __future__ import annotations
 

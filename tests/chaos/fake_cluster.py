@@ -1,4 +1,4 @@
-"""A cluster that only says what it is told to say: for tests of those who look at one."""
+"""A fake cluster that reports what a test sets, for tests of the monitor and the harness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from procession.verify.decided import Decisions
 CHECKPOINT = "0123456789ab"
 
 
-class FakeStage:
+class FakeSupervisor:
     """Everybody is there, and every producer is done at once."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class FakeCluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.stage = FakeStage()
+        self.supervisor = FakeSupervisor()
         self.proxies = FakeProxies()
         self.heard: dict[int, int] = {}
         self.gateway_says: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ class FakeCluster:
         return []
 
     def log_tails(self) -> str:
-        return "the story of all parts"
+        return "the events of all parts"
 
     def set_clocks_right(self) -> None:
         pass

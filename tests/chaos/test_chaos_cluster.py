@@ -1,4 +1,4 @@
-"""`procession chaos` as a command: what it says to whom mistypes, and what it draws. No cluster is started."""
+"""`procession chaos` as a command: errors for wrong arguments, and its display. No cluster is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
         (["--report", "/proc/chaos"], 3, "choose another directory with --report"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence_before_anything_is_begun(
+def test_what_cannot_be_done_is_reported_in_a_sentence_before_anything_is_begun(
     arguments: list[str], status: int, sentence: str
 ) -> None:
     run = subprocess.run([*CHAOS, *arguments], capture_output=True, text=True, check=False)

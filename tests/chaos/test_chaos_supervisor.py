@@ -1,4 +1,4 @@
-"""The stage of a chaos run, with real processes: which ends are deaths, and which of them we asked for."""
+"""The supervisor of a chaos run, with real processes: which ends are deaths, and which of them we asked for."""
 
 from __future__ import annotations
 
@@ -20,43 +20,45 @@ ENDS = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(ST
 RAISES = "import signal\ndef end(*_): raise ValueError\nsignal.signal(signal.SIGTERM, end)\n"
 SAYS_TRACE = "print('Traceback (most recent call last)', flush=True)\n"
 OTHER = part("other", FOREVER)
-"""Somebody must be there: a stage whose parts are all done has nothing to watch."""
+"""Somebody must be there: a supervisor whose parts are all done has nothing to watch."""
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChaosSupervisor]:
+def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChaosSupervisor]:
     monkeypatch.setattr(parts, "SPARE_PAUSE_S", 0.05)
-    with ChaosSupervisor(tmp_path / "logs") as stage:
-        stage.start(OTHER)
-        yield stage
+    with ChaosSupervisor(tmp_path / "logs") as supervisor:
+        supervisor.start(OTHER)
+        yield supervisor
 
 
-def death(stage: ChaosSupervisor) -> Death:
-    watch_until(stage, lambda: bool(stage.deaths))
-    return stage.deaths[0]
+def death(supervisor: ChaosSupervisor) -> Death:
+    watch_until(supervisor, lambda: bool(supervisor.deaths))
+    return supervisor.deaths[0]
 
 
-def ask_to_end(stage: ChaosSupervisor, report: Path, code: str) -> Death:
-    stage.start(part("one", code + telling(report) + FOREVER, report))
-    assert stage.wait_ready("one")
-    stage.end("one")
-    return death(stage)
+def ask_to_end(supervisor: ChaosSupervisor, report: Path, code: str) -> Death:
+    supervisor.start(part("one", code + telling(report) + FOREVER, report))
+    assert supervisor.wait_ready("one")
+    supervisor.end("one")
+    return death(supervisor)
 
 
-def test_a_part_that_ends_unasked_has_died_whatever_its_status_and_is_started_again(stage: ChaosSupervisor) -> None:
-    stage.start(part("one", "pass"))
-    one = death(stage)
+def test_a_part_that_ends_unasked_counts_as_dead_and_is_restarted(
+    supervisor: ChaosSupervisor,
+) -> None:
+    supervisor.start(part("one", "pass"))
+    one = death(supervisor)
     assert (one.status, one.is_ours) == (0, False)
-    watch_until(stage, lambda: len(stage.deaths) > 1)
+    watch_until(supervisor, lambda: len(supervisor.deaths) > 1)
 
 
-def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: ChaosSupervisor) -> None:
-    stage.finite |= {"one", "two"}
-    stage.start(part("one", "pass"))
-    watch_until(stage, lambda: stage.is_done("one"))
-    assert not stage.deaths
-    stage.start(part("two", "raise SystemExit(1)"))
-    assert not death(stage).is_ours
+def test_a_finite_part_is_done_only_with_status_0(supervisor: ChaosSupervisor) -> None:
+    supervisor.finite |= {"one", "two"}
+    supervisor.start(part("one", "pass"))
+    watch_until(supervisor, lambda: supervisor.is_done("one"))
+    assert not supervisor.deaths
+    supervisor.start(part("two", "raise SystemExit(1)"))
+    assert not death(supervisor).is_ours
 
 
 @pytest.mark.parametrize(
@@ -73,64 +75,68 @@ def test_who_has_an_end_of_its_own_is_done_with_status_0_alone(stage: ChaosSuper
     ],
 )
 def test_who_is_asked_to_end_must_do_so_in_an_orderly_way(
-    stage: ChaosSupervisor, tmp_path: Path, code: str, is_finite: bool, is_ours: bool
+    supervisor: ChaosSupervisor, tmp_path: Path, code: str, is_finite: bool, is_ours: bool
 ) -> None:
     if is_finite:
-        stage.finite.add("one")
-    assert ask_to_end(stage, tmp_path / "told", code).is_ours is is_ours
-    assert stage.wait_ready("one"), "it is started again"
+        supervisor.finite.add("one")
+    assert ask_to_end(supervisor, tmp_path / "told", code).is_ours is is_ours
+    assert supervisor.wait_ready("one"), "it is started again"
 
 
-def test_a_kill_explains_signal_9_and_nothing_else(stage: ChaosSupervisor, tmp_path: Path) -> None:
-    stage.start(part("one", telling(tmp_path / "told") + FOREVER, tmp_path / "told"))
-    assert stage.wait_ready("one")
-    stage.kill("one")
-    assert death(stage).is_ours
-    stage.deaths.clear()
-    stage.start(part("two", "raise SystemExit(1)"))
-    pid = stage.pid("two")
+def test_a_kill_explains_signal_9_and_nothing_else(supervisor: ChaosSupervisor, tmp_path: Path) -> None:
+    supervisor.start(part("one", telling(tmp_path / "told") + FOREVER, tmp_path / "told"))
+    assert supervisor.wait_ready("one")
+    supervisor.kill("one")
+    assert death(supervisor).is_ours
+    supervisor.deaths.clear()
+    supervisor.start(part("two", "raise SystemExit(1)"))
+    pid = supervisor.pid("two")
     assert pid is not None
     wait_for_end([pid])
-    stage.kill("two")  # it has ended by itself, and nobody has looked yet
-    assert not death(stage).is_ours
+    supervisor.kill("two")  # it has ended by itself, and the supervisor has not noticed yet
+    assert not death(supervisor).is_ours
 
 
-def test_who_was_done_just_before_the_kill_is_done_and_told_of(stage: ChaosSupervisor) -> None:
-    stage.finite.add("one")
-    stage.start(part("one", "pass"))
-    pid = stage.pid("one")
+def test_a_finite_part_that_ended_just_before_the_kill_is_done_and_reported(supervisor: ChaosSupervisor) -> None:
+    supervisor.finite.add("one")
+    supervisor.start(part("one", "pass"))
+    pid = supervisor.pid("one")
     assert pid is not None
     wait_for_end([pid])
-    stage.kill("one")
-    assert death(stage).is_ours
-    assert stage.is_done("one")
+    supervisor.kill("one")
+    assert death(supervisor).is_ours
+    assert supervisor.is_done("one")
 
 
-def test_a_spare_that_dies_is_told_of(stage: ChaosSupervisor, tmp_path: Path) -> None:
+def test_a_spare_that_dies_is_reported(supervisor: ChaosSupervisor, tmp_path: Path) -> None:
     report = tmp_path / "told"
-    stage.start(part("driver", WAIT + telling(report) + FOREVER, report, spare=("spare",)))
-    watch_until(stage, lambda: stage.spare_pid("driver") is not None)
-    os.kill(stage.spare_pid("driver") or 0, signal.SIGKILL)
-    one = death(stage)
+    supervisor.start(part("driver", WAIT + telling(report) + FOREVER, report, spare=("spare",)))
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
+    os.kill(supervisor.spare_pid("driver") or 0, signal.SIGKILL)
+    one = death(supervisor)
     assert (one.is_spare, one.is_ours) == (True, False)
     assert str(one) == "the spare of driver ended with signal 9"
-    watch_until(stage, lambda: stage.spare_pid("driver") is not None)
+    watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
 
 
-def test_who_is_not_ready_in_time_is_told_of_and_started_again_as_often_as_it_takes(stage: ChaosSupervisor) -> None:
-    stage.start(part("one", FOREVER, Path("nowhere"), ready_timeout_s=0.01))
-    watch_until(stage, lambda: len(stage.deaths) > 5)
-    assert {found.is_late for found in stage.deaths} == {True}
-    assert stage.deaths[0].last_lines == "was not ready within 0.01 s"
+def test_a_part_that_is_not_ready_in_time_is_reported_and_restarted_without_limit(
+    supervisor: ChaosSupervisor,
+) -> None:
+    supervisor.start(part("one", FOREVER, Path("nowhere"), ready_timeout_s=0.01))
+    watch_until(supervisor, lambda: len(supervisor.deaths) > 5)
+    assert {found.is_late for found in supervisor.deaths} == {True}
+    assert supervisor.deaths[0].last_lines == "was not ready within 0.01 s"
 
 
-def test_who_is_asked_to_stop_waits_for_nobody(stage: ChaosSupervisor, tmp_path: Path) -> None:
+def test_a_supervisor_that_is_asked_to_stop_does_not_wait_for_parts(
+    supervisor: ChaosSupervisor, tmp_path: Path
+) -> None:
     report = tmp_path / "told"
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(report) + FOREVER
-    stage.start(part("deaf", deaf, report, stop_timeout_s=PATIENCE_S))
-    assert stage.wait_ready()
-    stage.ask_to_stop(signal.SIGINT)
+    supervisor.start(part("deaf", deaf, report, stop_timeout_s=PATIENCE_S))
+    assert supervisor.wait_ready()
+    supervisor.ask_to_stop(signal.SIGINT)
     began = time.monotonic()
-    stage.stop()
+    supervisor.stop()
     assert time.monotonic() - began < PATIENCE_S / 2
-    assert stage.pid("deaf") is None
+    assert supervisor.pid("deaf") is None

@@ -47,7 +47,7 @@ def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(t
             assert is_steady == "True"
 
 
-def test_where_nothing_can_compile_no_clock_is_set_and_it_is_said_why(tmp_path: Path) -> None:
+def test_where_nothing_can_compile_no_clock_is_set_and_the_reason_is_reported(tmp_path: Path) -> None:
     clocks = ProcessClocks(tmp_path)
     clocks.why_not = "there is no C compiler"
     clocks.make()

@@ -1,4 +1,4 @@
-"""A deadline is used up by who hangs, not by who is kept waiting for a core."""
+"""A deadline counts the time in which a process hangs, not the time in which it waits for a core."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_deadline_ends_on_the_busiest_machine_and_one_that_is_still_to_begin_h
 
 
 def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
-    toiling = CpuTimeReader()
+    cpu_times = CpuTimeReader()
     code = "print(1, flush=True); input(); sum(range(5_000_000)); print(2, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code],
@@ -50,12 +50,12 @@ def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        assert toiling.measure({child.pid}) == CpuTime(), "the first measurement has nothing to compare with"
+        assert cpu_times.measure({child.pid}) == CpuTime(), "the first measurement has nothing to compare with"
         child.stdin.write("go\n")
         child.stdout.readline()
-        worked = toiling.measure({child.pid})
-        slept = toiling.measure({child.pid})
+        worked = cpu_times.measure({child.pid})
+        slept = cpu_times.measure({child.pid})
         child.stdin.write("end\n")
     assert worked.ran_s > 0.01
     assert slept.ran_s < worked.ran_s
-    assert toiling.measure({os.getpid() + 10_000_000}) == CpuTime()
+    assert cpu_times.measure({os.getpid() + 10_000_000}) == CpuTime()

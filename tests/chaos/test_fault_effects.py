@@ -1,5 +1,4 @@
-"""What the harness makes of a fault that happened, and of one that did not. The cluster is a fake that counts
-epochs."""
+"""How the harness reports faults with and without effect. The cluster is a fake that counts epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from procession.chaos.scenario import LEFT, WORKER, FaultAction, FaultStep
 from procession.verify.decided import Decisions
 
 
-class FakeStage:
+class FakeSupervisor:
     held: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
@@ -33,7 +32,7 @@ class FakeCluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.behaviour = directory / "behaviour"
-        self.stage = FakeStage()
+        self.supervisor = FakeSupervisor()
         self.armed: list[str] = []
 
     def arm(self, name: str, point: str) -> None:
@@ -100,6 +99,6 @@ def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None
         (FaultStep(FaultAction.WORKER, WORKER, detail="3"), "worker 3 on worker found none"),
     ],
 )
-def test_what_meets_nobody_is_a_note(harness: Harness, step: FaultStep, note: str) -> None:
+def test_a_fault_without_effect_is_a_note(harness: Harness, step: FaultStep, note: str) -> None:
     harness._take(step)
     assert harness.history.notes == [note]

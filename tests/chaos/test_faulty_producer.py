@@ -1,4 +1,4 @@
-"""A rogue producer at a gateway: what it must be told, and what it says if it is not."""
+"""A faulty producer at a gateway: which answers it must get, and how it reports a missing one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_producer_that_goes_back_is_told_so_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
+def test_a_producer_that_goes_back_gets_an_error_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
     rogue = FaultyProducer(gateway, path)
     for number in range(3):
         rogue._is_rejected = False
@@ -75,9 +75,7 @@ def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None
 
 
 @pytest.mark.parametrize("fault", [fault for fault in PRODUCER_FAULTS if fault != "reopen"])
-def test_what_was_not_done_because_nobody_was_there_is_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_fault_that_met_no_gateway_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     rogue = FaultyProducer(Address("127.0.0.1", 1), path)
     tries: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Scenarios on one living cluster of real processes; and a harness that finds what is planted.
+"""Scenarios on one cluster of real processes, and planted violations that the harness must find.
 
 Each scenario briefly, by a fixed seed: three in every test run, all in `make test-all`; `make chaos` is the real thing.
 What is planted comes last: after it the cluster is good for nothing.
@@ -79,7 +79,7 @@ class World:
 
     def send_nothing_more(self) -> None:
         for name in SOURCES:
-            self.cluster.stage.forget(name)
+            self.cluster.supervisor.forget(name)
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ NOTHING = ScenarioRun("none", (FaultStep(FaultAction.NOTHING, delay_s=600.0),))
         (GATEWAY, signal.SIGKILL, "gateway ended with signal 9"),
     ],
 )
-def test_a_death_that_nobody_brought_about_is_a_failure(
+def test_a_death_that_no_step_caused_is_a_failure(
     world: World, part: str, number: signal.Signals, sentence: str
 ) -> None:
     def murder(history: History) -> None:
-        pid = world.cluster.stage.pid(part)
+        pid = world.cluster.supervisor.pid(part)
         if history.spans and pid is not None and not victims:
             victims.append(pid)
             os.kill(pid, number)
@@ -128,9 +128,9 @@ def test_a_death_that_nobody_brought_about_is_a_failure(
 
 @pytest.mark.slow
 def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None:
-    world.cluster.stage.hold(LEFT)
+    world.cluster.supervisor.hold(LEFT)
     history = world.harness(deadline_s=5.0).run([NOTHING])
-    world.cluster.stage.release(LEFT)
+    world.cluster.supervisor.release(LEFT)
     world.send_nothing_more()
     assert history.outcome is Outcome.VIOLATED
     (failure,) = history.failures

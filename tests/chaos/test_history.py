@@ -1,4 +1,4 @@
-"""What a run tells afterwards: recoveries, the verdict, the page."""
+"""The report of a run: recoveries, the verdict and the HTML page."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_the_verdict_says_how_many_events_an_hour_there_were_and_of_what_parts()
 
 def test_the_page_needs_nothing_else_and_holds_the_picture_and_the_figures() -> None:
     history = clean()
-    history.failures.append(RunFailure("death", "gateway ended", "crash-sink", "<story> of all parts"))
+    history.failures.append(RunFailure("death", "gateway ended", "crash-sink", "<events> of all parts"))
     text = page(history)
     assert not re.search(r"(src|href)=|https?://", text)
     assert "<svg" in text
     assert "sink-left away for 1.50 s" in text
-    assert "&lt;story&gt; of all parts" in text
+    assert "&lt;events&gt; of all parts" in text
     assert '"events_per_hour": 360' in text.replace("&quot;", '"')

@@ -1,4 +1,4 @@
-"""What is published to a topic is in the input files first, and goes on where an earlier workload ended."""
+"""Records are in the input files before they are published, and a workload continues where the last one ended."""
 
 from __future__ import annotations
 

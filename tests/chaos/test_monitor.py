@@ -1,4 +1,4 @@
-"""What the monitor calls wrong, on a cluster that only says what it is told to say."""
+"""The violations that the monitor finds, on a fake cluster."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -
         world.monitor.poll()
 
 
-def test_while_a_driver_takes_over_nothing_is_said_of_acknowledgements_until_the_next_look(world: World) -> None:
+def test_acknowledgements_are_not_judged_while_a_driver_takes_over(world: World) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = None
     world.monitor.poll()
@@ -110,8 +110,8 @@ def test_what_was_never_held_against_a_decision_is_not_clean(
 
 
 @pytest.mark.parametrize("status", [0, 1, -signal.SIGKILL])
-def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: World, status: int) -> None:
-    world.fake.stage.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
+def test_an_unexpected_death_is_a_failure_whatever_its_status(world: World, status: int) -> None:
+    world.fake.supervisor.deaths.append(Death("sink-left", status, time.monotonic(), False, "bye"))
     with pytest.raises(Failed, match="and no injected fault explains this") as info:
         world.monitor.poll()
     assert info.value.kind == "death"
@@ -120,16 +120,16 @@ def test_a_death_that_nobody_asked_for_is_a_failure_whatever_its_status(world: W
 def test_a_spare_that_dies_is_a_failure_unless_its_part_is_excused(world: World) -> None:
     spare = Death("driver", -signal.SIGKILL, time.monotonic(), False, "", is_spare=True)
     world.injector.allowed_exits["driver"] = AllowedExit((-signal.SIGKILL,))
-    world.fake.stage.deaths.append(spare)
+    world.fake.supervisor.deaths.append(spare)
     world.monitor.poll()
     assert not world.history.recoveries.events, "the driver itself lives"
     world.injector.allowed_exits.clear()
-    world.fake.stage.deaths.append(spare)
+    world.fake.supervisor.deaths.append(spare)
     with pytest.raises(Failed, match="the spare of driver ended with signal 9"):
         world.monitor.poll()
 
 
-def test_a_part_that_was_not_ready_in_time_is_told_of_in_a_note(world: World) -> None:
-    world.fake.stage.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
+def test_a_part_that_was_not_ready_in_time_is_reported_in_a_note(world: World) -> None:
+    world.fake.supervisor.deaths.append(Death("driver", -9, time.monotonic(), True, "was not ready", is_late=True))
     world.monitor.poll()
     assert world.history.notes == ["driver was not ready, and was started again"]

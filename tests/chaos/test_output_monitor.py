@@ -1,4 +1,4 @@
-"""The check that goes on all the time: every planted damage in a sink's files is found at the next look."""
+"""The continuous check of outputs: every planted damage in a sink's files is found at the next poll."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_a_fault_that_finds_no_connection_waits_for_the_next_one(world: World) -
     client.close()
 
 
-def test_a_fault_waits_for_its_word_longer_than_it_lasts_but_not_for_ever(world: World) -> None:
+def test_a_fault_waits_for_its_message_for_a_bounded_time(world: World) -> None:
     client, server = world.pair()
     world.proxies.put(LINK, "swallow:phase2", 0.0, PATIENCE_S)
     world.proxies.put(LINK, "swallow:reply", 0.0, 0.2)

@@ -1,4 +1,4 @@
-"""Scenarios are values: what is drawn from a seed can be drawn again, written down and read back."""
+"""Scenarios are values: a seed always gives the same schedule, which can be written and read again."""
 
 from __future__ import annotations
 

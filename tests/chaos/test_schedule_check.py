@@ -32,7 +32,7 @@ from procession.chaos.schedule_check import schedule_problem
         (FaultStep(FaultAction.PAUSE, "gateway", seconds=-1.0), "a time is negative"),
     ],
 )
-def test_a_step_that_nobody_can_do_is_named_with_the_reason(step: FaultStep, why: str) -> None:
+def test_an_impossible_step_is_named_with_the_reason(step: FaultStep, why: str) -> None:
     good = FaultStep(FaultAction.KILL, "gateway")
     message = schedule_problem([ScenarioRun("first", (good,)), ScenarioRun("second", (good, step))])
     assert message.startswith(f"'second' cannot do {str(step)!r}: ")

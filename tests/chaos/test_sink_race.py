@@ -1,4 +1,4 @@
-"""What a race of two sinks for one output must end in, on a cluster that only says what it is told to say."""
+"""How a race of two sinks for one output must end, on a fake cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SINK = "sink-topic"
 POINT = "sink:kafka-sent"
 
 
-class FakeStage:
+class FakeSupervisor:
     def __init__(self) -> None:
         self.held: set[str] = set()
         self.running = {SINK}
@@ -43,7 +43,7 @@ class FakeCluster:
 
     def __init__(self, directory: Path, *, is_refused: bool, is_fenced: bool) -> None:
         self.directory = directory
-        self.stage = FakeStage()
+        self.supervisor = FakeSupervisor()
         self.is_refused, self.is_fenced = is_refused, is_fenced
         self.ended: list[bool] = []
         self.signals: list[int] = []
@@ -61,16 +61,16 @@ class FakeCluster:
 
     def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         if not self.is_refused:
-            self.stage.running.add(SECOND_SINK)
+            self.supervisor.running.add(SECOND_SINK)
 
     def end_second_sink(self, sink: str, *, is_promoted: bool) -> None:
-        self.stage.running.discard(SECOND_SINK)
+        self.supervisor.running.discard(SECOND_SINK)
         self.ended.append(is_promoted)
 
     def signal_all(self, name: str, number: int) -> None:
         self.signals.append(number)
         if self.is_fenced:
-            self.stage.running.discard(name)
+            self.supervisor.running.discard(name)
 
 
 class FakeMonitor:
@@ -94,7 +94,7 @@ def race(cluster: FakeCluster, detail: str) -> FakeMonitor:
     return monitor
 
 
-def test_a_second_sink_on_the_same_directory_that_nobody_refuses_is_a_violation(
+def test_a_second_sink_on_the_same_directory_that_is_not_refused_is_a_violation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_race, "REFUSAL_S", 0.0)
@@ -107,7 +107,7 @@ def test_a_second_sink_on_the_same_directory_that_is_refused_changes_nothing(tmp
     race(cluster, SAME_DIRECTORY)
     assert cluster.ended == [False]
     assert not cluster.signals
-    assert SINK not in cluster.stage.held
+    assert SINK not in cluster.supervisor.held
 
 
 def test_where_the_second_sink_is_refused_the_first_goes_on(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_where_the_second_sink_is_refused_the_first_goes_on(tmp_path: Path) -> N
     race(cluster, POINT)
     assert cluster.signals == [signal.SIGCONT]
     assert cluster.ended == [False]
-    assert cluster.stage.running == {SINK}
+    assert cluster.supervisor.running == {SINK}
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])
@@ -123,6 +123,6 @@ def test_where_the_second_sink_takes_over_it_stays(tmp_path: Path, is_fenced: bo
     cluster = FakeCluster(tmp_path, is_refused=False, is_fenced=is_fenced)
     monitor = race(cluster, POINT)
     assert cluster.ended == [True]
-    assert cluster.stage.released == [SINK], "it is started again, on the directory of the winner"
-    assert not cluster.stage.running
+    assert cluster.supervisor.released == [SINK], "it is started again, on the directory of the winner"
+    assert not cluster.supervisor.running
     assert monitor.renewed == (SINK,), "what the other one did is not its recovery"

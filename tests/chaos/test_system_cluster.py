@@ -31,7 +31,7 @@ class NeverReady(SystemServer):
     def is_ready(self, pid: int = 0) -> bool:
         self._asked += 1
         if self._asked == 2:
-            self._cluster.stage.ask_to_stop()
+            self._cluster.supervisor.ask_to_stop()
         return False
 
 

@@ -1,4 +1,4 @@
-"""What is found in an output of another system: every planted damage, at the next look or in the last comparison."""
+"""Outputs in other systems: every planted damage is found, at the next poll or in the last comparison."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_all_records_once_in_order_are_clean_however_they_come(world: World) -> 
         ([*ALL[:5], *ALL[4:]], "1 doubled"),
         (ALL[:4] + ALL[5:], "1 lost"),
         ([*ALL[:4], record(tag(0), 700) + SALT], "1 corrupt"),
-        ([record(tag(3), 0) + SALT], "a stream that nobody sent"),
+        ([record(tag(3), 0) + SALT], "a stream that no producer sent"),
     ],
     ids=["doubled", "lost", "corrupt", "unknown"],
 )
-def test_a_wrong_record_is_found_at_the_next_look(world: World, lines: list[bytes], what: str) -> None:
+def test_a_wrong_record_is_found_at_the_next_poll(world: World, lines: list[bytes], what: str) -> None:
     world.system.show(lines)
     wrong = world.poll()
     assert len(wrong) == 1
@@ -140,7 +140,7 @@ def test_what_changes_after_it_was_seen_is_found_at_the_end(world: World, change
     assert world.outcome() is Outcome.VIOLATED
 
 
-def test_what_no_sink_may_write_is_said_at_the_next_look(world: World) -> None:
+def test_forbidden_output_is_reported_at_the_next_poll(world: World) -> None:
     world.system.error = WrongRecord("the message at keyed[1] offset 5 has the key b'B'")
     assert until(lambda: bool(world.reader.wrong))
     assert world.poll() == ["topic: the message at keyed[1] offset 5 has the key b'B'"]

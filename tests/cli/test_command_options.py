@@ -1,4 +1,4 @@
-"""Groups of options: a command has the options of its groups, and gets them back in one value."""
+"""Groups of options: a command has the options of its groups, and gets their values as one object."""
 
 from __future__ import annotations
 

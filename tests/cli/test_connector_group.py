@@ -75,7 +75,7 @@ def test_a_package_that_is_missing_is_a_sentence_with_the_command_that_installs_
     assert caught.value.next_step == "run pip install 'procession[tape]'"
 
 
-def test_a_connector_whose_command_is_not_there_is_told_apart_from_an_unknown_one(connector: None) -> None:
+def test_a_connector_whose_command_is_not_there_is_distinguished_from_an_unknown_one(connector: None) -> None:
     with pytest.raises(ConfigError, match="procession source tape cannot be loaded"):
         invoked("source", "tape", "tape:a")
     assert "No such command" in invoked("source", "mqtt")

@@ -70,7 +70,7 @@ def test_an_object_that_is_no_frame_ends_the_encoding_with_its_line(given: bytes
     assert len(first.stderr.splitlines()) == 1
 
 
-def test_a_file_that_is_not_there_and_a_version_that_is_none_are_told() -> None:
+def test_a_missing_file_and_an_unknown_version_are_reported() -> None:
     missing = frames("decode", "--file", "no/such/capture")
     assert missing.returncode == 3
     assert "no/such/capture cannot be read" in missing.stderr.decode()

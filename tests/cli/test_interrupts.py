@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: it ends, soon, and without a trace."""
+"""Ctrl-C while a command starts: it ends soon, without a traceback."""
 
 from __future__ import annotations
 

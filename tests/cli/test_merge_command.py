@@ -1,4 +1,4 @@
-"""`procession merge` as a user types it: what it prints, how it ends, and what it refuses."""
+"""`procession merge` as a command: what it prints, how it ends, and what it refuses."""
 
 from __future__ import annotations
 

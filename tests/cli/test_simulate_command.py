@@ -24,7 +24,7 @@ def test_a_script_gets_one_object_and_a_person_a_sentence() -> None:
     assert shown.stdout.splitlines()[-1].startswith(f"clean: 5 runs, {figures['records']} records")
 
 
-def test_a_plan_in_a_file_is_run_and_its_story_told(tmp_path: Path) -> None:
+def test_a_plan_in_a_file_is_run_and_its_events_printed(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(plan_of(3).to_json())
     result = subprocess.run([*SIMULATE, "--plan", str(plan), "--events", "--json"], capture_output=True, check=True)

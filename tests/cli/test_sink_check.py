@@ -34,7 +34,7 @@ def test_a_short_name_chooses_one_case_and_a_part_of_names_several() -> None:
 @pytest.mark.parametrize(
     ("text", "near"), [("gp", "gap"), ("two-worker!", "two-workers"), ("befor-vote", "before-vote-commit")]
 )
-def test_a_typo_is_told_in_one_sentence_with_near_names_even_beside_a_good_name(text: str, near: str) -> None:
+def test_a_typo_is_reported_in_one_sentence_with_near_names_even_beside_a_good_name(text: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"^No case is called '{text}'.$") as caught:
         chosen_cases(["gap", text])
     assert near in caught.value.next_step
@@ -49,7 +49,7 @@ def test_the_list_shows_what_may_be_chosen(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)[0] == {"short": CASES[0].short, "case": CASES[0].name}
 
 
-def test_the_error_of_a_sink_that_ends_is_told(tmp_path: Path) -> None:
+def test_the_error_of_a_sink_that_ends_is_reported(tmp_path: Path) -> None:
     sink = f"{PROCESSION} sink parquet {tmp_path}/table {{dir}} --listen {{listen}}"
     command = [*shlex.split(f"{PROCESSION} sink check --only gap"), "--", *shlex.split(sink)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

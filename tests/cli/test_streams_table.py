@@ -1,4 +1,4 @@
-"""`procession streams`, asked of a real gateway as a user asks it."""
+"""`procession streams` with a real gateway."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(t
         ([], 3, "There is no pipeline in .procession."),
     ],
 )
-def test_where_nothing_runs_that_is_said_in_a_sentence_with_a_next_step(
+def test_where_nothing_runs_that_is_reported_in_a_sentence_with_a_next_step(
     arguments: list[str], status: int, sentence: str, tmp_path: Path
 ) -> None:
     done = commands.run("streams", *arguments, cwd=tmp_path)
@@ -146,7 +146,7 @@ def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_th
     assert next(table(rows)).endswith("late")
 
 
-def test_a_stream_that_nobody_holds_is_told_by_a_gateway_that_had_it_and_under_its_name() -> None:
+def test_a_stream_that_no_gateway_holds_is_listed_by_one_that_had_it() -> None:
     row = {"id": 1, "state": "closed", "committed": 5, "seen": 5, "lag": 0, "rate": 0.0, "late": None}
     heard = row | {"name": "", "owner": "gateway-0", "is_held": False, "frames": 0, "bytes": 0}
     had = heard | {"name": "s", "owner": "gateway-1", "frames": 6, "bytes": 60}
@@ -157,7 +157,7 @@ def test_a_stream_that_nobody_holds_is_told_by_a_gateway_that_had_it_and_under_i
     assert (merged["name"], merged["owner"], merged["frames"], merged["bytes"]) == ("s", "gateway-0", 8, 80)
 
 
-def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) -> None:
+def test_repeated_polls_print_one_object_each(gateway: GatewayProcess, tmp_path: Path) -> None:
     with commands.running(
         "streams", "--dir", gateway.directory, "--json", "--watch", "--every-s", "0.1", cwd=tmp_path
     ) as watching:
@@ -165,7 +165,7 @@ def test_many_looks_are_many_objects(gateway: GatewayProcess, tmp_path: Path) ->
             assert watching.process.poll() is None, watching.said
 
 
-def test_of_several_gateways_all_are_asked_and_the_owner_is_who_holds_the_stream(
+def test_all_gateways_are_asked_and_the_owner_is_the_one_that_holds_the_stream(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     second = GatewayProcess(tmp_path / "pipeline" / "gateway-1", {"join": gateway.directory, "name": "gateway-1"})

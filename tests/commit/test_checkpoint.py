@@ -1,4 +1,4 @@
-"""The checkpoint: whose word counts, what a successor takes over, and what is refused."""
+"""The checkpoint: which driver may write it, what a successor takes over, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> Checkpoint:
-    """A driver's copy after some epochs, as Spark and the conductor leave it; the last one perhaps in doubt."""
+    """A driver's copy after some epochs, as Spark and the performer leave it; the last one perhaps in doubt."""
     for epoch in range(committed + 1):
         write_offsets(checkpoint, epoch)
         checkpoint.rounds.write(round_of(epoch))
@@ -86,7 +86,7 @@ def test_the_gateway_of_a_checkpoint_that_knew_only_one_is_still_known(tmp_path:
     checkpoint.places.keep("gateway-0", LogLocation("here", "one"))
 
 
-def test_what_a_first_claim_left_half_made_bars_nobody(tmp_path: Path) -> None:
+def test_a_half_made_first_claim_does_not_block_the_next(tmp_path: Path) -> None:
     (tmp_path / f"{PIPELINE}.123.draft").write_text("{")
     assert claim(tmp_path).fence == 1
 
@@ -175,7 +175,7 @@ def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy
     assert outcomes == {last - 1, last}, "both decisions must be possible, and no other"
 
 
-def test_i10_a_driver_that_is_replaced_while_it_copies_hears_of_it_before_it_clears_anything_away(
+def test_i10_a_driver_that_is_replaced_while_it_copies_notices_before_it_removes_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its copy may have less than its successor's: an orphaned JVM has committed one epoch more in between."""
@@ -332,7 +332,7 @@ def test_the_checkpoint_of_another_pipeline_is_refused_and_not_touched(tmp_path:
     owner.check_fence()
 
 
-def test_other_sinks_on_an_old_checkpoint_are_refused_and_nobody_is_fenced(tmp_path: Path) -> None:
+def test_other_sinks_on_an_old_checkpoint_are_refused_without_fencing_a_driver(tmp_path: Path) -> None:
     owner = claim(tmp_path)
     with pytest.raises(PlanError, match="sources or sinks") as caught:
         claim(tmp_path, fingerprint="other")
@@ -340,7 +340,7 @@ def test_other_sinks_on_an_old_checkpoint_are_refused_and_nobody_is_fenced(tmp_p
     owner.check_fence()
 
 
-def test_a_directory_of_somebody_else_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"is not empty and not a checkpoint \(it holds 'holiday.jpg'\)"):
         claim(tmp_path)
@@ -420,7 +420,7 @@ def test_other_sources_and_sinks_are_named(
     assert ("`procession upgrade`" in caught.value.next_step) is bool(upgrade)
 
 
-def test_a_source_and_a_sink_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_a_source_and_a_sink_of_one_name_are_distinguished(tmp_path: Path) -> None:
     Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints={"source a": "source", "sink a": "sink of lines"})
     with pytest.raises(PlanError, match="source 'a' is gone, and source 'b' is new") as caught:
         Checkpoint.claim(

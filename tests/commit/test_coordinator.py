@@ -1,4 +1,4 @@
-"""The coordinator of a round: what it must do in each situation, and in ten thousand steps of a hostile world."""
+"""The coordinator of a round: its actions in each situation, and in ten thousand random steps."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_a_sink_with_less_or_more_than_was_committed_stops_the_pipeline(position
     assert isinstance(only(core.handle(connected("a", position=position)), StopPipeline).error, error)
 
 
-def test_the_word_of_a_sink_that_is_only_advisory_stops_nothing() -> None:
+def test_an_advisory_position_of_a_sink_stops_nothing() -> None:
     core = coordinator("a", fence=2, rounds={4: committed_round("a")}, committed=4)
     assert core.handle(connected("a", position=None)) == [DropRuns(4)]
 

@@ -1,4 +1,4 @@
-"""What a driver and an emitter process say to each other: written and read again, cut anywhere; nonsense is refused."""
+"""The messages between a driver and an emitter process: encoded and decoded, cut anywhere; invalid ones are refused."""
 
 from __future__ import annotations
 

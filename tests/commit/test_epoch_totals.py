@@ -1,4 +1,4 @@
-"""Counters: they go on over the life of a checkpoint, and say which stage records came too late to."""
+"""Counters: they continue over the life of a checkpoint, and count late records by stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds with less than two-phase commit: each level keeps its own promise in any history, and no other is meant."""
+"""Rounds with less than two-phase commit: each level keeps exactly its own guarantee in any history."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_at_most_once_the_next_driver_does_not_send_what_is_committed() -> None:
     assert (emit.epoch, emit.start) == (1, 0)
 
 
-def test_with_no_guarantee_producers_are_told_at_once_and_the_commit_waits_for_nobody() -> None:
+def test_without_a_guarantee_producers_are_acknowledged_at_once_and_the_commit_does_not_wait() -> None:
     core = core_of(Guarantee.NONE, "a")
     core.handle(SinkConnected("a", (), 0))
     ready = core.handle(EpochReady(0, {"a": 10}, first=3, last=9, positions={7: 49}))

@@ -1,4 +1,4 @@
-"""The conductor: whether it is still the one in charge, and its rounds with sinks of other makes and older ids."""
+"""The performer: whether its driver is still current, and rounds with foreign sinks and older ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def nobody(record: RoundRecord) -> None:
     raise AssertionError("nothing is acknowledged here")
 
 
-def conductor_of(checkpoint: Checkpoint, failures: list[ProcessionError]) -> CommitPerformer:
+def performer_of(checkpoint: Checkpoint, failures: list[ProcessionError]) -> CommitPerformer:
     coordinator = Coordinator(
         pipeline="p", checkpoint="abc", fence=checkpoint.fence, fingerprint="f", sinks=["a"], rounds={}, committed=-1
     )
@@ -61,21 +61,21 @@ async def test_a_driver_that_was_replaced_stops_when_it_greets_a_sink_again(tmp_
     """Found by the simulator: in the middle of a round, at a sink whose position is not to be relied on, it went on for
     ever, and each of its greetings ended its successor's session."""
     failures: list[ProcessionError] = []
-    conductor = conductor_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), failures)
-    conductor._handle(SinkConnected("a", (), None))
+    performer = performer_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), failures)
+    performer._handle(SinkConnected("a", (), None))
     assert failures == []
     Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
-    conductor._handle(SinkConnected("a", (), None))
+    performer._handle(SinkConnected("a", (), None))
     assert [type(failure) for failure in failures] == [FencedError]
 
 
 @on_a_loop
 async def test_i10_a_driver_that_was_replaced_begins_no_epoch(tmp_path: Path) -> None:
     """It stops at the fence: it does not sync the offsets of the epoch, which Spark has not written here."""
-    conductor = conductor_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), [])
+    performer = performer_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), [])
     Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
     with pytest.raises(FencedError):
-        await conductor.run_epoch(0, [])
+        await performer.run_epoch(0, [])
 
 
 class Foreign:
@@ -157,18 +157,18 @@ async def drive(root: Path, port: int, epochs: range, **options: Any) -> None:
         acknowledge=acknowledge, observe=lambda outcome: None, say=lambda sentence: None, fail=failures.append
     )
     sinks = [SinkOptions("a", "127.0.0.1", port, "p", "p-a-0", backoff_max_s=0.05, **options)]
-    conductor = CommitPerformer(coordinator, checkpoint, RunStore(root / "runs"), sinks, rim)
-    conductor.start()
+    performer = CommitPerformer(coordinator, checkpoint, RunStore(root / "runs"), sinks, rim)
+    performer.start()
     for epoch in epochs:
         _spark_writes(log.directory / "offsets" / str(epoch), f'v1\n{{}}\n{{"gateway-0":{epoch}}}')
         writer = RunStore(root / "runs").writer(epoch, 0, 0, 0)
         writer.add("a", pa.record_batch({"payload": pa.array([b"epoch %d\n" % epoch], pa.binary())}))
         manifest = Manifest(epoch, 0, 0, epoch, epoch + 1, positions={epoch: 0})
-        await conductor.run_epoch(epoch, [writer.publish(manifest)])
+        await performer.run_epoch(epoch, [writer.publish(manifest)])
         _spark_writes(log.directory / "commits" / str(epoch), "v1\n{}")
-        await conductor.settle()
+        await performer.settle()
         await acknowledged[epoch].wait()
-    await conductor.close()
+    await performer.close()
     assert failures == []
 
 

@@ -31,7 +31,7 @@ from procession.sos.replicated_host import replicated_host
 from procession.storage.driver_claim import read_claim
 from procession.storage.run_store import Manifest, RunStore
 from procession.wire.messages import Phase1
-from tests.commit.test_performer import Foreign, conductor_of
+from tests.commit.test_performer import Foreign, performer_of
 from tests.sdk.loops import on_a_loop
 from tests.sos.test_replicated_files import ServiceThread, replicas
 
@@ -95,7 +95,7 @@ class Watched(Foreign):
         if isinstance(message, Phase1):
             transaction = TransactionId.parse(message.txn_id)
             assert transaction is not None
-            self._round.look("phase 1", transaction.epoch)
+            self._round.restore_now("phase 1", transaction.epoch)
         return super()._decide(message, *rest)  # type: ignore[arg-type]
 
 
@@ -107,7 +107,7 @@ class WatchedCoordinator(Coordinator):
     def handle(self, event: Event) -> list[Action]:
         actions = super().handle(event)
         if any(isinstance(action, SendPhase2) and action.commit for action in actions):
-            self.round.look("phase 2", self.committed)
+            self.round.restore_now("phase 2", self.committed)
         return actions
 
 
@@ -124,12 +124,12 @@ class WatchedRound:
         self.checkpoint = Checkpoint.claim(self.here / "checkpoint", name="p", fingerprint="f", files=self.files)
         self.seen: dict[str, Path] = {}
         """The directory that the quorum had, by the step."""
-        self._looks = 0
+        self._polls = 0
         self.acknowledged: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
-    def look(self, step: str, epoch: int) -> None:
-        self._looks += 1
-        self.seen[f"{step} {epoch}"] = self.quorum.restore(self.place / f"seen-{self._looks}")
+    def restore_now(self, step: str, epoch: int) -> None:
+        self._polls += 1
+        self.seen[f"{step} {epoch}"] = self.quorum.restore(self.place / f"seen-{self._polls}")
 
     def copy(self, step: str) -> Path:
         """The copy of the checkpoint that the quorum had at a step."""
@@ -153,7 +153,7 @@ class WatchedRound:
         failures: list[ProcessionError] = []
 
         async def acknowledge(record: RoundRecord) -> None:
-            self.look("acknowledge", record.epoch)
+            self.restore_now("acknowledge", record.epoch)
             self.acknowledged[record.epoch].set()
 
         callbacks = DriverCallbacks(acknowledge, lambda outcome: None, lambda sentence: None, failures.append)
@@ -173,7 +173,7 @@ class WatchedRound:
             writer = runs.writer(epoch, 0, 0, 0)
             writer.add("a", pa.record_batch({"payload": pa.array([b"epoch %d\n" % epoch], pa.binary())}))
             await performer.run_epoch(epoch, [writer.publish(Manifest(epoch, 0, 0, epoch, epoch + 1))])
-            self.look("return", epoch)
+            self.restore_now("return", epoch)
             spark_writes(directory / "commits" / str(epoch), "v1\n{}")
             await self.acknowledged[epoch].wait()
             await performer.settle()
@@ -215,11 +215,11 @@ async def test_the_quorum_has_each_file_before_the_step_that_relies_on_it(tmp_pa
 @on_a_loop
 async def test_a_driver_whose_replicas_were_claimed_stops_at_its_next_greeting_without_a_write(tmp_path: Path) -> None:
     watched, failures = WatchedRound(tmp_path), list[ProcessionError]()
-    conductor = conductor_of(watched.checkpoint, failures)
-    conductor._handle(SinkConnected("a", (), None))
+    performer = performer_of(watched.checkpoint, failures)
+    performer._handle(SinkConnected("a", (), None))
     assert failures == []
     watched.quorum.is_claimed = True
-    conductor._handle(SinkConnected("a", (), None))
+    performer._handle(SinkConnected("a", (), None))
     assert [type(failure) for failure in failures] == [FencedError]
 
 

@@ -1,4 +1,4 @@
-"""The round record on disk: whole or refused, kept long enough, forgotten in the end."""
+"""The round record on disk: complete or refused, kept long enough, deleted in the end."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_record_repeats_the_positions_of_the_last_one_that_a_gateway_may_not_h
 
 
 @given(epochs=st.lists(st.tuples(st.dictionaries(st.integers(1, 5), st.integers(1, 3)), st.booleans()), max_size=12))
-def test_a_gateway_that_hears_some_records_knows_every_position(
+def test_a_gateway_that_gets_some_of_the_records_knows_every_position(
     epochs: list[tuple[dict[int, int], bool]],
 ) -> None:
     """Each epoch moves some streams on; the record is heard by every gateway, or by none."""

@@ -1,4 +1,4 @@
-"""The link to a sink over real TCP: it waits, says so, settles before it sends, and gives up where nothing helps."""
+"""The link to a sink over real TCP: it waits and reports that, settles before it sends, and gives up on refusals."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Sink:
         self._home.close()
 
 
-def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_said_once_in_a_while(tmp_path: Path) -> None:
+def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_reported_once_in_a_while(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         talk = Talk(port)
@@ -159,7 +159,7 @@ def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_round_goes_over_tls_and_both_sides_may_have_to_show_who_they_are(
+def test_a_round_runs_over_tls_with_certificates_of_both_sides(
     tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def scenario() -> None:
@@ -279,7 +279,7 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
 
 
 @pytest.mark.parametrize("last_word", [Restart(None), Error("no more")])
-def test_a_sink_that_ends_the_session_in_the_middle_of_the_data_is_met_again_and_nobody_is_blamed(
+def test_a_sink_that_ends_the_session_within_the_data_is_reconnected_without_a_refusal(
     last_word: Frame,
 ) -> None:
     """Our side of the connection is over at once; the data that is still to be sent must not count as our mistake."""
@@ -387,7 +387,7 @@ def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_sink_that_knows_the_word_is_told_who_left_at_once_and_at_each_greeting(knows: bool) -> None:
+def test_a_sink_that_supports_it_learns_which_gateways_left_at_once_and_at_each_hello(knows: bool) -> None:
     async def scenario() -> None:
         heard: list[WorkersLeft] = []
         writers: list[asyncio.StreamWriter] = []

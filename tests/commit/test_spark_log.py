@@ -1,4 +1,4 @@
-"""Spark's log as we read it: the newest counts, old files may be gone, other names are none of ours."""
+"""Spark's log: the newest file counts, old files may be missing, and other names are ignored."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_spark_wrote_is_relied_on_only_as_a_new_file_of_ours(tmp_path: Path
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE["commits"])))
-def test_a_truncated_commit_decides_nothing_for_anybody(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_commit_decides_nothing(tmp_path: Path, cut: int) -> None:
     put(tmp_path, "commits", "3")
     (tmp_path / "commits" / "4").write_text(WHOLE["commits"][:cut])
     log = SparkLog(tmp_path)
@@ -94,15 +94,15 @@ def test_the_helper_waits_until_the_driver_has_put_the_newest_commit_on_disk(tmp
     put(tmp_path, "commits", "3", "4")
     log = SparkLog(tmp_path)
     log.sync_commit(3)
-    looks = []
+    polls = []
 
     def observe() -> None:
-        looks.append(log.decided)
-        if len(looks) == 3:
+        polls.append(log.decided)
+        if len(polls) == 3:
             log.sync_commit(4)
 
     log.await_decided(observe)
-    assert looks == [3, 3, 3]
+    assert polls == [3, 3, 3]
     put(tmp_path, "commits", "5")
     with pytest.raises(RoundError, match="epoch 5"):
         log.await_decided(lambda: None, timeout_s=0)

@@ -1,4 +1,4 @@
-"""The name of a transaction: read back as it was made, and never taken for another's."""
+"""Transaction ids: parsed as they were made, and never confused with foreign ones."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def test_the_attempt_stands_behind_c_id_and_the_epoch_elsewhere_and_the_form_bef
         "p-w-a-id-abc.e1.f1:c_id=1\n",
     ],
 )
-def test_a_name_of_another_shape_is_nobodys(text: str) -> None:
+def test_a_name_of_another_form_is_not_a_transaction_id(text: str) -> None:
     assert TransactionId.parse(text) is None

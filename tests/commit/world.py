@@ -77,7 +77,7 @@ class DriverDied(Exception):
 
 
 class FakeDriver:
-    """Carries out actions as the conductor does, one at a time, with a death possible before each."""
+    """Carries out actions as the performer does, one at a time, with a death possible before each."""
 
     def __init__(self, world: World, death_rate: float) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""`procession source …` as a user starts it: a process, its words, what it prints and how it ends."""
+"""`procession source …` as a process: its arguments, what it prints and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs to PostgreSQL inside a test: driven as a driver does, and crashed without a word."""
+"""Outputs to PostgreSQL inside a test: driven as by a driver, and crashed without a clean close."""
 
 from __future__ import annotations
 

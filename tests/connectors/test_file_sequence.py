@@ -120,7 +120,7 @@ def test_a_file_that_changes_after_the_next_was_begun_is_refused(tmp_path: Path,
         lines(sequence(tmp_path), after=2)
 
 
-def test_no_file_is_told_unless_it_follows(tmp_path: Path) -> None:
+def test_no_file_is_reported_unless_it_follows(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No file matches"):
         sequence(tmp_path)
     sequence(tmp_path, is_following=True)

@@ -1,4 +1,4 @@
-"""Framings against slow, obvious references: every cut of the bytes, every place to go on from, every lie."""
+"""Framings against slow references: every cut of the bytes, every start position, every wrong length."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_records_are_cut_out_whatever_the_pieces_and_begin_only_where_they_begin
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_bytes_that_nobody_framed_are_never_more_than_is_there(data: bytes) -> None:
+def test_unframed_bytes_never_become_longer_records(data: bytes) -> None:
     for kind, _ in KINDS:
         cut = kind.cut(data, is_end=True)
         assert 0 <= cut.end <= len(data)

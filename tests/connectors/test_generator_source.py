@@ -1,4 +1,4 @@
-"""The generator: the same records for ever, from anywhere, spread as they should be."""
+"""The generator: always the same records, from any position, with the documented distribution."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def until_ended(kafka: Kafka, topic: str) -> None:
     assert kafka.committed(topic) == []
 
 
-def test_a_limit_that_is_lowered_after_the_vote_is_told_and_the_epoch_is_published_when_it_is_raised(
+def test_a_limit_that_is_lowered_after_the_vote_is_reported_and_the_epoch_is_published_when_it_is_raised(
     strict: Kafka, tmp_path: Path
 ) -> None:
     topic = strict.topic()

@@ -1,4 +1,4 @@
-"""Lanes in the partitions of a topic, with a real broker: what a merger gives out is the sequence, once, in order."""
+"""Lanes in the partitions of a topic, with a real broker: a merger emits the sequence once, in order."""
 
 from __future__ import annotations
 

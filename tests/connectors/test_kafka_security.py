@@ -128,12 +128,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
         yield broker
 
 
-def test_a_wrong_password_is_told_as_one(broker: SecuredBroker) -> None:
+def test_a_wrong_password_is_reported_as_one(broker: SecuredBroker) -> None:
     with pytest.raises(ConfigError, match="do not accept us"):
         broker.clients("wrong").topic("guarded")
 
 
-def test_each_missing_permission_is_told_until_none_is_missing(broker: SecuredBroker, tmp_path: Path) -> None:
+def test_each_missing_permission_is_reported_until_none_is_missing(broker: SecuredBroker, tmp_path: Path) -> None:
     literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
     with pytest.raises(ConfigError, match=r"cannot describe the topic guarded|No permission to describe"):
         broker.clients().topic("guarded")

@@ -214,7 +214,7 @@ def test_total_order_is_one_partition_whatever_the_keys(kafka: Kafka, tmp_path: 
         (1, {"order": "total"}, False),
     ],
 )
-def test_a_topic_that_does_not_keep_the_pipelines_order_is_told_at_the_start(
+def test_a_topic_that_does_not_keep_the_pipelines_order_is_reported_at_the_start(
     kafka: Kafka,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -312,7 +312,7 @@ def test_a_transaction_longer_than_the_brokers_allow_is_refused_at_the_start(kaf
         TopicGuard(KafkaClients(KafkaUrl.parse(kafka.url("any")), {}), options).check_start()
 
 
-def test_a_missing_topic_or_partition_is_told_at_the_start(kafka: Kafka) -> None:
+def test_a_missing_topic_or_partition_is_reported_at_the_start(kafka: Kafka) -> None:
     missing = KafkaClients(KafkaUrl.parse(kafka.url("not-there")), {})
     with pytest.raises(ConfigError, match="not-there"):
         TopicGuard(missing, KafkaSinkOptions()).check_start()

@@ -152,7 +152,7 @@ def test_messages_that_retention_deleted_stop_the_source_and_are_skipped_only_if
     assert records(opened(kafka, topic, is_skipping_deleted=True), stream, after=2)[0] == (5, b"5")
 
 
-def test_a_lost_position_that_is_told_together_with_messages_stops_the_source_after_them(
+def test_a_lost_position_that_is_reported_together_with_messages_stops_the_source_after_them(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = kafka.topic()
@@ -237,7 +237,7 @@ def test_in_event_time_order_streams_have_the_topics_name_and_what_is_remembered
         opened(kafka, topic, tmp_path / "state", partitions=frozenset({0}), is_by_name=True)
 
 
-def test_a_deleted_topic_is_told(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_topic_is_reported(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_source, "POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(kafka_source, "GONE_S", 0.5)
     topic = kafka.topic()
@@ -270,7 +270,7 @@ def test_an_envelope_has_all_of_a_message(kafka: Kafka) -> None:
     assert third["value_base64"] == "//4="
 
 
-def test_a_timestamp_that_no_clock_can_show_is_told_with_its_offset(kafka: Kafka) -> None:
+def test_a_timestamp_that_no_clock_can_show_is_reported_with_its_offset(kafka: Kafka) -> None:
     topic = kafka.topic(message_timestamp_after_max_ms=str(2**63 - 1))
     kafka.publish(topic, [b"x"], timestamp=1_700_000_000_000_000)
     with pytest.raises(RecordError, match="at offset 0"):

@@ -111,7 +111,7 @@ def test_a_sink_and_a_source_work_with_certificates_on_both_sides(broker: TlsBro
     assert [row for batch in source.read(stream, None) for row in batch.payloads.to_pylist()] == [b"sealed"]
 
 
-def test_a_broker_whose_certificate_nobody_vouches_for_is_refused(broker: TlsBroker) -> None:
+def test_a_broker_with_an_untrusted_certificate_is_refused(broker: TlsBroker) -> None:
     clients = broker.clients(ca=broker.stranger.ca, shown=broker.client)
     with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
         clients.topic("sealed")
@@ -132,23 +132,25 @@ def test_a_broker_whose_certificate_has_expired_is_refused_and_the_clock_is_name
     assert "compare the clocks" in raised.value.next_step
 
 
-def test_a_broker_that_wants_our_certificate_and_gets_none_is_told(broker: TlsBroker) -> None:
+def test_a_broker_that_wants_our_certificate_and_gets_none_is_reported(broker: TlsBroker) -> None:
     with pytest.raises(ConfigError, match="do not accept us, or we not them"):
         broker.clients().topic("sealed")
 
 
-def test_a_certificate_of_ours_that_the_broker_does_not_trust_is_told(broker: TlsBroker) -> None:
+def test_a_certificate_of_ours_that_the_broker_does_not_trust_is_reported(broker: TlsBroker) -> None:
     shown = broker.stranger.issue("client.example", name="client")
     with pytest.raises(ConfigError, match="do not accept us, or we not them"):
         broker.clients(shown=shown).topic("sealed")
 
 
-def test_a_file_of_certificates_that_is_not_there_is_told(broker: TlsBroker, tmp_path: Path) -> None:
+def test_a_file_of_certificates_that_is_not_there_is_reported(broker: TlsBroker, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"names .*none\.pem as ssl\.ca\.location, which cannot be read"):
         broker.clients(ca=tmp_path / "none.pem").topic("sealed")
 
 
-def test_tls_to_a_listener_without_it_and_the_reverse_are_told_with_the_setting_to_correct(broker: TlsBroker) -> None:
+def test_tls_to_a_listener_without_it_and_the_reverse_are_reported_with_the_setting_to_correct(
+    broker: TlsBroker,
+) -> None:
     plain = KafkaClients(KafkaUrl.parse(f"kafka://{broker.address}/sealed"), {}, patience_s=5.0)
     for clients in (broker.clients(broker.server.address, shown=broker.client), plain):
         with pytest.raises(DiskError) as raised:

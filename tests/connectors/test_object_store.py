@@ -25,11 +25,11 @@ def test_a_file_that_is_renewed_is_visible_once_all_the_time(tmp_path: Path, mon
     seen: list[list[str]] = []
     rename = os.rename
 
-    def rename_and_look(source: Path, target: Path) -> None:
+    def rename_and_check(source: Path, target: Path) -> None:
         seen.append(visible(tmp_path))
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", rename_and_look)
+    monkeypatch.setattr(os, "rename", rename_and_check)
     before = (tmp_path / "part-1.parquet").stat().st_ino
     LocalStore(tmp_path).renew("part-1.parquet")
     assert seen == [["part-1.parquet"]]

@@ -81,7 +81,7 @@ def answering(
             thread.join()
 
 
-def test_a_wrong_clock_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(monkeypatch, 403, "RequestTimeTooSkewed") as store, pytest.raises(StorageError) as caught:
         store.create("a.json", b"one")
     assert "the clock of this machine differs too much" in caught.value.sentence

@@ -38,7 +38,7 @@ class Place:
         self.kind = kind
         self.directory = directory / "sink"
         self.table = directory / "table"
-        self._outlet: SinkParticipant | None = None
+        self._lake_output: SinkParticipant | None = None
 
     def open(self, options: LakeOptions | None = None, instance: str = "app") -> SinkParticipant:
         self.close()
@@ -46,14 +46,14 @@ class Place:
         open_output = lake_opener(self.directory, lambda: TABLES[self.kind](self.table), options or LakeOptions())
         txnlog = TransactionLog(self.directory / f"{instance}.txnlog")
         txnlog.open()
-        self._outlet = SinkParticipant(open_output(instance), txnlog)
-        self._outlet.begin()
-        return self._outlet
+        self._lake_output = SinkParticipant(open_output(instance), txnlog)
+        self._lake_output.begin()
+        return self._lake_output
 
     def close(self) -> None:
-        if self._outlet is not None:
-            self._outlet.close()
-        self._outlet = None
+        if self._lake_output is not None:
+            self._lake_output.close()
+        self._lake_output = None
 
     def rows(self) -> pa.Table:
         if self.kind == "delta":
@@ -137,10 +137,10 @@ def test_an_epoch_that_is_published_is_not_aborted_and_keeps_its_rows(place: Pla
 
 
 def test_an_epoch_of_empty_records_alone_is_refused_before_the_vote(place: Place) -> None:
-    outlet = place.open(LakeOptions(record_format=RecordFormat.BYTES))
-    commit(outlet, 1, [b"one", b""])
+    lake_output = place.open(LakeOptions(record_format=RecordFormat.BYTES))
+    commit(lake_output, 1, [b"one", b""])
     with pytest.raises(RecordError, match="All records of an epoch are empty"):
-        prepare(outlet, 2, [b"", b""])
+        prepare(lake_output, 2, [b"", b""])
 
 
 def test_an_upload_that_nobody_voted_for_is_removed(place: Place) -> None:

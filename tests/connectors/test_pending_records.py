@@ -44,14 +44,14 @@ def test_another_life_finds_what_was_synced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 40, 10_000])
-def test_a_file_that_lost_bytes_is_told(path: Path, lost: int) -> None:
+def test_a_file_that_lost_bytes_is_reported(path: Path, lost: int) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: max(0, len(data) - lost)])
     with pytest.raises(StorageError, match="is damaged"):
         PendingRecords(path, SCHEMA).keep(Transaction("id", 10, 17))
 
 
-def test_a_file_that_is_gone_is_told_unless_nothing_was_in_it(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported_unless_nothing_was_in_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is damaged"):
         PendingRecords(tmp_path / "none", SCHEMA).keep(Transaction("id", 10, 17))
     PendingRecords(tmp_path / "none", SCHEMA).keep(Transaction("id", 10, 10))

@@ -134,7 +134,7 @@ def test_a_command_that_cannot_work_ends_with_one_sentence(
     assert "Traceback" not in done.stderr
 
 
-def test_a_wrong_database_is_told_at_once(database: Database) -> None:
+def test_a_wrong_database_is_reported_at_once(database: Database) -> None:
     with pytest.raises(ConfigError, match="refuses the connection"):
         connect(database.server.url("nowhere"), "test", patience_s=60.0)
 

@@ -64,7 +64,9 @@ def test_a_certificate_of_the_right_authority_and_host_is_accepted(
         assert value(session, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
 
 
-def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authority: Authority, tmp_path: Path) -> None:
+def test_a_wrong_certificate_is_reported_at_once(
+    tls_server: PostgresServer, authority: Authority, tmp_path: Path
+) -> None:
     stranger = Authority(tmp_path / "stranger")
     for parameters, host, message in (
         (f"sslmode=verify-full&sslrootcert={stranger.ca}", "db.example", "certificate verify failed"),
@@ -83,7 +85,7 @@ def test_a_wrong_certificate_is_told_at_once(tls_server: PostgresServer, authori
         assert "clock" in sentence(error)
 
 
-def test_an_expired_certificate_is_told_at_once(tls_server: PostgresServer, authority: Authority) -> None:
+def test_an_expired_certificate_is_reported_at_once(tls_server: PostgresServer, authority: Authority) -> None:
     tls_server.stop()
     _show(tls_server, authority.issue("db.example", not_after=EXPIRED))
     tls_server.start()
@@ -98,21 +100,21 @@ def test_an_expired_certificate_is_told_at_once(tls_server: PostgresServer, auth
     assert "a clock that is wrong" in sentence(error)
 
 
-def test_a_server_without_tls_is_told_at_once(postgres: PostgresServer, authority: Authority) -> None:
+def test_a_server_without_tls_is_reported_at_once(postgres: PostgresServer, authority: Authority) -> None:
     with pytest.raises(ConfigError) as error:
         connect(url(postgres, f"sslmode=verify-full&sslrootcert={authority.ca}"), "test", patience_s=PATIENCE_S)
     assert "does not support SSL" in sentence(error)
     assert "Correct sslmode" in sentence(error)
 
 
-def test_a_database_or_user_that_is_not_there_is_told_at_once(postgres: PostgresServer) -> None:
+def test_a_database_or_user_that_is_not_there_is_reported_at_once(postgres: PostgresServer) -> None:
     for wrong, message in ((postgres.url("shop"), '"shop" does not exist'), (postgres.url(user="nobody"), '"nobody"')):
         with pytest.raises(ConfigError) as error:
             connect(wrong, "test", patience_s=PATIENCE_S)
         assert message in sentence(error)
 
 
-def test_a_wrong_or_missing_password_is_told_at_once(
+def test_a_wrong_or_missing_password_is_reported_at_once(
     tls_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(tls_server.url(), "test", patience_s=PATIENCE_S) as session:

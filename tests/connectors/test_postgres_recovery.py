@@ -106,7 +106,7 @@ def test_an_old_copy_whose_transaction_was_redone_up_to_the_same_end_is_refused(
     assert "is not the directory that this output was written from" in sentence(error)
 
 
-def test_a_prepared_transaction_that_somebody_rolled_back_is_missed(database: Database, tmp_path: Path) -> None:
+def test_a_prepared_transaction_that_was_rolled_back_by_hand_is_noticed(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path).start()
     sink.prepare({"id": 1})
     (gid,) = prepared(database)
@@ -117,7 +117,7 @@ def test_a_prepared_transaction_that_somebody_rolled_back_is_missed(database: Da
     assert "is gone from the database" in sentence(error)
 
 
-def test_a_decision_that_somebody_else_carried_out_is_taken_or_told(database: Database, tmp_path: Path) -> None:
+def test_a_decision_that_was_performed_by_hand_is_accepted_or_reported(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path).start()
     txn_id = sink.prepare({"id": 1})
     (gid,) = prepared(database)
@@ -192,7 +192,7 @@ def test_the_mode_does_not_change_while_a_transaction_waits(
     assert orders(database) == [(1, None), (2, None)]
 
 
-def test_a_locked_table_is_told_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
+def test_a_locked_table_is_reported_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path, lock_timeout_s=0.2).start()
     with database.connect() as other, other.transaction():
         other.execute("LOCK TABLE orders IN EXCLUSIVE MODE")

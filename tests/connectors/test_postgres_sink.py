@@ -171,7 +171,7 @@ def test_a_sink_that_cannot_work_does_not_start(
     assert "Next:" in sentence(error)
 
 
-def test_what_a_user_may_not_do_is_said_with_the_grant_that_helps(database: Database, tmp_path: Path) -> None:
+def test_what_a_user_may_not_do_is_reported_with_the_grant_that_helps(database: Database, tmp_path: Path) -> None:
     database.execute("DROP ROLE IF EXISTS clerk")
     database.execute("CREATE ROLE clerk LOGIN")
     url = database.server.url(database.name, "clerk")

@@ -190,7 +190,7 @@ def test_a_killed_source_neither_loses_nor_repeats_a_change(database: Database, 
     assert [record["key"]["id"] for record in read(options(database), tmp_path)] == list(range(31))
 
 
-def test_a_slot_that_somebody_else_moved_is_a_stop_and_not_a_skip(database: Database, tmp_path: Path) -> None:
+def test_a_slot_that_was_advanced_by_others_stops_the_source(database: Database, tmp_path: Path) -> None:
     read(options(database), tmp_path)
     database.execute("INSERT INTO orders (id) VALUES (1)")
     database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", database.name)
@@ -268,7 +268,7 @@ def test_killed_polling_neither_loses_nor_repeats_a_row(database: Database, tmp_
     assert [record["after"]["id"] for record in records] == list(range(3, 30))
 
 
-def test_polling_by_a_column_that_is_not_there_is_told(database: Database, tmp_path: Path) -> None:
+def test_polling_by_a_column_that_is_not_there_is_reported(database: Database, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column 'colour'"):
         read(PollingOptions(database.url, "orders", "colour", is_ending=True), tmp_path)
 

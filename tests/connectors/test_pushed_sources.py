@@ -1,4 +1,4 @@
-"""Media that push, stopped by one signal while no gateway is there: the wait ends, and what is lost is said."""
+"""Push sources that are stopped by a signal while no gateway answers: the wait ends, and losses are reported."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def one_signal() -> None:
 
 
 def test_one_signal_ends_the_wait_for_a_gateway_that_is_away_and_the_lost_records_are_counted() -> None:
-    async def medium(inlet: PushStream) -> None:
+    async def medium(push_stream: PushStream) -> None:
         for payloads in ([b"one", b"two"], [b"three"]):
             count = len(payloads)
-            await inlet.put(Batch.gathered(list(range(count)), [0] * count, [b""] * count, payloads))
+            await push_stream.put(Batch.gathered(list(range(count)), [0] * count, [b""] * count, payloads))
         await one_signal()
 
     with capture_logs() as events:
@@ -61,8 +61,8 @@ def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(t
     spool = Spool(tmp_path / "spool")
     pushed = PushStream(Stream.named("changes"), spool)
 
-    async def medium(inlet: PushStream) -> None:
-        await inlet.put(Batch.gathered(list(range(9)), [0] * 9, [b""] * 9, [b"new"] * 9))
+    async def medium(push_stream: PushStream) -> None:
+        await push_stream.put(Batch.gathered(list(range(9)), [0] * 9, [b""] * 9, [b"new"] * 9))
 
     async def life() -> None:
         reading = asyncio.create_task(after_answer(medium)(pushed))

@@ -1,4 +1,4 @@
-"""Committed output is taken back: all of it behind a position and nothing before it, also if that is killed halfway."""
+"""Rollback of committed output: everything behind a position is removed, nothing before it, also if killed halfway."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_sink_that_has_less_than_the_savepoint_or_still_runs_is_refused(sink: 
     assert sink.ids() == [1, 2, 3, 4, 5]
 
 
-def test_a_delta_table_into_which_somebody_else_wrote_since_is_refused(tmp_path: Path) -> None:
+def test_a_delta_table_with_later_commits_of_others_is_refused(tmp_path: Path) -> None:
     sink = Sink("delta", tmp_path)
     sink.write(1, 2)
     write_deltalake(sink.place.target, pa.table({"id": [99]}), mode="append")

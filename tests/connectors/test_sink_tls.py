@@ -1,4 +1,4 @@
-"""Every sink that we ship, over TLS: who shows a certificate of the right authority commits, nobody else gets in."""
+"""Every sink that we ship, over TLS: only clients with a certificate of the right authority can commit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def listening(directory: Path, process: asyncio.subprocess.Process) -> str
 
 @on_a_loop
 @pytest.mark.parametrize("kind", ["file", "epochs", "stdout"])
-async def test_a_sink_speaks_tls_and_lets_in_only_who_shows_a_certificate(kind: str, tmp_path: Path) -> None:
+async def test_a_sink_uses_tls_and_accepts_only_clients_with_a_certificate(kind: str, tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     pair, directory = authority.issue(), tmp_path / "sink"
     arguments = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tls-client-ca", str(authority.ca)]

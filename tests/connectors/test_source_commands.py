@@ -1,4 +1,4 @@
-"""The sources as commands, against a real gateway that is committed by hand: whole runs, signals, and what is said."""
+"""The sources as commands, with a real gateway that the test commits by hand: whole runs, signals and messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
 # Files
 
 
-def test_many_framed_files_by_a_pattern_are_sent_and_the_last_word_is_json(
+def test_many_framed_files_by_a_pattern_are_sent_and_the_summary_is_json(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
     for name in ("a.bin", "b.bin"):
@@ -114,7 +114,7 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["generator", "--size", "99999999"], 2, "99999999 bytes in a record cannot be generated"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence_with_a_next_step(
+def test_what_cannot_work_is_reported_in_a_sentence_with_a_next_step(
     arguments: list[str], status: int, sentence: str
 ) -> None:
     with command(*arguments) as source:

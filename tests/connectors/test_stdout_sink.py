@@ -1,4 +1,5 @@
-"""The standard output as a sink: what a pipe can promise, with readers that are slow, gone, or good at remembering."""
+"""Standard output as a sink: what a pipe can guarantee, with slow readers, readers that end, and readers that
+deduplicate."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def piped(directory: Path) -> Iterator[Piped]:
 
 
 @on_a_loop
-async def test_a_slow_reader_holds_up_the_commit_and_a_sink_that_stops_waits_for_nobody(tmp_path: Path) -> None:
+async def test_a_slow_reader_delays_the_commit_but_not_the_stop_of_the_sink(tmp_path: Path) -> None:
     large = LINES * 20  # more than a pipe holds
     with piped(tmp_path) as sink:
         worker = await sink.worker()

@@ -1,4 +1,4 @@
-"""Nobody gets in without the link, a link is good once, and other sites stay out."""
+"""The dashboard is closed without the link, a link works once, and other sites are refused."""
 
 from __future__ import annotations
 

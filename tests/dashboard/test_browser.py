@@ -139,7 +139,7 @@ def test_the_page_shows_a_pipeline_that_is_killed_and_operated(tmp_path: Path) -
             browser.open(link)
             browser.until(f"{CLEAN} && /rate[1-9]/.test(document.querySelector('#counts').textContent)", "records")
             assert "secret" not in browser.url
-            _look_around(browser)
+            _check_page(browser)
             _kill_parts(browser, directory)
             browser.until("return document.querySelectorAll('#chart rect').length > 150", "bars of epochs")
             browser.until("return document.querySelectorAll('#chart .tick').length >= 2", "marks of both restarts")
@@ -149,10 +149,10 @@ def test_the_page_shows_a_pipeline_that_is_killed_and_operated(tmp_path: Path) -
         assert run.process.wait(60) == 0
         refused = [text for text in browser.complaints() if "Content Security Policy" in text or "Uncaught" in text]
         assert refused == []
-        _look_back(browser, tmp_path, directory, link)
+        _check_ended_run(browser, tmp_path, directory, link)
 
 
-def _look_around(browser: Browser) -> None:
+def _check_page(browser: Browser) -> None:
     browser.until("return document.querySelectorAll('#plan .node').length === 7", "the stages of the plan")
     reasons = browser.run("return [...document.querySelectorAll('#plan .edge')].map(e => e.getAttribute('aria-label'))")
     assert any("priced → totals: partition" in reason for reason in reasons)
@@ -234,7 +234,7 @@ def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
     browser.until("return document.querySelector('#state').textContent === 'not connected'", "that it has stopped")
 
 
-def _look_back(browser: Browser, tmp_path: Path, directory: Path, used: str) -> None:
+def _check_ended_run(browser: Browser, tmp_path: Path, directory: Path, used: str) -> None:
     """What ran can be looked at after that, by a new link; the old one is spent."""
     with started(tmp_path, "dashboard", "--dir", str(directory)) as command:
         browser.open(command.said(r"dashboard: (\S+)"))

@@ -1,4 +1,4 @@
-"""The web application, on a real port: what it answers, to whom, and what a client that reconnects gets."""
+"""The web application on a real port: its answers, who gets them, and what a client that reconnects gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pending results of every kind of stage go on with another number of tasks, as if it had always been that number."""
+"""Pending results of every kind of stage continue with another number of tasks as if it had always been that number."""
 
 from __future__ import annotations
 

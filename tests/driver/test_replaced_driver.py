@@ -1,4 +1,4 @@
-"""A driver that is stopped after its claim, and replaced: when it goes on it removes nothing of its successor's."""
+"""A driver that was stopped after its claim and replaced: when it continues, it removes nothing of its successor."""
 
 from __future__ import annotations
 

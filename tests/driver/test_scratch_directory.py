@@ -1,4 +1,4 @@
-"""Scratch directories of drivers: each has its own, and clears what nobody holds, as long as its fence counts."""
+"""Scratch directories of drivers: each has its own, and a current driver removes unlocked ones."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_the_smallest_epoch_that_a_sink_can_commit_bounds_those_of_the_pipeline(
     assert epoch_limits(pipeline(*targets).graph(), config()) == (records_max, 5000)
 
 
-def test_a_sink_gets_messages_as_its_connector_wants_them_and_the_secret_of_whoever_starts_it() -> None:
+def test_a_sink_gets_the_message_form_of_its_connector_and_the_right_secret() -> None:
     graph = pipeline("file:out", "tape:a", "127.0.0.1:9").graph()
     file, blocks, other = sink_options(graph, config(s0="127.0.0.1:7", s1="127.0.0.1:8"))
     assert (file.port, file.pack_bytes_max, file.is_in_blocks, file.cookie) == (7, 64 * 1024, False, b"made")

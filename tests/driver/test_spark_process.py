@@ -1,4 +1,4 @@
-"""Signs of life of Spark's process."""
+"""Heartbeats of Spark's process."""
 
 from __future__ import annotations
 

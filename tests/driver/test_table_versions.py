@@ -100,7 +100,7 @@ def test_the_first_version_is_kept_from_one_driver_to_the_next(world: World) -> 
     assert world.restarted().run(0) == {b"one"}
 
 
-def test_a_version_that_cannot_be_read_is_told_once_and_the_one_before_stays(world: World) -> None:
+def test_a_version_that_cannot_be_read_is_reported_once_and_the_one_before_stays(world: World) -> None:
     world.commit(0)
     world.table.write_text("{")
     world.commit(1)

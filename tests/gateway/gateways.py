@@ -1,4 +1,4 @@
-"""Several real gateway processes, and a driver without Spark that takes epochs from all of them."""
+"""Several real gateway processes, and a driver without Spark that reads epochs from all of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import ProcessionError
+from tests.gateway.epoch_reader import EpochReader
 from tests.gateway.gateway_process import PATIENCE_S, GatewayProcess
-from tests.gateway.taker import Taker
 
 POLL_INTERVAL_S = 0.01
 
@@ -21,7 +21,7 @@ class Gateways:
         self.work = work
         self.settings = settings
         self.all = [self.make(number) for number in range(count)]
-        self.takers: list[Taker] = []
+        self.epoch_readers: list[EpochReader] = []
 
     def make(self, number: int, **more: Any) -> GatewayProcess:
         joins = {} if number == 0 else {"join": self.work / "gateway-0", "name": f"gateway-{number}"}
@@ -34,8 +34,8 @@ class Gateways:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for taker in self.takers:
-            taker.finish()
+        for epoch_reader in self.epoch_readers:
+            epoch_reader.finish()
         for gateway in self.all:
             if gateway.process.poll() is None:
                 gateway.kill()
@@ -43,9 +43,9 @@ class Gateways:
     def __getitem__(self, number: int) -> GatewayProcess:
         return self.all[number]
 
-    def taker(self) -> Taker:
-        self.takers.append(Taker(self.work / "checkpoint", self.work / "gateway-0"))
-        return self.takers[-1]
+    def epoch_reader(self) -> EpochReader:
+        self.epoch_readers.append(EpochReader(self.work / "checkpoint", self.work / "gateway-0"))
+        return self.epoch_readers[-1]
 
     def listed(self) -> list[dict[str, Any]]:
         try:

@@ -1,5 +1,5 @@
-"""A gateway that orders by event time, for tests: real logs on a real disk and the real decisions; the sockets and the
-driver are played."""
+"""A gateway that orders by event time, for tests: real logs on a real disk and the real decisions. The test plays the
+sockets and the driver."""
 
 from __future__ import annotations
 

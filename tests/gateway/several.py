@@ -1,5 +1,5 @@
-"""Several gateways without sockets, disks or Spark: the real states and the real global registry, with words that are
-on their way between them, and a driver that takes epochs.
+"""Several gateways without sockets, disks or Spark: the real states and the real global registry, with messages in
+flight between them, and a driver that reads epochs.
 
 Invariant: nothing arrives by itself. A test delivers each word, or loses it with the process that it was meant for.
 """

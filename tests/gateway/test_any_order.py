@@ -1,4 +1,5 @@
-"""Several gateways, with anything in any order: sessions, words between them, breaks, crashes and epochs."""
+"""Several gateways, with random events in any order: sessions, messages between them, lost links, crashes and
+epochs."""
 
 from __future__ import annotations
 

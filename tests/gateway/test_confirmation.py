@@ -140,24 +140,24 @@ def test_a_request_of_a_later_version_is_refused_with_a_sentence(
 
 def test_each_of_several_gateways_is_compared_with_what_was_offered_of_it(tmp_path: Path) -> None:
     with Gateways(tmp_path, 2) as gateways:
-        taker = gateways.taker()
+        epoch_reader = gateways.epoch_reader()
         producers = [Producer(gateway.listen) for gateway in gateways.all]
         for number, producer in enumerate(producers):
             producer.hello()
             assert producer.notify(number).success
             producer.messages(number, range(10))
-        gateways.until(lambda: taker.has(0, 10) and taker.has(1, 10), "ten records of each")
+        gateways.until(lambda: epoch_reader.has(0, 10) and epoch_reader.has(1, 10), "ten records of each")
         gateways[1].kill()
         copy = tmp_path / "copy"
         shutil.copytree(gateways[1].directory, copy)
         gateways[1].start(is_confirmed=False)
-        gateways.until(lambda: not taker.take(), "the driver to ask again")
+        gateways.until(lambda: not epoch_reader.take(), "the driver to ask again")
         with Producer(gateways[1].listen) as producer:
             producer.hello()
             while not producer.notify(1).success:
                 producer.expect(Ack)
             producer.messages(1, range(10, 20))
-            gateways.until(lambda: taker.has(1, 20), "twenty records")
+            gateways.until(lambda: epoch_reader.has(1, 20), "twenty records")
         gateways[1].kill()
         shutil.rmtree(gateways[1].directory)
         copy.rename(gateways[1].directory)
@@ -165,7 +165,7 @@ def test_each_of_several_gateways_is_compared_with_what_was_offered_of_it(tmp_pa
 
         def is_refused() -> bool:
             try:
-                return bool(taker.take()) and False
+                return bool(epoch_reader.take()) and False
             except StorageError as error:
                 return "gateway-1 is not the one" in error.sentence
 
@@ -188,7 +188,7 @@ def test_an_offset_of_a_version_without_incarnations_means_a_log_of_that_version
             check_offered(other, LogOffset(sequence), "gateway-0")
 
 
-def test_a_directory_that_was_deleted_admits_nobody_if_a_driver_was_ever_there(
+def test_a_gateway_with_a_deleted_directory_admits_no_producer_if_a_driver_has_claimed_the_pipeline(
     gateway_process: Callable[..., GatewayProcess], tmp_path: Path
 ) -> None:
     """A producer that keeps its records in memory takes its ids from the gateway: from an empty one it would take those
@@ -268,7 +268,7 @@ def test_an_older_copy_is_refused_with_the_order_of_event_time_too(
 
 
 @pytest.mark.parametrize("holder", [0, 1])
-def test_no_stream_is_granted_on_the_word_of_a_gateway_that_was_set_back(tmp_path: Path, holder: int) -> None:
+def test_no_stream_is_granted_by_the_report_of_a_gateway_with_an_older_directory(tmp_path: Path, holder: int) -> None:
     """Its newest directory holds the stream, with records that are not committed; the older copy does not."""
     other = 1 - holder
     with Gateways(tmp_path, 2, link_interval_s=0.05) as gateways:

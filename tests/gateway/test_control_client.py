@@ -1,4 +1,4 @@
-"""The driver's hand on the side door, when what lies between the two is bad."""
+"""The client of the control port, with a bad connection to the gateway."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def gateway(*answers: bytes) -> Iterator[str]:
 
         def serve() -> None:
             for answer in answers:
-                with listener.accept()[0] as door:
-                    door.makefile("rb").readline()
-                    door.sendall(answer)
+                with listener.accept()[0] as connection:
+                    connection.makefile("rb").readline()
+                    connection.sendall(answer)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

@@ -1,4 +1,5 @@
-"""Adaptive credits in the gateway's decisions: what is granted, withheld and given back, and what an operator sees."""
+"""Adaptive credits in the gateway's decisions: which are granted, withheld and replenished, and what an operator
+sees."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from procession.gateway.credit_flow import STEP_BYTES, Lag
 from procession.gateway.gateway_events import AckIntervalPassed, Action, SendFrame, SessionClosed, SessionOpened
 from procession.gateway.gateway_limits import Limits
 from procession.wire.messages import Ack, Ok
-from tests.gateway.bench import A, B, Bench, sent
+from tests.gateway.gateway_rig import A, B, GatewayRig, sent
 from tests.sdk.gateways import living_gateway
 
 MIB = 1024 * 1024
@@ -25,97 +26,97 @@ def granted(actions: list[Action], session: int) -> int:
 
 
 def test_a_session_begins_with_its_share_of_the_window() -> None:
-    bench = Bench(ADAPTIVE)
-    assert bench.hello(A) == [Ok(100)]
-    assert bench.hello(B) == [Ok(50)]
+    rig = GatewayRig(ADAPTIVE)
+    assert rig.hello(A) == [Ok(100)]
+    assert rig.hello(B) == [Ok(50)]
 
 
 def test_a_session_that_comes_while_the_window_is_full_gets_the_least_there_is() -> None:
-    bench = Bench(ADAPTIVE)
-    bench.open(A, 7)
-    bench.message(A, 7, *range(99))
-    assert granted(bench.message(A, 7, 99), A) == 0
-    assert bench.hello(B) == [Ok(10)]
+    rig = GatewayRig(ADAPTIVE)
+    rig.open(A, 7)
+    rig.message(A, 7, *range(99))
+    assert granted(rig.message(A, 7, 99), A) == 0
+    assert rig.hello(B) == [Ok(10)]
 
 
 def test_a_full_window_gives_nothing_back_until_a_commit_and_then_to_everybody() -> None:
-    bench = Bench(ADAPTIVE)
-    bench.open(A, 7)
-    bench.open(B, 8)
+    rig = GatewayRig(ADAPTIVE)
+    rig.open(A, 7)
+    rig.open(B, 8)
     left = {A: 99, B: 49}
     for number in count():
         if not any(left.values()):
             break
         for session, stream_id in ((A, 7), (B, 8)):
             if left[session]:
-                actions = bench.message(session, stream_id, number)
+                actions = rig.message(session, stream_id, number)
                 left[session] -= 1
                 for other in left:
                     left[other] += granted(actions, other)
-    assert 100 <= len(bench.rows) < 100 + 100, "the window, and what was granted before it was full"
-    actions = bench.commit(0)
+    assert 100 <= len(rig.rows) < 100 + 100, "the window, and what was granted before it was full"
+    actions = rig.commit(0)
     assert granted(actions, A) >= 10
     assert granted(actions, B) >= 10
 
 
 def test_a_session_never_holds_more_than_the_maximum() -> None:
-    bench = Bench(ADAPTIVE)
-    bench.open(A, 7)
+    rig = GatewayRig(ADAPTIVE)
+    rig.open(A, 7)
     held, epoch = 99, 0
     for number in range(2000):
         if not held:
-            actions = bench.commit(epoch)
+            actions = rig.commit(epoch)
             epoch += 1
         else:
-            actions = bench.message(A, 7, number)
+            actions = rig.message(A, 7, number)
             held -= 1
         held += granted(actions, A)
         assert 0 <= held <= 100
-    assert len(bench.rows) > 1000, "it went on"
+    assert len(rig.rows) > 1000, "it went on"
 
 
 def test_with_a_fixed_window_credits_come_back_before_anything_is_committed() -> None:
-    bench = Bench(Limits(credits_max=100, credits_min=10, backlog_max=10))
-    bench.open(A, 7)
-    assert granted(bench.message(A, 7, *range(99)), A) == 100
-    assert [type(action) for action in bench.commit(0, end=50) if isinstance(action, SendFrame)] == []
+    rig = GatewayRig(Limits(credits_max=100, credits_min=10, backlog_max=10))
+    rig.open(A, 7)
+    assert granted(rig.message(A, 7, *range(99)), A) == 100
+    assert [type(action) for action in rig.commit(0, end=50) if isinstance(action, SendFrame)] == []
 
 
 def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_with_a_fixed_window() -> None:
-    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
-    bench.open(A, 7)
-    bench.message(A, 7, *range(99))
-    assert bench.hello(B) == [Ok(10)], "or each that comes again could send as much as a window holds"
-    bench.commit(0)
-    assert bench.hello(3) == [Ok(100)]
+    rig = GatewayRig(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    rig.open(A, 7)
+    rig.message(A, 7, *range(99))
+    assert rig.hello(B) == [Ok(10)], "or each that comes again could send as much as a window holds"
+    rig.commit(0)
+    assert rig.hello(3) == [Ok(100)]
 
 
-def test_past_the_limits_nobody_is_read_but_who_has_not_said_hello() -> None:
-    bench = Bench(Limits(credits_max=100, lag_bytes_max=1000, overrun_bytes_max=1000))
-    bench.open(A, 7)
-    state, flow = bench.state, bench.state.flow
+def test_above_the_limits_only_sessions_before_hello_are_read() -> None:
+    rig = GatewayRig(Limits(credits_max=100, lag_bytes_max=1000, overrun_bytes_max=1000))
+    rig.open(A, 7)
+    state, flow = rig.state, rig.state.flow
     for number in range(99):
-        bench.message(A, 7, number)
+        rig.message(A, 7, number)
         assert flow.is_over is state.holds(A) is (flow.lag.bytes > 2000)
     assert flow.is_over
     state.handle(SessionOpened(B))
     assert not state.holds(B)
-    bench.commit(0)
+    rig.commit(0)
     assert not state.holds(A)
     flow.is_disk_full = True
     assert state.holds(A)
 
 
 def test_what_a_notify_and_duplicates_took_comes_back_also_while_too_much_is_not_committed() -> None:
-    bench = Bench(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
-    bench.open(A, 7)
-    bench.message(A, 7, *range(80))
-    bench.do(SessionClosed(A))
-    bench.open(B, 7)
-    bench.message(B, 7, *range(75, 84))
-    assert granted(bench.do(AckIntervalPassed()), B) == 1 + 5, "its NOTIFY, and what was there already"
-    assert granted(bench.do(AckIntervalPassed()), B) == 0, "once"
-    assert len(bench.rows) == 84
+    rig = GatewayRig(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
+    rig.open(A, 7)
+    rig.message(A, 7, *range(80))
+    rig.do(SessionClosed(A))
+    rig.open(B, 7)
+    rig.message(B, 7, *range(75, 84))
+    assert granted(rig.do(AckIntervalPassed()), B) == 1 + 5, "its NOTIFY, and what was there already"
+    assert granted(rig.do(AckIntervalPassed()), B) == 0, "once"
+    assert len(rig.rows) == 84
 
 
 @pytest.mark.parametrize("credits", ["fixed", "adaptive"])

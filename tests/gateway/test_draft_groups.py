@@ -24,34 +24,34 @@ from procession.wire.draft_messages import (
     DraftOk,
 )
 from procession.wire.messages import Ack, Notify
-from tests.gateway.bench import STEP, reasons, sent
-from tests.gateway.draft_bench import A, B, C, DraftBench, ephemeral, stable, unstable
+from tests.gateway.draft_gateway_rig import A, B, C, DraftGatewayRig, ephemeral, stable, unstable
+from tests.gateway.gateway_rig import STEP, reasons, sent
 
 
 @pytest.fixture
-def bench() -> DraftBench:
-    return DraftBench()
+def rig() -> DraftGatewayRig:
+    return DraftGatewayRig()
 
 
 # Groups
 
 
-def test_unstable_messages_wait_for_the_stable_one_that_closes_their_group(bench: DraftBench) -> None:
-    bench.open(A, 7, 8)
-    bench.take(A, stable(1), unstable(900, b"a"), unstable(3, b"b"))
-    bench.take(A, stable(1, b"other", stream_id=8))
-    assert bench.payloads == [b"x", b"other"]
-    bench.take(A, stable(10, b"c"))
-    assert bench.written[2:] == [(KIND_UNSTABLE, 900, b"a"), (KIND_UNSTABLE, 3, b"b"), (KIND_RECORD, 10, b"c")]
-    bench.take(A, unstable(0, b"d"), stable(11, None))
-    assert bench.written[5:] == [(KIND_UNSTABLE, 0, b"d"), (KIND_BOUNDARY, 11, b"")]
-    assert bench.state.records_in == 6
+def test_unstable_messages_wait_for_the_stable_one_that_closes_their_group(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7, 8)
+    rig.take(A, stable(1), unstable(900, b"a"), unstable(3, b"b"))
+    rig.take(A, stable(1, b"other", stream_id=8))
+    assert rig.payloads == [b"x", b"other"]
+    rig.take(A, stable(10, b"c"))
+    assert rig.written[2:] == [(KIND_UNSTABLE, 900, b"a"), (KIND_UNSTABLE, 3, b"b"), (KIND_RECORD, 10, b"c")]
+    rig.take(A, unstable(0, b"d"), stable(11, None))
+    assert rig.written[5:] == [(KIND_UNSTABLE, 0, b"d"), (KIND_BOUNDARY, 11, b"")]
+    assert rig.state.records_in == 6
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["dropped", "killed"])
 @pytest.mark.parametrize("committed", range(8))
 def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
-    bench: DraftBench, committed: int, is_killed: bool
+    rig: DraftGatewayRig, committed: int, is_killed: bool
 ) -> None:
     """Whatever is committed when the session is lost, in the middle of a group too."""
 
@@ -65,116 +65,116 @@ def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
             stable(20, None),
         ]
 
-    bench.open(A, 7)
-    bench.take(A, *groups(100))
-    assert len(bench.rows) == 7
-    bench.take(A, unstable(777, b"7"))
-    bench.commit_to(0, committed)
+    rig.open(A, 7)
+    rig.take(A, *groups(100))
+    assert len(rig.rows) == 7
+    rig.take(A, unstable(777, b"7"))
+    rig.commit_to(0, committed)
     if is_killed:
-        bench.restart()
+        rig.restart()
     else:
-        bench.do(SessionClosed(A))
-    (ok,) = bench.hello(B)
+        rig.do(SessionClosed(A))
+    (ok,) = rig.hello(B)
     assert isinstance(ok, DraftOk)
     position = ok.streams[0][2] if ok.streams else -1
     assert position == {0: -1, 1: 1, 2: 1, 3: 1, 4: 10, 5: 10, 6: 10, 7: 20}[committed]
-    bench.do(FrameReceived(B, Notify(7, "s", 0)))
+    rig.do(FrameReceived(B, Notify(7, "s", 0)))
     again = groups(200)
     after = next((at + 1 for at, message in enumerate(again) if message.message_id == position), 0)
-    bench.take(B, *again[after:], unstable(888, b"7"), stable(30, b"8"))
-    assert bench.payloads == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
+    rig.take(B, *again[after:], unstable(888, b"7"), stable(30, b"8"))
+    assert rig.payloads == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
 
 
-def test_what_a_lost_session_held_is_gone_and_comes_again(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, unstable(1, b"a"))
-    bench.do(SessionClosed(A))
-    assert 7 not in bench.state.registry
-    bench.open(B, 7)
-    bench.take(B, unstable(5, b"a"), stable(6, b"b"))
-    assert bench.payloads == [b"a", b"b"]
+def test_what_a_lost_session_held_is_gone_and_comes_again(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, unstable(1, b"a"))
+    rig.do(SessionClosed(A))
+    assert 7 not in rig.state.registry
+    rig.open(B, 7)
+    rig.take(B, unstable(5, b"a"), stable(6, b"b"))
+    assert rig.payloads == [b"a", b"b"]
 
 
-def test_a_stream_may_not_end_in_an_open_group(bench: DraftBench) -> None:
-    bench.open(A, 7)
+def test_a_stream_may_not_end_in_an_open_group(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
     last = DraftMessage(7, 5, b"x", is_last=True, is_unstable=True)
     reason = "stream 7 ends without a stable point of reference"
-    assert reasons(bench.take(A, last)) == [reason]
-    bench.open(B, 7)
-    bench.take(B, unstable(1))
-    assert reasons(bench.take(B, DraftMessage(7, 5, None, is_last=True, is_unstable=True))) == [reason]
-    assert bench.rows == []
+    assert reasons(rig.take(A, last)) == [reason]
+    rig.open(B, 7)
+    rig.take(B, unstable(1))
+    assert reasons(rig.take(B, DraftMessage(7, 5, None, is_last=True, is_unstable=True))) == [reason]
+    assert rig.rows == []
 
 
 def test_credits_for_what_is_held_come_back_so_that_a_group_may_be_longer_than_the_window() -> None:
-    bench = DraftBench(Limits(credits_max=4))
-    bench.open(A, 7)
+    rig = DraftGatewayRig(Limits(credits_max=4))
+    rig.open(A, 7)
     given = 3
     for number in range(50):
         assert given > 0
         given -= 1
-        frames = sent(bench.take(A, unstable(number)), A)
+        frames = sent(rig.take(A, unstable(number)), A)
         given += sum(frame.credits for frame in frames if isinstance(frame, Ack))
-    bench.take(A, stable(99))
-    assert len(bench.rows) == 51
+    rig.take(A, stable(99))
+    assert len(rig.rows) == 51
 
 
-def test_a_session_holds_no_more_than_its_limit_and_what_is_let_go_counts_no_more() -> None:
-    bench = DraftBench(Limits(held_bytes_max=3 * (HELD_BYTES + 10)))
-    bench.open(A, 7, 8)
+def test_a_session_holds_no_more_than_its_limit_and_released_bytes_do_not_count() -> None:
+    rig = DraftGatewayRig(Limits(held_bytes_max=3 * (HELD_BYTES + 10)))
+    rig.open(A, 7, 8)
     for _ in range(3):
-        bench.take(A, *(unstable(n, b"0123456789") for n in range(3)))
-        bench.take(A, stable(1 + len(bench.rows)))
-        assert bench.state.sessions[A].groups is not None
-        assert bench.state.sessions[A].groups.held_bytes == 0
-    bench.take(A, unstable(1, b"0123456789"), unstable(2, b"0123456789", stream_id=8))
-    refusal = bench.take(A, unstable(3, b"0123456789"), unstable(4, b""))
+        rig.take(A, *(unstable(n, b"0123456789") for n in range(3)))
+        rig.take(A, stable(1 + len(rig.rows)))
+        assert rig.state.sessions[A].groups is not None
+        assert rig.state.sessions[A].groups.held_bytes == 0
+    rig.take(A, unstable(1, b"0123456789"), unstable(2, b"0123456789", stream_id=8))
+    refusal = rig.take(A, unstable(3, b"0123456789"), unstable(4, b""))
     assert reasons(refusal) == [f"more than {3 * (HELD_BYTES + 10)} bytes without a stable point of reference"]
 
 
-def test_messages_before_one_that_is_an_error_count(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    actions = bench.take(A, stable(1), stable(2), stable(2), stable(3))
+def test_messages_before_one_that_is_an_error_count(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    actions = rig.take(A, stable(1), stable(2), stable(2), stable(3))
     assert reasons(actions) == ["message id goes back on stream 7"]
-    assert bench.ids == [1, 2]
-    bench.open(B, 7)
-    bench.take(B, stable(1), stable(2), stable(3))
-    assert bench.ids == [1, 2, 3]
+    assert rig.ids == [1, 2]
+    rig.open(B, 7)
+    rig.take(B, stable(1), stable(2), stable(3))
+    assert rig.ids == [1, 2, 3]
 
 
-def test_an_event_time_that_the_log_cannot_keep_is_refused(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, DraftMessage(7, 1, b"x", event_time=2**63 - 1, key=b"k"))
-    assert (bench.rows[0]["event_time"], bench.rows[0]["key"]) == (2**63 - 1, b"k")
-    assert reasons(bench.take(A, DraftMessage(7, 2, b"x", event_time=2**63))) == [f"event time {2**63} is over 2^63-1"]
+def test_an_event_time_that_the_log_cannot_keep_is_refused(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, DraftMessage(7, 1, b"x", event_time=2**63 - 1, key=b"k"))
+    assert (rig.rows[0]["event_time"], rig.rows[0]["key"]) == (2**63 - 1, b"k")
+    assert reasons(rig.take(A, DraftMessage(7, 2, b"x", event_time=2**63))) == [f"event time {2**63} is over 2^63-1"]
 
 
 # Ephemeral messages
 
 
-def test_ephemeral_messages_are_records_that_are_counted_apart_and_never_acknowledged(bench: DraftBench) -> None:
-    bench.open(A, 9)
-    bench.take(A, ephemeral(b"a"), ephemeral(b"a"))
-    assert bench.written == [(KIND_EPHEMERAL, 0, b"a"), (KIND_EPHEMERAL, 1, b"a")]
-    assert (bench.state.records_in, bench.state.ephemeral_in, bench.state.duplicates) == (0, 2, 0)
-    assert sent(bench.commit_to(0), A) == []
-    bench.do(SessionClosed(A))
-    assert 9 not in bench.state.registry
-    bench.open(B, 9)
-    bench.take(B, ephemeral(b"a"))
-    assert len(bench.payloads) == 3, "nobody can tell whether it is the same"
+def test_ephemeral_messages_are_records_that_are_counted_apart_and_never_acknowledged(rig: DraftGatewayRig) -> None:
+    rig.open(A, 9)
+    rig.take(A, ephemeral(b"a"), ephemeral(b"a"))
+    assert rig.written == [(KIND_EPHEMERAL, 0, b"a"), (KIND_EPHEMERAL, 1, b"a")]
+    assert (rig.state.records_in, rig.state.ephemeral_in, rig.state.duplicates) == (0, 2, 0)
+    assert sent(rig.commit_to(0), A) == []
+    rig.do(SessionClosed(A))
+    assert 9 not in rig.state.registry
+    rig.open(B, 9)
+    rig.take(B, ephemeral(b"a"))
+    assert len(rig.payloads) == 3, "nobody can tell whether it is the same"
 
 
-def test_an_ephemeral_stream_ends_and_is_released_by_the_commit(bench: DraftBench) -> None:
-    bench.open(A, 9)
-    bench.take(A, ephemeral(b"a"), ephemeral(None, is_last=True))
-    assert [row["kind"] for row in bench.rows] == [KIND_EPHEMERAL, KIND_EOS]
-    bench.restart()
-    bench.hello(B)
-    assert reasons(bench.do(FrameReceived(B, Notify(9, "s", 0))))
-    bench.commit_to(0)
-    bench.open(C, 9)
-    bench.take(C, stable(1, stream_id=9))
+def test_an_ephemeral_stream_ends_and_is_released_by_the_commit(rig: DraftGatewayRig) -> None:
+    rig.open(A, 9)
+    rig.take(A, ephemeral(b"a"), ephemeral(None, is_last=True))
+    assert [row["kind"] for row in rig.rows] == [KIND_EPHEMERAL, KIND_EOS]
+    rig.restart()
+    rig.hello(B)
+    assert reasons(rig.do(FrameReceived(B, Notify(9, "s", 0))))
+    rig.commit_to(0)
+    rig.open(C, 9)
+    rig.take(C, stable(1, stream_id=9))
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_an_ephemeral_stream_ends_and_is_released_by_the_commit(bench: DraftBenc
     ids=["then stable", "after stable", "after unstable", "end after a boundary"],
 )
 def test_a_stream_does_not_mix_ephemeral_messages_with_others(
-    bench: DraftBench, mixed: tuple[DraftMessage, DraftMessage]
+    rig: DraftGatewayRig, mixed: tuple[DraftMessage, DraftMessage]
 ) -> None:
-    bench.open(A, 7)
-    assert reasons(bench.take(A, *mixed)) == ["ephemeral and other messages on stream 7"]
+    rig.open(A, 7)
+    assert reasons(rig.take(A, *mixed)) == ["ephemeral and other messages on stream 7"]
 
 
 # Epochs and groups
@@ -215,15 +215,15 @@ def test_an_epoch_ends_before_a_group_that_it_would_cut_or_behind_it_if_that_is_
         assert [ends(4, end, piece) for end in range(5, 8)] == [6, 6, 7]
 
 
-def test_a_restarted_gateway_knows_where_groups_are(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(1))
-    assert bench.state.groups_end == 0
-    bench.take(A, unstable(1), stable(2))
-    bench.take(A, stable(3))
-    assert bench.state.groups_end == 3
-    bench.restart()
-    assert bench.state.groups_end == 3
+def test_a_restarted_gateway_knows_where_groups_are(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, stable(1))
+    assert rig.state.groups_end == 0
+    rig.take(A, unstable(1), stable(2))
+    rig.take(A, stable(3))
+    assert rig.state.groups_end == 3
+    rig.restart()
+    assert rig.state.groups_end == 3
 
 
 # The whole, against a slow and obvious reference
@@ -234,40 +234,40 @@ def test_whatever_drops_dies_or_commits_every_record_is_in_the_log_once_and_in_o
     shape: list[str], steps: list[tuple[str, int]]
 ) -> None:
     """A stream of unstable (u), stable (s) and boundary (b) messages; unstable ids are others in each session."""
-    bench, session, epoch, position = DraftBench(Limits(credits_max=10_000)), 1, 0, 0
+    rig, session, epoch, position = DraftGatewayRig(Limits(credits_max=10_000)), 1, 0, 0
 
     def message(number: int) -> DraftMessage:
         if shape[number] == "u":
             return unstable(session * 1000 + number, b"%d" % number)
         return stable(number, None if shape[number] == "b" else b"%d" % number)
 
-    bench.open(session, 7)
+    rig.open(session, 7)
     for what, number in steps:
         if what == "send":
             end = min(len(shape), position + number)
-            bench.take(session, *(message(at) for at in range(position, end)))
+            rig.take(session, *(message(at) for at in range(position, end)))
             position = end
         elif what == "commit":
-            bench.commit_to(epoch, min(len(bench.rows), bench.state.snapshot.end_sequence + number))
+            rig.commit_to(epoch, min(len(rig.rows), rig.state.snapshot.end_sequence + number))
             epoch += 1
         else:
             if what == "kill":
-                bench.restart()
+                rig.restart()
             else:
-                bench.do(SessionClosed(session))
+                rig.do(SessionClosed(session))
             session += 1
-            (ok,) = bench.hello(session)
+            (ok,) = rig.hello(session)
             assert isinstance(ok, DraftOk)
-            bench.do(FrameReceived(session, Notify(7, "s", 0)))
+            rig.do(FrameReceived(session, Notify(7, "s", 0)))
             position = ok.streams[0][2] + 1 if ok.streams else 0
     expected = [b"%d" % number for number, kind in enumerate(shape) if kind != "b"]
-    assert bench.payloads == expected[: len(bench.payloads)]
+    assert rig.payloads == expected[: len(rig.payloads)]
     closed = max((at for at in range(position) if shape[at] != "u"), default=-1)
-    assert len(bench.payloads) >= sum(kind != "b" for kind in shape[: closed + 1])
+    assert len(rig.payloads) >= sum(kind != "b" for kind in shape[: closed + 1])
 
 
 def test_nothing_of_the_draft_is_appended_twice_when_the_log_is_slow() -> None:
-    bench = DraftBench(Limits(credits_max=100), appends=False)
-    bench.open(A, 7)
-    assert sent(bench.take(A, *(stable(number) for number in range(60))), A) == []
-    assert sent(bench.do(RowsAppended(60)), A) == [Ack(61, ())]
+    rig = DraftGatewayRig(Limits(credits_max=100), appends=False)
+    rig.open(A, 7)
+    assert sent(rig.take(A, *(stable(number) for number in range(60))), A) == []
+    assert sent(rig.do(RowsAppended(60)), A) == [Ack(61, ())]

@@ -74,7 +74,7 @@ def rows(directory: Path, start: int, end: int) -> list[dict[str, Any]]:
         ([draft.encode(Hello("draft", b"", "p", "i")), v3.encode(Error("no"))], "unknown frame tag 2"),
     ],
 )
-def test_a_bad_peer_is_told_why_in_its_own_version_and_the_gateway_lives(
+def test_a_bad_peer_gets_the_reason_in_its_own_version_and_the_gateway_lives(
     gateway_process: Make, parts: list[bytes], reason: str
 ) -> None:
     gateway = gateway_process().start()

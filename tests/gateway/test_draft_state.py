@@ -1,4 +1,4 @@
-"""What the gateway decides about sessions of the draft: who holds a stream, boundaries, counts and faults."""
+"""The gateway's decisions about sessions of the draft: holders of streams, boundaries, counts and faults."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ from procession.wire.draft_messages import (
     DraftOk,
 )
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Restart
-from tests.gateway.bench import reasons, sent
-from tests.gateway.draft_bench import ALL, A, B, C, DraftBench, stable, unstable
+from tests.gateway.draft_gateway_rig import ALL, A, B, C, DraftGatewayRig, stable, unstable
+from tests.gateway.gateway_rig import reasons, sent
 
 
 @pytest.fixture
-def bench() -> DraftBench:
-    return DraftBench()
+def rig() -> DraftGatewayRig:
+    return DraftGatewayRig()
 
 
 # Handshake
 
 
-def test_ok_lists_the_streams_that_have_something_committed(bench: DraftBench) -> None:
-    assert bench.hello(A) == [DraftOk(100)]
-    bench.do(FrameReceived(A, Notify(7, "seven", 0)))
-    bench.do(FrameReceived(A, Notify(8, "eight", 0)))
-    bench.take(A, stable(1), stable(2), stable(1, stream_id=8))
-    bench.commit_to(0, 2)
-    assert bench.hello(B) == [DraftOk(100, ((7, "seven", 2),))]
-    bench.restart()
-    assert bench.hello(C) == [DraftOk(100, ((7, "seven", 2),))]
+def test_ok_lists_the_streams_that_have_something_committed(rig: DraftGatewayRig) -> None:
+    assert rig.hello(A) == [DraftOk(100)]
+    rig.do(FrameReceived(A, Notify(7, "seven", 0)))
+    rig.do(FrameReceived(A, Notify(8, "eight", 0)))
+    rig.take(A, stable(1), stable(2), stable(1, stream_id=8))
+    rig.commit_to(0, 2)
+    assert rig.hello(B) == [DraftOk(100, ((7, "seven", 2),))]
+    rig.restart()
+    assert rig.hello(C) == [DraftOk(100, ((7, "seven", 2),))]
 
 
 def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_doubled() -> None:
-    bench = DraftBench(Limits(listed_bytes_max=19 * 3))
-    bench.open(A, 1, 2, 3, 4)
-    bench.take(A, *(stable(5, stream_id=stream_id) for stream_id in (1, 2, 3, 4)))
-    bench.commit_to(0)
-    (ok,) = bench.hello(B)
+    rig = DraftGatewayRig(Limits(listed_bytes_max=19 * 3))
+    rig.open(A, 1, 2, 3, 4)
+    rig.take(A, *(stable(5, stream_id=stream_id) for stream_id in (1, 2, 3, 4)))
+    rig.commit_to(0)
+    (ok,) = rig.hello(B)
     assert isinstance(ok, DraftOk)
     assert [stream_id for stream_id, _, _ in ok.streams] == [1, 2, 3]
-    bench.do(SessionClosed(A))
-    bench.do(FrameReceived(B, Notify(4, "s", 0)))
-    bench.take(B, stable(5, stream_id=4), stable(6, stream_id=4))
-    assert len(bench.rows) == 5
+    rig.do(SessionClosed(A))
+    rig.do(FrameReceived(B, Notify(4, "s", 0)))
+    rig.take(B, stable(5, stream_id=4), stable(6, stream_id=4))
+    assert len(rig.rows) == 5
 
 
 @pytest.mark.parametrize(
@@ -74,107 +74,107 @@ def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_d
     ],
 )
 def test_what_goes_beyond_the_draft_is_refused_unless_it_is_allowed(version: str, reason: str) -> None:
-    bench = DraftBench()
-    bench.do(SessionOpened(A))
-    assert bench.do(FrameReceived(A, Hello(version, b"", "p", "i"))) == [CloseSession(A, reason)]
-    bench = DraftBench(Limits(extensions=draft.VERSIONS[version]))
-    assert bench.hello(A, version) == [DraftOk(Limits().credits_max)]
+    rig = DraftGatewayRig()
+    rig.do(SessionOpened(A))
+    assert rig.do(FrameReceived(A, Hello(version, b"", "p", "i"))) == [CloseSession(A, reason)]
+    rig = DraftGatewayRig(Limits(extensions=draft.VERSIONS[version]))
+    assert rig.hello(A, version) == [DraftOk(Limits().credits_max)]
 
 
 def test_a_cookie_is_asked_for_in_the_draft_too() -> None:
-    bench = DraftBench(Limits(cookie=b"sesame"))
-    bench.do(SessionOpened(A))
-    assert bench.do(FrameReceived(A, Hello("draft", b"", "p", "i"))) == [CloseSession(A, "a cookie is needed here")]
+    rig = DraftGatewayRig(Limits(cookie=b"sesame"))
+    rig.do(SessionOpened(A))
+    assert rig.do(FrameReceived(A, Hello("draft", b"", "p", "i"))) == [CloseSession(A, "a cookie is needed here")]
 
 
 # Who holds a stream
 
 
-def test_a_notify_is_not_answered_and_its_credit_comes_back(bench: DraftBench) -> None:
-    bench.hello(A)
-    assert bench.do(FrameReceived(A, Notify(7, "s", 0))) == []
-    assert bench.do(AckIntervalPassed()) == [SendFrame(A, Ack(1, ()))]
+def test_a_notify_is_not_answered_and_its_credit_comes_back(rig: DraftGatewayRig) -> None:
+    rig.hello(A)
+    assert rig.do(FrameReceived(A, Notify(7, "s", 0))) == []
+    assert rig.do(AckIntervalPassed()) == [SendFrame(A, Ack(1, ()))]
 
 
-def test_a_notify_for_a_stream_of_another_session_ends_the_session_that_asked(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.hello(B)
-    assert reasons(bench.do(FrameReceived(B, Notify(7, "s", 0)))) == [f"{draft.IN_USE}: 7"]
-    assert bench.state.registry[7].session == A
-    bench.do(SessionClosed(A))
-    bench.open(C, 7)
+def test_a_notify_for_a_stream_of_another_session_ends_the_session_that_asked(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.hello(B)
+    assert reasons(rig.do(FrameReceived(B, Notify(7, "s", 0)))) == [f"{draft.IN_USE}: 7"]
+    assert rig.state.registry[7].session == A
+    rig.do(SessionClosed(A))
+    rig.open(C, 7)
 
 
 def test_whoever_ended_a_stream_may_open_it_again_at_once_and_others_when_the_end_is_committed(
-    bench: DraftBench,
+    rig: DraftGatewayRig,
 ) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(1), stable(2, is_last=True))
-    assert [row["kind"] for row in bench.rows] == [KIND_RECORD, KIND_RECORD, KIND_EOS]
-    bench.hello(B)
-    assert reasons(bench.do(FrameReceived(B, Notify(7, "s", 0))))
-    assert bench.do(FrameReceived(A, Notify(7, "s", 0))) == []
-    bench.take(A, stable(3))
-    bench.commit_to(0, 3)
-    assert bench.state.registry[7].session == A, "the commit of its former end does not take it away"
-    bench.take(A, stable(4, None, is_last=True))
-    bench.commit_to(1)
-    bench.open(C, 7)
+    rig.open(A, 7)
+    rig.take(A, stable(1), stable(2, is_last=True))
+    assert [row["kind"] for row in rig.rows] == [KIND_RECORD, KIND_RECORD, KIND_EOS]
+    rig.hello(B)
+    assert reasons(rig.do(FrameReceived(B, Notify(7, "s", 0))))
+    assert rig.do(FrameReceived(A, Notify(7, "s", 0))) == []
+    rig.take(A, stable(3))
+    rig.commit_to(0, 3)
+    assert rig.state.registry[7].session == A, "the commit of its former end does not take it away"
+    rig.take(A, stable(4, None, is_last=True))
+    rig.commit_to(1)
+    rig.open(C, 7)
 
 
-def test_the_last_ack_comes_with_a_commit_that_covers_the_end(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(1), DraftMessage(7, 0, None, is_last=True, is_unstable=True))
-    assert bench.written == [(KIND_RECORD, 1, b"x"), (KIND_EOS, 1, b"")]
-    assert sent(bench.commit_to(0, 1), A) == [Ack(3, ((7, 1),))]
-    assert sent(bench.commit_to(1, 2), A) == [Ack(0, ((7, 1),))]
-    assert bench.state.registry[7].is_free
+def test_the_last_ack_comes_with_a_commit_that_covers_the_end(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, stable(1), DraftMessage(7, 0, None, is_last=True, is_unstable=True))
+    assert rig.written == [(KIND_RECORD, 1, b"x"), (KIND_EOS, 1, b"")]
+    assert sent(rig.commit_to(0, 1), A) == [Ack(3, ((7, 1),))]
+    assert sent(rig.commit_to(1, 2), A) == [Ack(0, ((7, 1),))]
+    assert rig.state.registry[7].is_free
 
 
-def test_the_end_of_an_empty_stream_leaves_nothing_behind(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, DraftMessage(7, 0, None, is_last=True, is_unstable=True))
-    assert bench.written == [(KIND_EOS, NOTHING_COMMITTED, b"")]
-    assert sent(bench.commit_to(0), A) == [Ack(2, ())]
-    assert 7 not in bench.state.registry
+def test_the_end_of_an_empty_stream_leaves_nothing_behind(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, DraftMessage(7, 0, None, is_last=True, is_unstable=True))
+    assert rig.written == [(KIND_EOS, NOTHING_COMMITTED, b"")]
+    assert sent(rig.commit_to(0), A) == [Ack(2, ())]
+    assert 7 not in rig.state.registry
 
 
 # Boundaries
 
 
-def test_a_boundary_is_a_point_of_reference_without_a_record(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(1), stable(5, None))
-    assert bench.written == [(KIND_RECORD, 1, b"x"), (KIND_BOUNDARY, 5, b"")]
-    assert bench.state.records_in == 1
-    assert sent(bench.commit_to(0), A) == [Ack(3, ((7, 5),))]
-    assert reasons(bench.take(A, stable(5), stable(6))) == []
-    assert bench.payloads == [b"x", b"x"], "5 is committed, so it is dropped"
+def test_a_boundary_is_a_point_of_reference_without_a_record(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, stable(1), stable(5, None))
+    assert rig.written == [(KIND_RECORD, 1, b"x"), (KIND_BOUNDARY, 5, b"")]
+    assert rig.state.records_in == 1
+    assert sent(rig.commit_to(0), A) == [Ack(3, ((7, 5),))]
+    assert reasons(rig.take(A, stable(5), stable(6))) == []
+    assert rig.payloads == [b"x", b"x"], "5 is committed, so it is dropped"
 
 
-def test_a_boundary_at_the_last_message_is_the_same_place_and_one_before_it_goes_back(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(3), stable(3, None), stable(3, None, is_last=True))
-    assert bench.written == [(KIND_RECORD, 3, b"x"), (KIND_EOS, 3, b"")]
-    bench.do(FrameReceived(A, Notify(7, "s", 0)))
-    bench.take(A, stable(4))
-    assert reasons(bench.take(A, stable(3, None), stable(5))) == [], "below what was there when it was opened again"
-    bench.do(SessionClosed(A))
-    bench.open(B, 8)
-    bench.take(B, stable(3, stream_id=8))
-    assert reasons(bench.take(B, stable(2, None, stream_id=8))) == ["message id goes back on stream 8"]
+def test_a_boundary_at_the_last_message_is_the_same_place_and_one_before_it_goes_back(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, stable(3), stable(3, None), stable(3, None, is_last=True))
+    assert rig.written == [(KIND_RECORD, 3, b"x"), (KIND_EOS, 3, b"")]
+    rig.do(FrameReceived(A, Notify(7, "s", 0)))
+    rig.take(A, stable(4))
+    assert reasons(rig.take(A, stable(3, None), stable(5))) == [], "below what was there when it was opened again"
+    rig.do(SessionClosed(A))
+    rig.open(B, 8)
+    rig.take(B, stable(3, stream_id=8))
+    assert reasons(rig.take(B, stable(2, None, stream_id=8))) == ["message id goes back on stream 8"]
 
 
-def test_a_boundary_at_an_earlier_place_closes_no_group(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    bench.take(A, stable(5), unstable(6))
-    assert reasons(bench.take(A, stable(5, None))) == ["message id goes back on stream 7"]
+def test_a_boundary_at_an_earlier_place_closes_no_group(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    rig.take(A, stable(5), unstable(6))
+    assert reasons(rig.take(A, stable(5, None))) == ["message id goes back on stream 7"]
 
 
-def test_a_boundary_that_is_no_point_of_reference_changes_nothing(bench: DraftBench) -> None:
-    bench.open(A, 7)
-    assert bench.take(A, unstable(1, None)) == []
-    assert bench.rows == []
+def test_a_boundary_that_is_no_point_of_reference_changes_nothing(rig: DraftGatewayRig) -> None:
+    rig.open(A, 7)
+    assert rig.take(A, unstable(1, None)) == []
+    assert rig.rows == []
 
 
 # Counts
@@ -186,31 +186,29 @@ def counted(actions: list[Action], session: int) -> list[tuple[int, int, int]]:
 
 
 def test_an_ack_with_counts_tells_how_many_messages_are_settled_in_the_order_they_were_sent() -> None:
-    bench = DraftBench(Limits(credits_max=1000, extensions=ALL))
-    bench.open(A, 7, 8, version="draft+counts")
-    bench.take(A, stable(5), unstable(1), unstable(2), stable(9), unstable(3, None), stable(20, None), unstable(4))
-    bench.take(A, stable(1, stream_id=8))
-    assert counted(bench.commit_to(0, 1), A) == [(7, 5, 1)]
-    assert counted(bench.commit_to(1, 3), A) == [], "in the middle of a group nothing new is settled"
-    assert counted(bench.commit_to(2, 4), A) == [(7, 9, 5)], (
-        "the mark that marks nothing is settled with what it follows"
-    )
-    assert counted(bench.commit_to(3), A) == [(7, 20, 6), (8, 1, 1)]
-    bench.take(A, stable(21, is_last=True))
-    assert counted(bench.commit_to(4), A) == [(7, 21, 8)]
+    rig = DraftGatewayRig(Limits(credits_max=1000, extensions=ALL))
+    rig.open(A, 7, 8, version="draft+counts")
+    rig.take(A, stable(5), unstable(1), unstable(2), stable(9), unstable(3, None), stable(20, None), unstable(4))
+    rig.take(A, stable(1, stream_id=8))
+    assert counted(rig.commit_to(0, 1), A) == [(7, 5, 1)]
+    assert counted(rig.commit_to(1, 3), A) == [], "in the middle of a group nothing new is settled"
+    assert counted(rig.commit_to(2, 4), A) == [(7, 9, 5)], "the mark that marks nothing is settled with what it follows"
+    assert counted(rig.commit_to(3), A) == [(7, 20, 6), (8, 1, 1)]
+    rig.take(A, stable(21, is_last=True))
+    assert counted(rig.commit_to(4), A) == [(7, 21, 8)]
 
 
 def test_counts_begin_anew_with_a_session_and_what_was_committed_before_is_settled_at_once() -> None:
-    bench = DraftBench(Limits(credits_max=1000, extensions=ALL))
-    bench.open(A, 7, version="draft+counts")
-    bench.take(A, stable(1), unstable(5), stable(2), stable(3))
-    bench.commit_to(0, 3)
-    bench.do(SessionClosed(A))
-    bench.open(B, 7, version="draft+counts")
-    bench.take(B, stable(1), unstable(6), stable(2), stable(3), stable(4))
-    assert counted(bench.do(AckIntervalPassed()), B) == [(7, 2, 3)]
-    assert counted(bench.do(AckIntervalPassed()), B) == []
-    assert counted(bench.commit_to(1), B) == [(7, 4, 5)]
+    rig = DraftGatewayRig(Limits(credits_max=1000, extensions=ALL))
+    rig.open(A, 7, version="draft+counts")
+    rig.take(A, stable(1), unstable(5), stable(2), stable(3))
+    rig.commit_to(0, 3)
+    rig.do(SessionClosed(A))
+    rig.open(B, 7, version="draft+counts")
+    rig.take(B, stable(1), unstable(6), stable(2), stable(3), stable(4))
+    assert counted(rig.do(AckIntervalPassed()), B) == [(7, 2, 3)]
+    assert counted(rig.do(AckIntervalPassed()), B) == []
+    assert counted(rig.commit_to(1), B) == [(7, 4, 5)]
 
 
 def test_places_to_count_by_are_bounded_and_a_count_never_runs_ahead() -> None:
@@ -229,15 +227,15 @@ def test_places_to_count_by_are_bounded_and_a_count_never_runs_ahead() -> None:
 
 
 @pytest.fixture
-def faulty() -> DraftBench:
-    bench = DraftBench(Limits(credits_max=100, extensions=ALL))
-    bench.open(A, 7, version="draft+debug")
-    bench.open(B, 8)
-    bench.do(AckIntervalPassed())
-    return bench
+def faulty() -> DraftGatewayRig:
+    rig = DraftGatewayRig(Limits(credits_max=100, extensions=ALL))
+    rig.open(A, 7, version="draft+debug")
+    rig.open(B, 8)
+    rig.do(AckIntervalPassed())
+    return rig
 
 
-def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(faulty: DraftBench) -> None:
+def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(faulty: DraftGatewayRig) -> None:
     faulty.do(FrameReceived(A, Debug(DebugFault.STUTTER, 2)))
     faulty.take(A, stable(1), stable(2))
     assert sent(faulty.commit_to(0, 1), A) == []
@@ -246,7 +244,7 @@ def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(fau
     assert sent(faulty.do(AckIntervalPassed()), A) == [Ack(3, ((7, 1),))]
 
 
-def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftBench) -> None:
+def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftGatewayRig) -> None:
     assert faulty.do(FrameReceived(A, Debug(DebugFault.TICK, 3))) == [
         SendFrame(A, Ack(1, ())),
         SendFrame(A, Ack(0, ())),
@@ -262,7 +260,7 @@ def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftB
         (DebugFault.ERROR, [CloseSession(A, "the client requested an error")]),
     ],
 )
-def test_a_session_may_ask_for_its_own_end(faulty: DraftBench, fault: DebugFault, expected: list[Action]) -> None:
+def test_a_session_may_ask_for_its_own_end(faulty: DraftGatewayRig, fault: DebugFault, expected: list[Action]) -> None:
     assert faulty.do(FrameReceived(A, Debug(fault))) == expected
     assert set(faulty.state.sessions) == {B}
     assert 7 not in faulty.state.registry

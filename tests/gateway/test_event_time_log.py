@@ -1,4 +1,4 @@
-"""A gateway that puts its streams in the order of event time: what it offers, keeps back, acknowledges and finds again.
+"""A gateway with event-time order: what it offers, keeps back, acknowledges and recovers.
 
 Real logs on a real disk, and the real decisions; the sockets and the driver are played.
 """

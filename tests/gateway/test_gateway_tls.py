@@ -1,4 +1,4 @@
-"""A gateway that speaks TLS, as a process: whom it lets in, certificates that are renewed, last words, bad peers."""
+"""A gateway with TLS, as a process: which clients it accepts, renewed certificates, last frames, bad peers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_records_are_taken_and_acknowledged_over_tls(gateway_process: Make, auth
         producer.wait_committed(7, 1000)
 
 
-def test_who_asks_for_streams_hears_what_is_wrong_and_a_failed_handshake_is_logged(
+def test_streams_reports_a_failed_handshake_and_the_gateway_logs_it(
     gateway_process: Make, authority: Authority, tmp_path: Path
 ) -> None:
     gateway = gateway_process(
@@ -80,9 +80,7 @@ def test_who_asks_for_streams_hears_what_is_wrong_and_a_failed_handshake_is_logg
         wait_for(lambda reason=reason: reason in logged(), reason, gateway.log.read_text)  # type: ignore[misc]
 
 
-def test_the_side_door_speaks_tls_too_and_lets_nobody_in_without(
-    gateway_process: Make, authority: Authority, tmp_path: Path
-) -> None:
+def test_the_control_port_requires_tls_too(gateway_process: Make, authority: Authority, tmp_path: Path) -> None:
     gateway = gateway_process(tls=authority.server(client_ca=authority.ca), control_tls=authority.client()).start()
     with gateway.client() as driver:
         assert driver.status()["next_sequence"] == 0
@@ -118,7 +116,7 @@ def test_gateways_speak_tls_to_each_other(tmp_path: Path, authority: Authority) 
         assert sorted(gateways.connected()) == ["gateway-0", "gateway-1"]
 
 
-def test_only_who_shows_a_certificate_gets_in_where_one_is_asked_for(
+def test_a_client_without_a_certificate_is_refused_where_one_is_required(
     gateway_process: Make, authority: Authority, tmp_path: Path
 ) -> None:
     gateway = gateway_process(tls=authority.server(client_ca=authority.ca)).start()
@@ -146,7 +144,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_producer_and_the_others_stay
             early.notify(7)
 
 
-def test_a_last_word_arrives(gateway_process: Make, authority: Authority) -> None:
+def test_the_last_frame_arrives_before_the_connection_closes(gateway_process: Make, authority: Authority) -> None:
     gateway = gateway_process(tls=authority.server(), control_tls=ClientTls(authority.ca), linger_s=0.2).start()
     with Producer(gateway.listen, ClientTls(authority.ca)) as wrong:
         wrong.send(Hello("9", b"", "p", "i"))
@@ -164,7 +162,7 @@ def test_a_last_word_arrives(gateway_process: Make, authority: Authority) -> Non
 def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
     gateway_process: Make, authority: Authority, name: str
 ) -> None:
-    assaults: dict[str, hostile.Assault] = {
+    attacks: dict[str, hostile.Attack] = {
         "slow loris": hostile.slow_loris,
         "strangers": hostile.strangers,
         "half open": hostile.half_open,
@@ -186,7 +184,7 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
         return False
 
     client_hello = hostile.SCANS["a TLS client"]
-    asyncio.run(assaults[name](parse_address(gateway.listen), client_hello, at_height))
+    asyncio.run(attacks[name](parse_address(gateway.listen), client_hello, at_height))
     assert hostile.until(lambda: hostile.sockets(gateway.process.pid) <= held), "descriptors were left open"
 
 

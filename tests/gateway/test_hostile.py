@@ -1,4 +1,4 @@
-"""Hostile peers at the gateway's doors: whatever they do, an honest producer's records are taken and acknowledged."""
+"""Hostile peers at the gateway's ports: whatever they do, records of other producers are accepted and acknowledged."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def honest(gateway: GatewayProcess) -> Iterator[Honest]:
         one.end()
 
 
-ASSAULTS: dict[str, hostile.Assault] = {
+ATTACKS: dict[str, hostile.Attack] = {
     "opened and dropped": hostile.opened_and_dropped(10_000),
     "slow loris": hostile.slow_loris,
     "strangers": hostile.strangers,
@@ -107,7 +107,7 @@ ASSAULTS: dict[str, hostile.Assault] = {
 }
 
 
-@pytest.mark.parametrize("name", ASSAULTS)
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_it(
     gateway: GatewayProcess, honest: Honest, name: str
 ) -> None:
@@ -119,7 +119,7 @@ def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_
         await asyncio.to_thread(a_newcomer_is_served, gateway)
         assert hostile.sockets(pid) <= held + SESSIONS_MAX + LINGERING_MAX + 1
 
-    asyncio.run(ASSAULTS[name](parse_address(gateway.listen), HELLO, at_height))
+    asyncio.run(ATTACKS[name](parse_address(gateway.listen), HELLO, at_height))
     honest.goes_on()
     assert hostile.until(lambda: hostile.sockets(pid) <= held), "connections were left open"
     assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX
@@ -153,8 +153,8 @@ def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make)
 def test_strangers_at_the_side_door_keep_no_driver_out(gateway_process: Make) -> None:
     gateway = gateway_process(controls_max=CONTROLS_MAX, handshake_timeout_s=10 * hostile.DEADLINE_S).start()
     pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
-    with ExitStack() as open_doors:
-        knock(gateway, open_doors)
+    with ExitStack() as open_connections:
+        knock(gateway, open_connections)
         with gateway.client() as newcomer:
             assert newcomer.status()["sessions"] == 0
             assert hostile.until(lambda: hostile.sockets(pid) <= held + CONTROLS_MAX), "all of them stay"
@@ -162,16 +162,16 @@ def test_strangers_at_the_side_door_keep_no_driver_out(gateway_process: Make) ->
 
 def test_strangers_at_the_side_door_are_sent_away_and_a_driver_stays(gateway: GatewayProcess, honest: Honest) -> None:
     pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
-    with ExitStack() as open_doors:
-        knock(gateway, open_doors)
+    with ExitStack() as open_connections:
+        knock(gateway, open_connections)
         assert hostile.until(lambda: hostile.sockets(pid) <= held), "silent connections stay open"
         honest.goes_on()
 
 
-def knock(gateway: GatewayProcess, open_doors: ExitStack) -> None:
+def knock(gateway: GatewayProcess, open_connections: ExitStack) -> None:
     """Many connections to the control port that say nothing, or nothing whole."""
     for number in range(5 * CONTROLS_MAX):
-        door = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
-        open_doors.enter_context(door)
+        connection = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
+        open_connections.enter_context(connection)
         with suppress(ConnectionError):  # it may have been sent away already
-            door.sendall(b"{" * number)
+            connection.sendall(b"{" * number)

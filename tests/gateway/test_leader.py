@@ -1,4 +1,4 @@
-"""The leader among its gateways: words that come late, and links that were replaced, take nobody's stream away."""
+"""The leader of several gateways: late messages and replaced links do not move a stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_join_that_was_given_up_and_comes_late_changes_nothing(leadership: Lea
     assert leadership.registry.active == {7: "gateway-1"}
 
 
-def test_a_link_that_was_replaced_is_told_so_and_not_refused_for_ever(leadership: Leadership) -> None:
+def test_a_replaced_link_gets_the_reason_and_is_not_refused_forever(leadership: Leadership) -> None:
     old, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 1))
     new, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 2))
     assert not leadership.notify(old, 7)["granted"]

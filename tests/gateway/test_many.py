@@ -1,4 +1,4 @@
-"""Many producers at one gateway, idle ones, and those that stop without a word."""
+"""Many producers at one gateway, idle ones, and some that end without closing."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_lit
             newcomer.wait_committed(10**9, 99)
         assert sum(1 for _ in control.streams()) == CONNECTIONS * STREAMS_EACH + 1
     # All of them leave at once, and their streams are free.
-    with Producer(gateway.listen) as heir, gateway.client() as control:
-        heir.hello()
+    with Producer(gateway.listen) as successor, gateway.client() as control:
+        successor.hello()
         while gateway.answer(control.status)["sessions"] > 1:
             pass
-        assert heir.notify(1).success
+        assert successor.notify(1).success
 
 
 def test_a_producer_that_is_stopped_keeps_its_stream_costs_nothing_and_goes_on(gateway_process: Make) -> None:
@@ -126,7 +126,7 @@ def test_a_producer_whose_machine_began_anew_is_noticed_and_its_streams_are_free
     forgotten.hello()
     assert forgotten.notify(7).success
     forget(forgotten)
-    with Producer(gateway.listen) as heir:
-        heir.hello()
-        while not heir.notify(7).success:
-            heir.expect(Ack)
+    with Producer(gateway.listen) as successor:
+        successor.hello()
+        while not successor.notify(7).success:
+            successor.expect(Ack)

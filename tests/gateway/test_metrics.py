@@ -132,18 +132,18 @@ def test_without_the_option_there_is_no_such_port(gateway_process: Make) -> None
     assert "metrics" not in json.loads((gateway.directory / "gateway.json").read_text())
 
 
-def test_readers_who_say_nothing_hold_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_readers_delay_others_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics._Reader, "timeout", 0.05)
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
-    door = MetricsServer(listening, lambda: [Metric("it", "gauge", "It.", (), [((), 7.0)])])
+    server = MetricsServer(listening, lambda: [Metric("it", "gauge", "It.", (), [((), 7.0)])])
     try:
         with ExitStack() as silent:
             for _ in range(5):
                 silent.enter_context(socket.create_connection(address))
             assert read(str(address))["it", ()] == 7
     finally:
-        door.close()
+        server.close()
 
 
 def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
@@ -152,18 +152,18 @@ def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
 
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
-    door = MetricsServer(listening, late)
+    server = MetricsServer(listening, late)
     try:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             read(str(address))
     finally:
-        door.close()
+        server.close()
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics2", "/favicon.ico", "/-/reload"])
 def test_the_port_answers_nothing_but_metrics(path: str) -> None:
     listening = listening_socket(Address("127.0.0.1", 0))
-    door = MetricsServer(listening, lambda: [Metric("secret_name", "gauge", "", (), [((), 1.0)])])
+    server = MetricsServer(listening, lambda: [Metric("secret_name", "gauge", "", (), [((), 1.0)])])
     try:
         address = address_of(listening)
         assert ("secret_name", ()) in read(str(address))
@@ -175,4 +175,4 @@ def test_the_port_answers_nothing_but_metrics(path: str) -> None:
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(posted, timeout=20)
     finally:
-        door.close()
+        server.close()

@@ -1,4 +1,4 @@
-"""The performer's writes: one after the other, whatever becomes of who asked for them."""
+"""The performer writes one request after the other, also if the caller is cancelled."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_stream_of_which_only_the_end_is_left_after_a_restart_is_committed() -
     check_positions({8: 3}, Registry({}, tail), claims(8))
 
 
-def test_a_stream_that_nobody_sent_is_not_committed_where_there_is_one_gateway() -> None:
+def test_a_stream_without_records_is_not_committed_if_there_is_one_gateway() -> None:
     with pytest.raises(StorageError, match="stream 8 was reported as committed, but none came"):
         check_positions({8: 0}, REGISTRY, claims(is_alone=True))
     check_positions({8: 0}, REGISTRY, claims())  # another gateway may have taken it

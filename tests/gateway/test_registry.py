@@ -1,4 +1,4 @@
-"""The registry of streams: what is seen and committed, who has a stream, and when it is forgotten."""
+"""The registry of streams: seen and committed positions, the holder of a stream, and when a stream is forgotten."""
 
 from __future__ import annotations
 

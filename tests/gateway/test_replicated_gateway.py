@@ -1,4 +1,4 @@
-"""A gateway with replicas, as a process: its machine is lost with its disk, and another directory goes on."""
+"""A gateway with replicas, as a process: its machine is lost with its disk, and another directory continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from procession.address import kept, parse_address
 from procession.connectors.generator_source import GeneratorSource, Recipe
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
-from tests.gateway.taker import Taker
+from tests.gateway.epoch_reader import EpochReader
 from tests.sos.test_replicated_files import ServiceThread
 from tests.sos.test_replicated_volume import SECRET
 
@@ -97,10 +97,10 @@ def gateway(tmp_path: Path) -> Iterator[ReplicatedGateway]:
     replicas.close()
 
 
-class MovedTaker(Taker):
+class MovedEpochReader(EpochReader):
     """A driver that goes on with a gateway in another directory."""
 
-    def continue_from(self, other: Taker) -> None:
+    def continue_from(self, other: EpochReader) -> None:
         self.epoch, self.offsets = other.epoch, dict(other.offsets)
         self.positions, self.ids, self.pieces, self._untold = other.positions, other.ids, other.pieces, other._untold
         self._acknowledged = other._acknowledged
@@ -115,7 +115,7 @@ def test_a_gateway_whose_machine_is_lost_goes_on_elsewhere(gateway: ReplicatedGa
     client = SourceClient(source, gateway.listen, options)
     producing = threading.Thread(target=lambda: asyncio.run(client.run()), daemon=True)
     producing.start()
-    driver = MovedTaker(gateway.work / "checkpoint", gateway.directory)
+    driver = MovedEpochReader(gateway.work / "checkpoint", gateway.directory)
     driver.begin()
     for _ in range(losses):
         time.sleep(0.3 + 0.7 * chance.random())  # producers and driver work meanwhile
@@ -127,7 +127,7 @@ def test_a_gateway_whose_machine_is_lost_goes_on_elsewhere(gateway: ReplicatedGa
                 gateway.replicas.stop(replica)
                 gateway.replicas.start(replica)
             gateway.restore()
-        before, driver = driver, MovedTaker(gateway.work / "checkpoint", gateway.directory)
+        before, driver = driver, MovedEpochReader(gateway.work / "checkpoint", gateway.directory)
         driver.continue_from(before)
         driver.begin()
     deadline = time.monotonic() + PATIENCE_S

@@ -18,7 +18,7 @@ from procession.gateway.performer import GatewayPerformer
 from procession.gateway.retired_streams import HEADER, Mark, RetiredStreams
 from procession.gateway.snapshot import Position, Snapshot
 from procession.gateway.state import GatewayState
-from tests.gateway.bench import recovered
+from tests.gateway.gateway_rig import recovered
 from tests.sdk.loops import on_a_loop
 
 

@@ -13,7 +13,7 @@ from procession.gateway.gateway_events import (
 )
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.retired_streams import ENTRY, HEADER, RetiredStreams
-from tests.gateway.bench import A, Bench
+from tests.gateway.gateway_rig import A, GatewayRig
 
 S = 7
 
@@ -93,16 +93,16 @@ def test_a_stream_is_not_forgotten_while_a_commit_may_name_it_again(is_restarted
 
 def test_a_commit_that_names_a_stream_again_is_taken_although_streams_are_forgotten_at_once() -> None:
     """The driver has not heard yet that the first commit is on disk, so the second names its positions, too."""
-    bench = Bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=0))
-    bench.open(A, S)
-    bench.message(A, S, 0, 1, 2)
-    bench.do(SessionClosed(A))
+    rig = GatewayRig(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=0))
+    rig.open(A, S)
+    rig.message(A, S, 0, 1, 2)
+    rig.do(SessionClosed(A))
     for epoch, kept in enumerate((0, 0, 0, 1)):
-        assert not bench.state.retired.forgotten
-        bench.do(EpochCommitted(1, epoch, len(bench.rows), {S: 2} if not kept else {}, epochs_kept=kept))
-        bench.do(RetireStreams())
-        bench.do(RetireStreams())
-    assert bench.state.retired.forgotten == 1
+        assert not rig.state.retired.forgotten
+        rig.do(EpochCommitted(1, epoch, len(rig.rows), {S: 2} if not kept else {}, epochs_kept=kept))
+        rig.do(RetireStreams())
+        rig.do(RetireStreams())
+    assert rig.state.retired.forgotten == 1
 
 
 def test_a_stream_is_forgotten_only_with_a_file_on_disk_that_leaves_it_out() -> None:

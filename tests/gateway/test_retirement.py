@@ -22,36 +22,36 @@ from procession.gateway.retired_streams import HEADER, RetiredStreams
 from procession.gateway.snapshot import Position
 from procession.gateway.state import GatewayState
 from procession.wire.messages import NOTHING_COMMITTED, Messages, Notify, NotifyAck
-from tests.gateway.bench import A, B, Bench
+from tests.gateway.gateway_rig import A, B, GatewayRig
 from tests.gateway.several import HELLO, Several
 
 AT_ONCE = Limits(credits_max=100, streams_retire_after_s=0)
 S = 7
 
 
-def retired_bench(limits: Limits = AT_ONCE) -> Bench:
+def retired_rig(limits: Limits = AT_ONCE) -> GatewayRig:
     """A gateway that has had a stream up to message 2, and has retired it."""
-    bench = Bench(limits)
-    bench.open(A, S)
-    bench.message(A, S, 0, 1, 2)
-    bench.do(SessionClosed(A))
-    bench.commit(0, s7=2)
-    bench.do(RetireStreams())
-    return bench
+    rig = GatewayRig(limits)
+    rig.open(A, S)
+    rig.message(A, S, 0, 1, 2)
+    rig.do(SessionClosed(A))
+    rig.commit(0, s7=2)
+    rig.do(RetireStreams())
+    return rig
 
 
 def test_a_stream_that_is_idle_is_retired_and_comes_back_with_its_position() -> None:
-    bench = retired_bench()
-    assert S not in bench.state.registry
-    assert bench.state.snapshot.streams == {}
-    assert len(bench.state.retired) == 1
-    bench.hello(B)
-    assert bench.notify(B, S) == NotifyAck(True, S, 2)
-    bench.message(B, S, 1, 2, 3)
-    assert bench.ids == [0, 1, 2, 3], "what had come before is a duplicate"
-    bench.commit(1, s7=3)
-    assert bench.state.snapshot.streams == {S: Position("stream 7", 3)}
-    assert len(bench.state.retired) == 0, "the snapshot has it again"
+    rig = retired_rig()
+    assert S not in rig.state.registry
+    assert rig.state.snapshot.streams == {}
+    assert len(rig.state.retired) == 1
+    rig.hello(B)
+    assert rig.notify(B, S) == NotifyAck(True, S, 2)
+    rig.message(B, S, 1, 2, 3)
+    assert rig.ids == [0, 1, 2, 3], "what had come before is a duplicate"
+    rig.commit(1, s7=3)
+    assert rig.state.snapshot.streams == {S: Position("stream 7", 3)}
+    assert len(rig.state.retired) == 0, "the snapshot has it again"
 
 
 def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_committed() -> None:
@@ -75,45 +75,45 @@ def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_comm
 
 
 def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -> None:
-    bench = Bench(Limits(credits_max=1000, streams_max=16))
-    bench.hello(A)
+    rig = GatewayRig(Limits(credits_max=1000, streams_max=16))
+    rig.hello(A)
     for stream_id in range(13):
-        assert bench.notify(A, stream_id).success
-        bench.message(A, stream_id, 0)
+        assert rig.notify(A, stream_id).success
+        rig.message(A, stream_id, 0)
         if stream_id == 5:
-            bench.do(SessionClosed(A))
-            bench.commit(0, **{f"s{one}": 0 for one in range(6)})
-            bench.hello(A)
-    bench.do(SessionClosed(A))
-    bench.commit(1, **{f"s{number}": 0 for number in range(6, 13)})
-    bench.do(RetireStreams())
-    assert [stream.stream_id for stream in bench.state.registry] == list(range(5, 13))
+            rig.do(SessionClosed(A))
+            rig.commit(0, **{f"s{one}": 0 for one in range(6)})
+            rig.hello(A)
+    rig.do(SessionClosed(A))
+    rig.commit(1, **{f"s{number}": 0 for number in range(6, 13)})
+    rig.do(RetireStreams())
+    assert [stream.stream_id for stream in rig.state.registry] == list(range(5, 13))
 
 
 def test_a_stream_that_comes_back_while_it_is_being_retired_stays() -> None:
-    bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=60))
-    (write,) = bench.state.handle(RetireStreams(), 100.0)
+    rig = retired_rig(Limits(credits_max=100, streams_retire_after_s=60))
+    (write,) = rig.state.handle(RetireStreams(), 100.0)
     assert isinstance(write, WriteSnapshot)
     assert write.retiring is not None
-    bench.retired = write.retiring.data
-    bench.hello(B)
-    assert bench.notify(B, S) == NotifyAck(True, S, 2)
-    bench.message(B, S, 3)
-    bench.do(SnapshotWritten(write.snapshot, write.retiring))
-    assert bench.state.registry[S].session == B
+    rig.retired = write.retiring.data
+    rig.hello(B)
+    assert rig.notify(B, S) == NotifyAck(True, S, 2)
+    rig.message(B, S, 3)
+    rig.do(SnapshotWritten(write.snapshot, write.retiring))
+    assert rig.state.registry[S].session == B
     # Before the next snapshot the record is in the log only, and the position among the retired only.
-    bench.restart()
-    assert (bench.state.registry[S].committed, bench.state.registry[S].seen) == (2, 3)
-    bench.commit(1, s7=3)
-    assert bench.state.snapshot.streams[S].committed == 3
+    rig.restart()
+    assert (rig.state.registry[S].committed, rig.state.registry[S].seen) == (2, 3)
+    rig.commit(1, s7=3)
+    assert rig.state.snapshot.streams[S].committed == 3
 
 
 def test_a_commit_that_is_sent_again_brings_no_retired_or_forgotten_stream_back() -> None:
-    bench = retired_bench()
+    rig = retired_rig()
     for positions in ({"s7": 2}, {"s7": 1}, {"s8": 4}):
-        bench.commit(0, **positions)
-        assert bench.state.snapshot.streams == {}
-    assert bench.state.retired.committed(S) == 2
+        rig.commit(0, **positions)
+        assert rig.state.snapshot.streams == {}
+    assert rig.state.retired.committed(S) == 2
 
 
 def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() -> None:
@@ -199,9 +199,9 @@ def test_a_gateway_that_does_not_lead_writes_no_file() -> None:
     assert several[1].snapshot.retired is None
 
 
-def test_what_is_too_old_is_forgotten_although_nobody_is_retired() -> None:
-    bench = retired_bench(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=50))
-    (write,) = bench.state.handle(RetireStreams(), 1000.0)
+def test_old_retired_streams_are_forgotten_although_no_stream_retires() -> None:
+    rig = retired_rig(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=50))
+    (write,) = rig.state.handle(RetireStreams(), 1000.0)
     assert isinstance(write, WriteSnapshot)
     assert write.retiring is not None
     assert write.retiring.data == HEADER

@@ -1,4 +1,4 @@
-"""A real gateway process on real sockets: bad peers, slow peers, killed gateways, and what its side door says."""
+"""A real gateway process on real sockets: bad peers, slow peers, killed gateways, and its control port."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def is_alive(gateway: GatewayProcess) -> bool:
         return producer.hello().credits > 0
 
 
-def is_closed(door: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     try:
-        return not door.recv(1)
+        return not connection.recv(1)
     except ConnectionError:
         return True
 
@@ -95,7 +95,7 @@ def is_closed(door: socket.socket) -> bool:
         "error",
     ],
 )
-def test_a_bad_peer_is_told_why_and_closed_and_the_gateway_lives(
+def test_a_bad_peer_gets_the_reason_and_is_closed_and_the_gateway_lives(
     gateway_process: Make, parts: list[bytes | Frame], reason: str | None
 ) -> None:
     gateway = gateway_process().start()
@@ -129,7 +129,7 @@ def test_a_bad_peer_while_streaming_loses_its_session_and_its_good_records_stay(
     assert ids(gateway, end) == [0, 1, 2, 3, 4]
 
 
-def test_an_id_that_goes_back_first_of_all_that_was_read_is_told_so_too(gateway_process: Make) -> None:
+def test_an_id_that_goes_back_first_of_all_that_was_read_gets_the_reason_too(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with _open(gateway) as producer, gateway.client() as control:
         producer.messages(7, range(2))
@@ -164,7 +164,7 @@ def test_a_peer_that_says_nothing_is_sent_away(gateway_process: Make) -> None:
         assert silent.expect(Error).reason == "no HELLO in time"
 
 
-def test_one_session_too_many_is_told_so(gateway_process: Make) -> None:
+def test_one_session_too_many_gets_the_reason(gateway_process: Make) -> None:
     gateway = gateway_process(limits={"sessions_max": 1}).start()
     with Producer(gateway.listen) as first:
         first.hello()  # answered, so it is in; of two connections that are made at once either may be accepted first
@@ -317,7 +317,7 @@ def test_a_gateway_told_to_stop_sends_its_producers_away_and_keeps_what_they_sen
         assert control.status()["durable_end"] == 10
 
 
-def test_a_gateway_whose_disk_fails_ends_and_whoever_asked_it_waits_for_its_next_start(
+def test_a_gateway_whose_disk_fails_ends_and_its_clients_wait_for_its_next_start(
     gateway_process: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its error is not the driver's: the question is asked again, and answered when the gateway is back."""
@@ -362,7 +362,7 @@ def test_a_full_disk_ends_the_gateway_with_a_sentence_and_loses_nothing(gateway_
     assert ids(gateway, 5000, 100) == list(range(100, 5000))
 
 
-# The side door
+# The side connection
 
 
 def test_a_replaced_driver_gets_nothing_from_the_gateway_any_more_also_after_a_restart(gateway_process: Make) -> None:
@@ -411,10 +411,10 @@ def test_a_commit_beyond_the_log_is_refused_and_the_gateway_lives(gateway_proces
 )
 def test_a_request_that_makes_no_sense_is_answered_with_a_sentence(gateway_process: Make, line: bytes) -> None:
     gateway = gateway_process().start()
-    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as door:
+    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as connection:
         for _ in range(2):
-            door.sendall(line + b"\n")
-            reply = json.loads(door.makefile().readline())
+            connection.sendall(line + b"\n")
+            reply = json.loads(connection.makefile().readline())
             assert (reply["ok"], reply["kind"]) in ((False, "invalid"), (False, "garbled"))
     with ControlClient(gateway.directory) as control, pytest.raises(RemoteProtocolError):
         control._ask("dance")
@@ -422,9 +422,9 @@ def test_a_request_that_makes_no_sense_is_answered_with_a_sentence(gateway_proce
 
 def test_a_request_that_is_too_long_closes_only_its_connection(gateway_process: Make) -> None:
     gateway = gateway_process(request_bytes_max=1000).start()
-    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as door:
-        door.sendall(b"x" * 5000)
-        assert is_closed(door)
+    with socket.create_connection(addresses(gateway.directory)["control"], timeout=10) as connection:
+        connection.sendall(b"x" * 5000)
+        assert is_closed(connection)
     with gateway.client() as control:
         assert control.status()["sessions"] == 0
 

@@ -103,7 +103,7 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
     """What has not happened yet: everything must, however slow the machine is."""
     with Gateways(tmp_path, 3, ack_interval_s=0.1, link_interval_s=0.1, link_timeout_s=2.0) as gateways:
         producers = Producers(gateways, seconds)
-        taker = gateways.taker().begin()
+        epoch_reader = gateways.epoch_reader().begin()
         producers.thread.start()
         deadline = time.monotonic() + seconds
         happened: list[tuple[str, int]] = []
@@ -114,9 +114,9 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
             number = chance.randrange(len(gateways.all))
             gateway = gateways[number]
             if what == "driver":
-                taker.finish()
-                taker = taker.successor().begin()
-                gateways.takers.append(taker)
+                epoch_reader.finish()
+                epoch_reader = epoch_reader.successor().begin()
+                gateways.epoch_readers.append(epoch_reader)
             elif what == "kill":
                 gateway.kill()
                 time.sleep(chance.uniform(0.0, 0.5))
@@ -137,9 +137,9 @@ def test_every_stream_arrives_once_and_in_order_whatever_dies_joins_or_leaves(
             producers.thread.join(PATIENCE_S)
         assert not producers.thread.is_alive(), f"{happened}\n{producers.describe()}\n{gateways.describe()}"
         assert producers.error is None, producers.error
-        taker.finish()
-        gateways.until(lambda: not taker.take() and taker.tell(), "the last epoch")
-        ids = taker.ids
+        epoch_reader.finish()
+        gateways.until(lambda: not epoch_reader.take() and epoch_reader.tell(), "the last epoch")
+        ids = epoch_reader.ids
         assert len(ids) == PRODUCERS * STREAMS
         for stream_id, found in ids.items():
             assert found == list(range(producers.records)), f"stream {stream_id} after {happened}"

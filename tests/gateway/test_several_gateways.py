@@ -1,4 +1,5 @@
-"""Several real gateway processes for one pipeline: whose a stream is, and what a death or a departure changes."""
+"""Several real gateway processes for one pipeline: which gateway holds a stream, and what a death or a departure
+changes."""
 
 from __future__ import annotations
 
@@ -43,24 +44,24 @@ def opened(gateways: Gateways, number: int, stream_id: int) -> tuple[Producer, i
 
 def test_a_stream_moves_when_all_that_its_holder_took_is_committed_and_not_before(gateways: Gateways) -> None:
     with gateways:
-        taker = gateways.taker()
+        epoch_reader = gateways.epoch_reader()
         first, _ = opened(gateways, 1, 7)
         first.messages(7, range(10))
         with Producer(gateways[2].listen) as other:
             other.hello()
             assert not other.notify(7).success, "it is open elsewhere"
-            gateways.until(lambda: taker.has(7, 10), "ten records")
+            gateways.until(lambda: epoch_reader.has(7, 10), "ten records")
             first.messages(7, range(10, 15))
             gateways.until(lambda: gateways[1].client().status()["next_sequence"] == 15, "fifteen records")
             first.socket.close()
             assert not other.notify(7).success, "what came of it is not committed"
-        gateways.until(lambda: taker.has(7, 15), "fifteen records")
+        gateways.until(lambda: epoch_reader.has(7, 15), "fifteen records")
         second, point_of_reference = opened(gateways, 2, 7)
         assert point_of_reference == 14
         second.messages(7, range(15, 20))
-        gateways.until(lambda: taker.has(7, 20), "twenty records")
-        assert taker.ids[7] == list(range(20))
-        assert sequences(taker.offsets) == {"gateway-0": 0, "gateway-1": 15, "gateway-2": 5}
+        gateways.until(lambda: epoch_reader.has(7, 20), "twenty records")
+        assert epoch_reader.ids[7] == list(range(20))
+        assert sequences(epoch_reader.offsets) == {"gateway-0": 0, "gateway-1": 15, "gateway-2": 5}
         second.socket.close()
 
 
@@ -90,7 +91,7 @@ def test_of_those_that_fight_for_streams_all_at_once_one_has_each(gateways: Gate
 
 def test_a_leader_that_dies_takes_no_stream_with_it_and_grants_none_before_all_are_heard(gateways: Gateways) -> None:
     with gateways:
-        taker = gateways.taker()
+        epoch_reader = gateways.epoch_reader()
         holder, _ = opened(gateways, 1, 7)
         holder.messages(7, range(5))
         gateways[2].kill()
@@ -108,20 +109,20 @@ def test_a_leader_that_dies_takes_no_stream_with_it_and_grants_none_before_all_a
             other.hello()
             assert not other.notify(7).success
             assert not other.notify(8).success
-        gateways.until(lambda: taker.has(7, 10), "ten records")
-        assert taker.ids[7] == list(range(10))
+        gateways.until(lambda: epoch_reader.has(7, 10), "ten records")
+        assert epoch_reader.ids[7] == list(range(10))
         holder.socket.close()
         third.socket.close()
 
 
 def test_a_gateway_that_dies_holds_its_streams_until_it_is_back(gateways: Gateways) -> None:
     with gateways:
-        taker = gateways.taker()
+        epoch_reader = gateways.epoch_reader()
         holder, _ = opened(gateways, 2, 7)
         holder.messages(7, range(5))
         gateways.until(lambda: gateways[2].client().status()["next_sequence"] == 5, "five records")
         with gateways[2].client() as client:
-            client.offer(taker.checkpoint.fence, 0, 100, 10_000)  # on disk now
+            client.offer(epoch_reader.checkpoint.fence, 0, 100, 10_000)  # on disk now
         gateways[2].kill()
         holder.socket.close()
         with Producer(gateways[1].listen) as other:
@@ -129,7 +130,7 @@ def test_a_gateway_that_dies_holds_its_streams_until_it_is_back(gateways: Gatewa
             assert other.notify(8).success, "what it does not hold goes on"
             assert not other.notify(7).success
         gateways[2].start()
-        gateways.until(lambda: taker.has(7, 5), "five records")
+        gateways.until(lambda: epoch_reader.has(7, 5), "five records")
         second, point_of_reference = opened(gateways, 0, 7)
         assert point_of_reference == 4
         second.socket.close()
@@ -137,7 +138,7 @@ def test_a_gateway_that_dies_holds_its_streams_until_it_is_back(gateways: Gatewa
 
 def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_name(gateways: Gateways) -> None:
     with gateways:
-        taker = gateways.taker().begin()
+        epoch_reader = gateways.epoch_reader().begin()
         producer, _ = opened(gateways, 2, 7)
         producer.messages(7, range(5))
         with gateways[0].client() as client, pytest.raises(ConfigError, match="leads, and cannot leave"):
@@ -157,19 +158,19 @@ def test_one_that_leaves_sends_its_producers_on_and_comes_back_under_the_same_na
         again, point_of_reference = opened(gateways, 2, 7)
         assert point_of_reference == 9
         again.messages(7, range(10, 15))
-        gateways.until(lambda: len(taker.ids[7]) == 15, "fifteen records")
-        assert taker.ids[7] == list(range(15))
+        gateways.until(lambda: len(epoch_reader.ids[7]) == 15, "fifteen records")
+        assert epoch_reader.ids[7] == list(range(15))
         moved.socket.close()
         again.socket.close()
 
 
 def test_a_stream_whose_holder_has_left_keeps_its_name_and_its_row(gateways: Gateways) -> None:
     with gateways:
-        taker = gateways.taker().begin()
+        epoch_reader = gateways.epoch_reader().begin()
         producer, _ = opened(gateways, 2, 7)
         (named,) = [row["name"] for row in ask(gateways[2].directory, cookie=b"", timeout_s=TIMEOUT_S)]
         producer.messages(7, range(5))
-        gateways.until(lambda: len(taker.ids.get(7, [])) == 5, "five records")
+        gateways.until(lambda: len(epoch_reader.ids.get(7, [])) == 5, "five records")
         with gateways[0].client() as client:
             client.leave("gateway-2")
         producer.expect(Restart)
@@ -180,7 +181,7 @@ def test_a_stream_whose_holder_has_left_keeps_its_name_and_its_row(gateways: Gat
         assert (row["id"], row["name"], row["committed"]) == (7, named, 4)
 
 
-def test_a_leader_that_stood_still_hears_only_the_last_link_of_each(tmp_path: Path) -> None:
+def test_a_leader_that_was_suspended_uses_only_the_last_link_of_each_gateway(tmp_path: Path) -> None:
     with Gateways(tmp_path, 2, ack_interval_s=0.05, link_interval_s=0.05, link_timeout_s=0.5) as gateways:
         holder, _ = opened(gateways, 1, 7)
         os.kill(gateways[0].process.pid, signal.SIGSTOP)

@@ -23,8 +23,8 @@ from procession.sdk.source_client import SourceClient
 from procession.storage.log_ranges import LogRange
 from procession.storage.log_reader import LogReader
 from procession.storage.segment import KIND_LATE, KIND_RECORD, ORDERED
+from tests.gateway.epoch_reader import EpochReader
 from tests.gateway.gateways import Gateways
-from tests.gateway.taker import Taker
 
 PATIENCE_S = 120.0
 Record = tuple[int, int]
@@ -55,7 +55,7 @@ def sorted_slowly(inputs: dict[int, list[Record]], lateness: int) -> list[Placed
     return sorted(placed)  # type: ignore[type-var]
 
 
-class OrderedTaker(Taker):
+class OrderedEpochReader(EpochReader):
     """Takes epochs in the order of event time."""
 
     def __init__(self, root: Path, leader: Path, records_max: int = 50) -> None:
@@ -63,10 +63,10 @@ class OrderedTaker(Taker):
         self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, 1 << 20, is_ordered=True)
         self.placed: list[Placed] = []
 
-    def successor(self) -> OrderedTaker:
+    def successor(self) -> OrderedEpochReader:
         offsets._agreement.cache_clear()  # another driver is another process, and waits for no answer of this one's
         other = super().successor()
-        assert isinstance(other, OrderedTaker)
+        assert isinstance(other, OrderedEpochReader)
         other.placed = self.placed
         return other
 
@@ -113,10 +113,10 @@ class World:
         self.gateways = Gateways(work, gateways, declared=DeclaredOrder(frozenset(self.inputs), lateness))
         self.threads: list[threading.Thread] = []
 
-    def taker(self) -> OrderedTaker:
-        taker = OrderedTaker(self.gateways.work / "checkpoint", self.gateways.work / "gateway-0")
-        self.gateways.takers.append(taker)
-        return taker
+    def epoch_reader(self) -> OrderedEpochReader:
+        epoch_reader = OrderedEpochReader(self.gateways.work / "checkpoint", self.gateways.work / "gateway-0")
+        self.gateways.epoch_readers.append(epoch_reader)
+        return epoch_reader
 
     def produce(self) -> None:
         for stream_id, records in self.inputs.items():
@@ -129,7 +129,7 @@ class World:
             thread.start()
             self.threads.append(thread)
 
-    def fenced(self, driver: OrderedTaker) -> bool:
+    def fenced(self, driver: OrderedEpochReader) -> bool:
         try:
             driver.word.raise_fence(driver.checkpoint, str(self.gateways.settings["declared"]))
         except RoundError:
@@ -140,17 +140,17 @@ class World:
     def is_done(self) -> bool:
         return not any(thread.is_alive() for thread in self.threads)
 
-    def check(self, taker: OrderedTaker) -> None:
+    def check(self, epoch_reader: OrderedEpochReader) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not self.is_done:
-            assert time.monotonic() < deadline, self.describe(taker)
-            assert taker.error is None, self.describe(taker)
+            assert time.monotonic() < deadline, self.describe(epoch_reader)
+            assert epoch_reader.error is None, self.describe(epoch_reader)
             time.sleep(0.01)
-        taker.finish()
-        assert taker.placed == self.expected
-        assert taker.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
+        epoch_reader.finish()
+        assert epoch_reader.placed == self.expected
+        assert epoch_reader.positions == {stream_id: records[-1][0] for stream_id, records in self.inputs.items()}
 
-    def describe(self, taker: OrderedTaker) -> str:
+    def describe(self, epoch_reader: OrderedEpochReader) -> str:
         positions = []
         for gateway in self.gateways.all:
             try:
@@ -158,7 +158,7 @@ class World:
                     positions.append(str(client.status()))
             except ProcessionError as error:
                 positions.append(error.sentence)
-        return "\n".join([f"{len(taker.placed)} of {len(self.expected)}", *positions, self.gateways.describe()])
+        return "\n".join([f"{len(epoch_reader.placed)} of {len(self.expected)}", *positions, self.gateways.describe()])
 
 
 SLOWLY = pytest.mark.slow
@@ -172,10 +172,10 @@ def test_the_sequence_is_that_of_a_sort_whatever_the_number_of_gateways(
 ) -> None:
     world = World(tmp_path, gateways, lateness, seed=gateways)
     with world.gateways:
-        taker = world.taker()
+        epoch_reader = world.epoch_reader()
         world.produce()
-        taker.begin()
-        world.check(taker)
+        epoch_reader.begin()
+        world.check(epoch_reader)
 
 
 @pytest.mark.parametrize(("lateness", "seed"), [(2, 3)])
@@ -196,26 +196,26 @@ def shaken(work: Path, lateness: int, seed: int, records: int, kills: int) -> No
     """Kill gateways, the leader too, again and again, with some output in between; and replace drivers."""
     world = World(work, 3, lateness, seed=seed, records=records)
     with world.gateways:
-        taker = world.taker().begin()
+        epoch_reader = world.epoch_reader().begin()
         world.produce()
         for number in range(kills):
-            reached = len(taker.placed)
+            reached = len(epoch_reader.placed)
             victim = world.gateways[world.chance.randrange(3) if number else 0]
             victim.kill()
             victim.start()
             if number % 3 == 1:
-                taker.finish()
-                world.gateways.takers.remove(taker)
-                successor = taker.successor()
+                epoch_reader.finish()
+                world.gateways.epoch_readers.remove(epoch_reader)
+                successor = epoch_reader.successor()
                 world.gateways.until(lambda driver=successor: world.fenced(driver), "the next driver")  # type: ignore[misc]
-                world.gateways.takers.append(successor)
-                taker = successor.begin()
+                world.gateways.epoch_readers.append(successor)
+                epoch_reader = successor.begin()
             deadline = time.monotonic() + PATIENCE_S
-            while len(taker.placed) == reached and not world.is_done:
-                assert time.monotonic() < deadline, world.describe(taker)
-                assert taker.error is None, world.describe(taker)
+            while len(epoch_reader.placed) == reached and not world.is_done:
+                assert time.monotonic() < deadline, world.describe(epoch_reader)
+                assert epoch_reader.error is None, world.describe(epoch_reader)
                 time.sleep(0.01)
-        world.check(taker)
+        world.check(epoch_reader)
 
 
 @pytest.mark.parametrize("lateness", [3])
@@ -223,15 +223,15 @@ def test_one_joins_and_one_leaves_and_the_sequence_stays_the_same(tmp_path: Path
     world = World(tmp_path, 2, lateness, seed=5, records=300)
     gateways = world.gateways
     with gateways:
-        taker = world.taker().begin()
+        epoch_reader = world.epoch_reader().begin()
         world.produce()
-        gateways.until(lambda: len(taker.placed) > 100, "the first records")
+        gateways.until(lambda: len(epoch_reader.placed) > 100, "the first records")
         gateways.all.append(gateways.make(2).start())
         gateways.until(lambda: "gateway-2" in gateways.connected(), "the third gateway")
         with gateways[0].client() as client:
             client.leave("gateway-1")
         assert gateways[1].wait()[0] == 0, "it ends by itself, when all that it took is committed"
-        world.check(taker)
+        world.check(epoch_reader)
 
 
 def test_one_that_orders_otherwise_may_not_join_and_idle_time_outs_take_one_gateway(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from procession.gateway import snapshot
 from procession.gateway.gateway_directory import SNAPSHOT as FILE_NAME
 from procession.gateway.gateway_directory import load_snapshot, save_snapshot
 from procession.gateway.snapshot import Position, Snapshot
-from tests.gateway.bench import recovered
+from tests.gateway.gateway_rig import recovered
 
 SNAPSHOT = Snapshot(3, 17, 100, 120, {7: Position("a name, ünïcödé", 49), 2**64 - 1: Position("", 0)})
 

@@ -34,21 +34,21 @@ from procession.wire.messages import (
     NotifyAck,
     Ok,
 )
-from tests.gateway.bench import STEP, A, B, Bench, reasons, sent
+from tests.gateway.gateway_rig import STEP, A, B, GatewayRig, reasons, sent
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def rig() -> GatewayRig:
+    return GatewayRig()
 
 
 # Handshake
 
 
 @pytest.mark.parametrize("version", ["0.0.1", "v0.0.1"])
-def test_a_hello_of_version_3_is_granted_all_credits(bench: Bench, version: str) -> None:
-    bench.do(SessionOpened(A))
-    assert sent(bench.do(FrameReceived(A, Hello(version, b"", "p", "i"))), A) == [Ok(100)]
+def test_a_hello_of_version_3_is_granted_all_credits(rig: GatewayRig, version: str) -> None:
+    rig.do(SessionOpened(A))
+    assert sent(rig.do(FrameReceived(A, Hello(version, b"", "p", "i"))), A) == [Ok(100)]
 
 
 @pytest.mark.parametrize(
@@ -63,267 +63,267 @@ def test_a_hello_of_version_3_is_granted_all_credits(bench: Bench, version: str)
 def test_a_hello_that_does_not_belong_here_is_refused_loudly(
     expected: bytes, given_cookie: bytes, version: str, reason: str
 ) -> None:
-    bench = Bench(Limits(cookie=expected))
-    bench.do(SessionOpened(A))
-    assert bench.do(FrameReceived(A, Hello(version, given_cookie, "p", "i"))) == [CloseSession(A, reason)]
-    assert not bench.state.sessions
+    rig = GatewayRig(Limits(cookie=expected))
+    rig.do(SessionOpened(A))
+    assert rig.do(FrameReceived(A, Hello(version, given_cookie, "p", "i"))) == [CloseSession(A, reason)]
+    assert not rig.state.sessions
 
 
 def test_one_session_too_many_is_closed_and_takes_no_place() -> None:
-    bench = Bench(Limits(sessions_max=1))
-    bench.hello(A)
-    assert bench.do(SessionOpened(B)) == [CloseSession(B, "more than 1 sessions")]
-    bench.do(SessionClosed(A))
-    assert bench.do(SessionOpened(3)) == []
+    rig = GatewayRig(Limits(sessions_max=1))
+    rig.hello(A)
+    assert rig.do(SessionOpened(B)) == [CloseSession(B, "more than 1 sessions")]
+    rig.do(SessionClosed(A))
+    assert rig.do(SessionOpened(3)) == []
 
 
 def test_the_oldest_peer_that_has_not_greeted_makes_room_for_a_new_one() -> None:
-    bench = Bench(Limits(sessions_max=3))
-    bench.hello(A)
+    rig = GatewayRig(Limits(sessions_max=3))
+    rig.hello(A)
     for number in (B, 3):
-        bench.do(SessionOpened(number))
-    assert bench.do(SessionOpened(4)) == [CloseSession(B, "more than 3 sessions")]
-    bench.hello(5)
-    assert bench.do(SessionOpened(6)) == [CloseSession(4, "more than 3 sessions")]
+        rig.do(SessionOpened(number))
+    assert rig.do(SessionOpened(4)) == [CloseSession(B, "more than 3 sessions")]
+    rig.hello(5)
+    assert rig.do(SessionOpened(6)) == [CloseSession(4, "more than 3 sessions")]
 
 
 # Duplicates and order
 
 
-def test_a_new_stream_is_told_that_nothing_is_committed(bench: Bench) -> None:
-    bench.hello(A)
-    assert bench.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
+def test_a_new_stream_is_told_that_nothing_is_committed(rig: GatewayRig) -> None:
+    rig.hello(A)
+    assert rig.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
 
 
-def test_records_get_consecutive_sequences_in_the_order_of_arrival(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.open(B, 8)
-    bench.message(A, 7, 0, 10, 20)
-    bench.message(B, 8, 5)
-    bench.message(A, 7, 21)
-    assert [(row["stream_id"], row["message_id"]) for row in bench.rows] == [(7, 0), (7, 10), (7, 20), (8, 5), (7, 21)]
+def test_records_get_consecutive_sequences_in_the_order_of_arrival(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.open(B, 8)
+    rig.message(A, 7, 0, 10, 20)
+    rig.message(B, 8, 5)
+    rig.message(A, 7, 21)
+    assert [(row["stream_id"], row["message_id"]) for row in rig.rows] == [(7, 0), (7, 10), (7, 20), (8, 5), (7, 21)]
 
 
-def test_a_client_that_drops_between_commits_causes_neither_hole_nor_duplicate(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 2, 3)
-    bench.commit(0, 2, s7=2)
-    bench.do(SessionClosed(A))
-    bench.hello(B)
-    assert bench.notify(B, 7) == NotifyAck(True, 7, 2)
-    bench.message(B, 7, 3, 4, 5)
-    assert bench.ids == [1, 2, 3, 4, 5]
-    assert bench.state.duplicates == 1
+def test_a_client_that_drops_between_commits_causes_neither_hole_nor_duplicate(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 2, 3)
+    rig.commit(0, 2, s7=2)
+    rig.do(SessionClosed(A))
+    rig.hello(B)
+    assert rig.notify(B, 7) == NotifyAck(True, 7, 2)
+    rig.message(B, 7, 3, 4, 5)
+    assert rig.ids == [1, 2, 3, 4, 5]
+    assert rig.state.duplicates == 1
 
 
-def test_a_client_that_replays_everything_causes_no_duplicate(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 2, 3)
-    bench.commit(0, 2, s7=2)
-    bench.do(SessionClosed(A))
-    bench.open(B, 7)
-    bench.message(B, 7, 1)
-    bench.message(B, 7, 2, 3, 4)
-    assert bench.ids == [1, 2, 3, 4]
+def test_a_client_that_replays_everything_causes_no_duplicate(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 2, 3)
+    rig.commit(0, 2, s7=2)
+    rig.do(SessionClosed(A))
+    rig.open(B, 7)
+    rig.message(B, 7, 1)
+    rig.message(B, 7, 2, 3, 4)
+    assert rig.ids == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("second", [[2], [3], [4, 4], [5, 4, 6]], ids=str)
 def test_an_id_that_goes_back_above_the_duplicates_is_the_peers_error_and_only_what_came_before_it_counts(
-    bench: Bench, second: list[int]
+    rig: GatewayRig, second: list[int]
 ) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 3)
-    assert reasons(bench.message(A, 7, *second)) == ["message id goes back on stream 7"]
-    assert bench.ids == [1, 3, *(one for one in second[:1] if one > 3)]
-    bench.hello(B)
-    assert bench.notify(B, 7).success, "the stream of a session that was closed is free at once"
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 3)
+    assert reasons(rig.message(A, 7, *second)) == ["message id goes back on stream 7"]
+    assert rig.ids == [1, 3, *(one for one in second[:1] if one > 3)]
+    rig.hello(B)
+    assert rig.notify(B, 7).success, "the stream of a session that was closed is free at once"
 
 
-def test_an_id_at_or_below_the_committed_one_is_always_dropped_in_silence(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 3)
-    bench.commit(0, s7=3)
-    assert reasons(bench.message(A, 7, 2, 3, 4)) == []
-    assert bench.ids == [1, 3, 4]
+def test_an_id_at_or_below_the_committed_one_is_always_dropped_in_silence(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 3)
+    rig.commit(0, s7=3)
+    assert reasons(rig.message(A, 7, 2, 3, 4)) == []
+    assert rig.ids == [1, 3, 4]
 
 
-def test_the_id_that_means_nothing_cannot_be_a_message(bench: Bench) -> None:
-    bench.open(A, 7)
-    assert reasons(bench.message(A, 7, NOTHING_COMMITTED)) == ["message id 2^64-1 on stream 7 is reserved"]
-    assert bench.rows == []
+def test_the_id_that_means_nothing_cannot_be_a_message(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    assert reasons(rig.message(A, 7, NOTHING_COMMITTED)) == ["message id 2^64-1 on stream 7 is reserved"]
+    assert rig.rows == []
 
 
-def test_interleaved_streams_are_filtered_each_by_its_own_position(bench: Bench) -> None:
-    bench.open(A, 7)
-    assert bench.notify(A, 8).success
-    bench.message(A, 7, 1, 2)
-    bench.message(A, 8, 50)
-    bench.do(SessionClosed(A))
-    bench.open(B, 7)
-    assert bench.notify(B, 8).success
+def test_interleaved_streams_are_filtered_each_by_its_own_position(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    assert rig.notify(A, 8).success
+    rig.message(A, 7, 1, 2)
+    rig.message(A, 8, 50)
+    rig.do(SessionClosed(A))
+    rig.open(B, 7)
+    assert rig.notify(B, 8).success
     mixed = Messages.of([7, 8, 7, 8, 7], [1, 50, 2, 51, 3], [0] * 5, [b"k"] * 5, [b"a", b"b", b"c", b"d", b"e"])
-    bench.do(FrameReceived(B, mixed))
-    assert [(row["stream_id"], row["message_id"], row["payload"]) for row in bench.rows[3:]] == [
+    rig.do(FrameReceived(B, mixed))
+    assert [(row["stream_id"], row["message_id"], row["payload"]) for row in rig.rows[3:]] == [
         (8, 51, b"d"),
         (7, 3, b"e"),
     ]
 
 
-def test_after_an_error_on_one_of_two_interleaved_streams_neither_moves(bench: Bench) -> None:
-    bench.open(A, 7)
-    assert bench.notify(A, 8).success
-    bench.message(A, 8, 50)
+def test_after_an_error_on_one_of_two_interleaved_streams_neither_moves(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    assert rig.notify(A, 8).success
+    rig.message(A, 8, 50)
     mixed = Messages.of([7, 8, 7], [1, 50, 2], [0] * 3, [b""] * 3, [b""] * 3)
-    assert reasons(bench.do(FrameReceived(A, mixed))) == ["message id goes back on stream 8"]
-    assert bench.ids == [50, 1]
-    assert bench.state.registry[7].seen == 1
+    assert reasons(rig.do(FrameReceived(A, mixed))) == ["message id goes back on stream 8"]
+    assert rig.ids == [50, 1]
+    assert rig.state.registry[7].seen == 1
 
 
 # Who holds a stream
 
 
-def test_a_stream_that_is_active_is_refused_with_the_peers_own_point_of_reference(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.hello(B)
-    assert bench.notify(B, 7, point=5) == NotifyAck(False, 7, 5)
-    assert bench.notify(A, 7, point=6) == NotifyAck(False, 7, 6), "its own session is no exception"
-    bench.do(SessionClosed(A))
-    assert bench.notify(B, 7).success
+def test_a_stream_that_is_active_is_refused_with_the_peers_own_point_of_reference(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.hello(B)
+    assert rig.notify(B, 7, point=5) == NotifyAck(False, 7, 5)
+    assert rig.notify(A, 7, point=6) == NotifyAck(False, 7, 6), "its own session is no exception"
+    rig.do(SessionClosed(A))
+    assert rig.notify(B, 7).success
 
 
 @pytest.mark.parametrize("last_word", [Violation("bad"), Error("mine")], ids=["violation", "error"])
-def test_a_session_that_errs_leaves_no_stream_behind(bench: Bench, last_word: Violation | Error) -> None:
-    bench.open(A, 7)
-    bench.do(FrameReceived(A, last_word))
-    assert bench.message(A, 7, 1) == [], "what it still sends is not heard"
-    bench.hello(B)
-    assert bench.notify(B, 7).success
-    bench.do(SessionClosed(A))
-    assert bench.state.registry[7].session == B, "a late farewell of the old session takes nothing from the new one"
+def test_a_session_that_errs_leaves_no_stream_behind(rig: GatewayRig, last_word: Violation | Error) -> None:
+    rig.open(A, 7)
+    rig.do(FrameReceived(A, last_word))
+    assert rig.message(A, 7, 1) == [], "what it still sends is not heard"
+    rig.hello(B)
+    assert rig.notify(B, 7).success
+    rig.do(SessionClosed(A))
+    assert rig.state.registry[7].session == B, "a late farewell of the old session takes nothing from the new one"
 
 
 def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
-    bench = Bench(Limits(streams_max=1))
-    bench.open(A, 7)
-    assert reasons(bench.do(FrameReceived(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
-    bench.open(B, 9)
+    rig = GatewayRig(Limits(streams_max=1))
+    rig.open(A, 7)
+    assert reasons(rig.do(FrameReceived(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
+    rig.open(B, 9)
 
 
 # The end of a stream
 
 
-def test_the_end_of_a_stream_is_a_row_with_a_sequence(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 4)
-    bench.do(FrameReceived(A, Eos(7)))
-    assert (bench.rows[1]["kind"], bench.rows[1]["stream_id"], bench.rows[1]["message_id"]) == (KIND_EOS, 7, 4)
+def test_the_end_of_a_stream_is_a_row_with_a_sequence(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 4)
+    rig.do(FrameReceived(A, Eos(7)))
+    assert (rig.rows[1]["kind"], rig.rows[1]["stream_id"], rig.rows[1]["message_id"]) == (KIND_EOS, 7, 4)
 
 
-def test_an_ended_stream_is_released_only_by_a_commit_that_covers_its_end(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.hello(B)
-    bench.message(A, 7, 1, 2)
-    bench.do(FrameReceived(A, Eos(7)))
-    assert not bench.notify(B, 7).success
-    assert sent(bench.commit(0, 2, s7=2), A) == [Ack(4, ((7, 2),))]
-    assert not bench.notify(B, 7).success, "that checkpoint started before the end arrived"
-    assert sent(bench.commit(1, 3, s7=2), A) == [Ack(0, ((7, 2),))], "the last ACK names the stream again"
-    assert bench.notify(B, 7) == NotifyAck(True, 7, 2)
+def test_an_ended_stream_is_released_only_by_a_commit_that_covers_its_end(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.hello(B)
+    rig.message(A, 7, 1, 2)
+    rig.do(FrameReceived(A, Eos(7)))
+    assert not rig.notify(B, 7).success
+    assert sent(rig.commit(0, 2, s7=2), A) == [Ack(4, ((7, 2),))]
+    assert not rig.notify(B, 7).success, "that checkpoint started before the end arrived"
+    assert sent(rig.commit(1, 3, s7=2), A) == [Ack(0, ((7, 2),))], "the last ACK names the stream again"
+    assert rig.notify(B, 7) == NotifyAck(True, 7, 2)
 
 
-def test_an_ended_stream_whose_session_left_is_released_by_the_commit_too(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1)
-    bench.do(FrameReceived(A, Eos(7)))
-    bench.do(SessionClosed(A))
-    bench.hello(B)
-    assert not bench.notify(B, 7).success
-    bench.commit(0, s7=1)
-    assert bench.notify(B, 7) == NotifyAck(True, 7, 1)
+def test_an_ended_stream_whose_session_left_is_released_by_the_commit_too(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1)
+    rig.do(FrameReceived(A, Eos(7)))
+    rig.do(SessionClosed(A))
+    rig.hello(B)
+    assert not rig.notify(B, 7).success
+    rig.commit(0, s7=1)
+    assert rig.notify(B, 7) == NotifyAck(True, 7, 1)
 
 
-def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.do(FrameReceived(A, Eos(7)))
-    assert bench.rows[0]["message_id"] == NOTHING_COMMITTED
-    assert sent(bench.commit(0, s7=NOTHING_COMMITTED), A) == [Ack(2, ())]
-    assert 7 not in bench.state.registry
-    assert bench.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
+def test_the_end_of_an_empty_stream_is_acknowledged_without_naming_it(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.do(FrameReceived(A, Eos(7)))
+    assert rig.rows[0]["message_id"] == NOTHING_COMMITTED
+    assert sent(rig.commit(0, s7=NOTHING_COMMITTED), A) == [Ack(2, ())]
+    assert 7 not in rig.state.registry
+    assert rig.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
 
 
 # Commits, fences, snapshots
 
 
-def test_a_commit_is_told_only_after_its_snapshot_is_on_disk(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 2)
-    (write,) = bench.state.handle(EpochCommitted(3, 5, 2, {7: 2}))
+def test_a_commit_is_reported_only_after_its_snapshot_is_on_disk(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 2)
+    (write,) = rig.state.handle(EpochCommitted(3, 5, 2, {7: 2}))
     assert write == WriteSnapshot(Snapshot(3, 5, 2, 2, {7: Position("stream 7", 2)}))
-    bench.hello(B)
-    bench.do(SessionClosed(A))
-    assert bench.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not true yet"
+    rig.hello(B)
+    rig.do(SessionClosed(A))
+    assert rig.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not true yet"
     assert isinstance(write, WriteSnapshot)
-    assert bench.do(SnapshotWritten(write.snapshot)) == [SendFrame(B, Ack(1, ((7, 2),))), TrimLog(2)]
+    assert rig.do(SnapshotWritten(write.snapshot)) == [SendFrame(B, Ack(1, ((7, 2),))), TrimLog(2)]
 
 
-def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committed(bench: Bench) -> None:
+def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committed(rig: GatewayRig) -> None:
     for stream_id in (7, 8, 9):
-        bench.open(stream_id, stream_id)
-        bench.message(stream_id, stream_id, 1)
-    assert [action for action in bench.commit(0, 2, s7=1, s8=1) if isinstance(action, SendFrame)] == [
+        rig.open(stream_id, stream_id)
+        rig.message(stream_id, stream_id, 1)
+    assert [action for action in rig.commit(0, 2, s7=1, s8=1) if isinstance(action, SendFrame)] == [
         SendFrame(7, Ack(2, ((7, 1),))),
         SendFrame(8, Ack(2, ((8, 1),))),
     ]
-    assert [action for action in bench.commit(1, 2, s7=1) if isinstance(action, SendFrame)] == []
+    assert [action for action in rig.commit(1, 2, s7=1) if isinstance(action, SendFrame)] == []
 
 
-def test_a_commit_told_again_or_late_changes_nothing(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1, 2, 3)
-    bench.commit(0, 1, s7=1)
-    bench.commit(1, 3, s7=3)
-    before = bench.state.snapshot
-    assert sent(bench.commit(1, 3, s7=3), A) == []
-    assert sent(bench.commit(0, 1, s7=1), A) == []
-    assert bench.state.snapshot == before
+def test_a_commit_told_again_or_late_changes_nothing(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1, 2, 3)
+    rig.commit(0, 1, s7=1)
+    rig.commit(1, 3, s7=3)
+    before = rig.state.snapshot
+    assert sent(rig.commit(1, 3, s7=3), A) == []
+    assert sent(rig.commit(0, 1, s7=1), A) == []
+    assert rig.state.snapshot == before
 
 
-def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.message(A, 7, 1)
-    bench.do(FenceRaised(4))
-    before = bench.state.snapshot
+def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.message(A, 7, 1)
+    rig.do(FenceRaised(4))
+    before = rig.state.snapshot
     with pytest.raises(FencedError, match="Driver 3 was replaced by driver 4"):
-        bench.commit(0, fence=3, s7=1)
+        rig.commit(0, fence=3, s7=1)
     with pytest.raises(FencedError):
-        bench.do(FenceRaised(3))
-    assert bench.state.snapshot == before
+        rig.do(FenceRaised(3))
+    assert rig.state.snapshot == before
     assert before.fence == 4
-    bench.restart()
+    rig.restart()
     with pytest.raises(FencedError):
-        bench.commit(0, fence=3, s7=1)
+        rig.commit(0, fence=3, s7=1)
 
 
-def test_a_commit_beyond_the_log_is_refused(bench: Bench) -> None:
+def test_a_commit_beyond_the_log_is_refused(rig: GatewayRig) -> None:
     with pytest.raises(StorageError, match="ends at 5, but nothing behind 0 was offered"):
-        bench.commit(0, 5)
+        rig.commit(0, 5)
 
 
-def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_and_ended(bench: Bench) -> None:
-    bench.open(A, 7)
-    bench.open(B, 8)
-    bench.message(A, 7, 1, 2, 3)
-    bench.message(B, 8, 50)
-    bench.commit(0, 2, s7=2)
-    bench.do(FrameReceived(B, Eos(8)))
-    bench.restart()
-    bench.hello(A)
-    assert bench.notify(A, 7) == NotifyAck(True, 7, 2)
-    assert not bench.notify(A, 8).success, "its end is in the log and not committed"
-    bench.message(A, 7, 3, 4)
-    assert bench.ids == [1, 2, 3, 50, 4]
-    bench.commit(1, s7=4, s8=50)
-    assert bench.notify(A, 8) == NotifyAck(True, 8, 50)
+def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_and_ended(rig: GatewayRig) -> None:
+    rig.open(A, 7)
+    rig.open(B, 8)
+    rig.message(A, 7, 1, 2, 3)
+    rig.message(B, 8, 50)
+    rig.commit(0, 2, s7=2)
+    rig.do(FrameReceived(B, Eos(8)))
+    rig.restart()
+    rig.hello(A)
+    assert rig.notify(A, 7) == NotifyAck(True, 7, 2)
+    assert not rig.notify(A, 8).success, "its end is in the log and not committed"
+    rig.message(A, 7, 3, 4)
+    assert rig.ids == [1, 2, 3, 50, 4]
+    rig.commit(1, s7=4, s8=50)
+    assert rig.notify(A, 8) == NotifyAck(True, 8, 50)
 
 
 # The whole, against a slow and obvious reference
@@ -333,25 +333,25 @@ def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_
 def test_whatever_drops_dies_or_commits_every_message_is_in_the_log_once_and_in_order(
     steps: list[tuple[str, int]],
 ) -> None:
-    bench, session, epoch = Bench(), 1, 0
-    bench.open(session, 7)
+    rig, session, epoch = GatewayRig(), 1, 0
+    rig.open(session, 7)
     position = 0
     for what, number in steps:
         if what == "send":
-            bench.message(session, 7, *range(position, position + number))
+            rig.message(session, 7, *range(position, position + number))
             position += number
         elif what == "commit":
-            end = min(len(bench.rows), bench.state.snapshot.end_sequence + number)
-            bench.commit(epoch, end, **({"s7": end - 1} if end else {}))
+            end = min(len(rig.rows), rig.state.snapshot.end_sequence + number)
+            rig.commit(epoch, end, **({"s7": end - 1} if end else {}))
             epoch += 1
         else:
             if what == "kill":
-                bench.restart()
+                rig.restart()
             else:
-                bench.do(SessionClosed(session))
+                rig.do(SessionClosed(session))
             session += 1
-            bench.hello(session)
-            answer = bench.notify(session, 7)
+            rig.hello(session)
+            answer = rig.notify(session, 7)
             assert answer.success
             position = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
-    assert bench.ids == list(range(len(bench.ids)))
+    assert rig.ids == list(range(len(rig.ids)))

@@ -1,4 +1,4 @@
-"""A pipeline that stands still while producers push: all queues stay bounded, and nothing is lost.
+"""A pipeline that does not progress while producers push: all queues stay bounded, and nothing is lost.
 
 Real producers, a real gateway; the driver is played here: it does not come for a while, then takes and commits it all.
 """
@@ -102,7 +102,7 @@ def test_credits_that_were_given_before_cannot_fill_the_disk(gateway_process: Ma
     assert all(ids == sorted(set(ids)) and len(ids) == RECORDS for ids in taken.values())
 
 
-def test_a_disk_without_room_holds_who_comes_and_who_is_there_hears_on(gateway_process: Make) -> None:
+def test_a_full_disk_holds_new_producers_back_and_keeps_acknowledging_the_others(gateway_process: Make) -> None:
     gateway = gateway_process(disk_free_bytes_min=1 << 62, ack_interval_s=0.05).start()
     with Producer(gateway.listen) as producer, gateway.client() as control:
         assert producer.hello() == Ok(1), "to say what it has"

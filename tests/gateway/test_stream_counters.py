@@ -1,4 +1,4 @@
-"""What a gateway counts, held against a slow and obvious count of the same."""
+"""The counters of a gateway, compared with a slow and simple count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import Ack, Error, Frame, Hello, Message, Messages, Notify, Ok
 
 
-class Bench:
+class GatewayRig:
     """A state and the tally that watches it, without a log or a disk."""
 
     def __init__(self, **limits: int) -> None:
@@ -59,45 +59,45 @@ class Bench:
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.binary(max_size=5)), min_size=1, max_size=30))
 def test_frames_bytes_and_lag_are_counted_for_each_stream(rows: list[tuple[int, bytes]]) -> None:
-    bench = Bench()
-    bench.open(1, 1, 2, 3)
-    bench.send(1, *[(stream_id, number, load) for number, (stream_id, load) in enumerate(rows)])
+    rig = GatewayRig()
+    rig.open(1, 1, 2, 3)
+    rig.send(1, *[(stream_id, number, load) for number, (stream_id, load) in enumerate(rows)])
     frames = Counter(stream_id for stream_id, _ in rows)
     for stream_id in (1, 2, 3):
-        counted = bench.tally[stream_id]
+        counted = rig.tally[stream_id]
         size_bytes = sum(1 + len(load) for row, load in rows if row == stream_id)
         assert (counted.frames, counted.bytes, counted.behind.rows) == (
             frames[stream_id],
             size_bytes,
             frames[stream_id],
         )
-    assert bench.tally.frames == {"HELLO": 1, "NOTIFY": 3, "MESSAGE": len(rows)}
-    bench.commit(len(rows))
-    assert [bench.tally[stream_id].behind.rows for stream_id in (1, 2, 3)] == [0, 0, 0]
+    assert rig.tally.frames == {"HELLO": 1, "NOTIFY": 3, "MESSAGE": len(rows)}
+    rig.commit(len(rows))
+    assert [rig.tally[stream_id].behind.rows for stream_id in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_a_duplicate_is_a_frame_that_came_and_no_lag() -> None:
-    bench = Bench()
-    bench.open(1, 7)
-    bench.send(1, (7, 0, b"a"), (7, 1, b"b"))
-    bench.commit(2, s7=1)
-    bench.send(1, (7, 1, b"b"), (7, 2, b"c"))
-    assert (bench.tally[7].frames, bench.tally[7].behind.rows) == (4, 1)
+    rig = GatewayRig()
+    rig.open(1, 7)
+    rig.send(1, (7, 0, b"a"), (7, 1, b"b"))
+    rig.commit(2, s7=1)
+    rig.send(1, (7, 1, b"b"), (7, 2, b"c"))
+    assert (rig.tally[7].frames, rig.tally[7].behind.rows) == (4, 1)
 
 
 def test_a_refused_notify_is_counted_for_the_gateway_and_the_stream() -> None:
-    bench = Bench()
-    bench.open(1, 7)
-    bench.open(2, 7)
-    bench.open(3, 7)
-    assert (bench.tally.refused, bench.tally[7].refused) == (2, 2)
+    rig = GatewayRig()
+    rig.open(1, 7)
+    rig.open(2, 7)
+    rig.open(3, 7)
+    assert (rig.tally.refused, rig.tally[7].refused) == (2, 2)
 
 
 def test_credits_that_are_given_are_counted() -> None:
-    bench = Bench(credits_max=100)
-    bench.open(1, 7)
-    given_by = [a.frame.credits for a in bench.handle(FrameReceived(1, Notify(8, "", 0))) if _grants(a)]  # type: ignore[attr-defined]
-    assert bench.tally.credits_granted >= 100 + sum(given_by)
+    rig = GatewayRig(credits_max=100)
+    rig.open(1, 7)
+    given_by = [a.frame.credits for a in rig.handle(FrameReceived(1, Notify(8, "", 0))) if _grants(a)]  # type: ignore[attr-defined]
+    assert rig.tally.credits_granted >= 100 + sum(given_by)
 
 
 def _grants(action: object) -> bool:
@@ -105,13 +105,13 @@ def _grants(action: object) -> bool:
 
 
 def test_the_rate_is_that_of_late_and_fades() -> None:
-    bench = Bench()
-    bench.open(1, 7)
+    rig = GatewayRig()
+    rig.open(1, 7)
     for second in range(60):
-        bench.now = float(second)
-        bench.send(1, *[(7, 100 * second + number, b"") for number in range(100)])
-    assert bench.tally[7].rate(60.0) == pytest.approx(100, rel=0.1)
-    assert bench.tally[7].rate(60.0 + 10 * RATE_TIME_S) < 0.1
+        rig.now = float(second)
+        rig.send(1, *[(7, 100 * second + number, b"") for number in range(100)])
+    assert rig.tally[7].rate(60.0) == pytest.approx(100, rel=0.1)
+    assert rig.tally[7].rate(60.0 + 10 * RATE_TIME_S) < 0.1
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 50)), max_size=200))
@@ -141,13 +141,13 @@ def test_a_restarted_gateway_knows_how_far_behind_its_streams_are() -> None:
 
 
 def test_streams_that_the_registry_forgot_are_forgotten() -> None:
-    bench = Bench(streams_max=5)
-    bench.open(1, 7)
-    bench.send(1, (7, 0, b""))
+    rig = GatewayRig(streams_max=5)
+    rig.open(1, 7)
+    rig.send(1, (7, 0, b""))
     for stream_id in range(100, 110):
-        bench.tally._of(stream_id)
-    bench.send(1, (7, 1, b""))
-    assert len(bench.tally._streams) == 1
+        rig.tally._of(stream_id)
+    rig.send(1, (7, 1, b""))
+    assert len(rig.tally._streams) == 1
 
 
 LONG = v3.encode(Message(7, 1, 0, b"", b"x"))
@@ -199,7 +199,7 @@ def test_a_reason_has_one_of_so_many_kinds(reason: str, kind: str) -> None:
 
 
 def test_an_error_that_the_peer_says_is_counted_as_its_own() -> None:
-    bench = Bench()
-    bench.open(1)
-    bench.handle(FrameReceived(1, Error("no")))
-    assert bench.tally.errors == {"peer": 1}
+    rig = GatewayRig()
+    rig.open(1)
+    rig.handle(FrameReceived(1, Error("no")))
+    assert rig.tally.errors == {"peer": 1}

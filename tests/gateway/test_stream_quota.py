@@ -1,4 +1,4 @@
-"""Credits where streams are put in the order of event time: whoever has the stream that is waited for gets on."""
+"""Credits with event-time order: the producer of the stream that is waited for can always send."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def full_site(directory: Path, streams: int) -> Site:
 
 
 @in_loop
-async def test_who_brings_the_stream_that_is_waited_for_is_heard_also_when_nobody_is_read(tmp_path: Path) -> None:
+async def test_the_producer_of_an_awaited_stream_is_read_also_while_no_other_session_is(tmp_path: Path) -> None:
     site = await full_site(tmp_path, 2)
     again = Client(site, 2)
     assert not again.unread
@@ -173,7 +173,9 @@ async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_
 
 
 @in_loop
-async def test_who_comes_again_opens_all_its_streams_though_one_of_them_has_used_its_reserve_up(tmp_path: Path) -> None:
+async def test_a_producer_that_reconnects_opens_all_its_streams_though_one_has_used_its_reserve_up(
+    tmp_path: Path,
+) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
     two, three = Client(site, 2), Client(site, 3)
     two.records(2, (0, 100))
@@ -224,7 +226,7 @@ async def test_a_session_with_more_streams_than_credits_opens_them_all_at_a_full
 
 
 @in_loop
-async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp_path: Path) -> None:
+async def test_the_bytes_of_new_sessions_are_bounded_while_no_session_has_the_awaited_stream(tmp_path: Path) -> None:
     site = await full_site(tmp_path, 3)
     start, ids = site.status["lag_bytes"], itertools.count(1)
     for _ in range(200):
@@ -237,7 +239,7 @@ async def test_what_new_sessions_send_while_nobody_has_the_stream_is_bounded(tmp
 
 
 @in_loop
-async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_reserve(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_while_the_disk_is_low_not_even_from_the_reserve(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     waited_for, ids, times = Client(site, 1), itertools.count(), itertools.count()
     site.gateway.config = replace(site.config, disk_free_bytes_min=1 << 62)
@@ -258,7 +260,7 @@ async def test_while_the_disk_is_short_nobody_gets_credit_not_even_from_the_rese
 
 
 @in_loop
-async def test_while_the_replicas_lag_nobody_gets_credit(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_while_the_replicas_lag(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     client, ids, times = Client(site, 1), itertools.count(), itertools.count()
     host = site.gateway.host
@@ -277,7 +279,7 @@ async def test_while_the_replicas_lag_nobody_gets_credit(tmp_path: Path) -> None
 
 
 @in_loop
-async def test_while_the_gateway_is_paused_nobody_gets_credit_and_nobody_is_read(tmp_path: Path) -> None:
+async def test_no_session_gets_credits_or_is_read_while_the_gateway_is_paused(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     Client(site, 1)
     (session,), state = site.gateway.state.sessions, site.gateway.state

@@ -54,7 +54,7 @@ def test_what_is_taken_is_sorted_and_up_to_the_bound_and_the_rest_stays(
 
 
 @given(ROWS, st.integers(1, 7), st.integers(0, 4))
-def test_a_stream_that_is_removed_is_gone_and_its_sequences_are_told(
+def test_a_stream_that_is_removed_is_gone_and_its_sequences_are_reported(
     rows: list[Row], chunk: int, stream_id: int
 ) -> None:
     waiting = filled(rows, chunk)

@@ -1,1 +1,1 @@
-"""Mutation: takes one protecting line out of the shipped code at a time, and looks whether anything notices."""
+"""Mutation: removes one protecting line of the shipped code at a time, and checks whether a test notices."""

@@ -1,4 +1,4 @@
-"""Pipelines by chance: any stages in any order, with branches, merges and exchanges wherever they may be."""
+"""Random pipelines: any stages in any order, with branches, merges and exchanges wherever they are allowed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ALL: dict[str, Aggregate] = {
 
 
 @given(numbers=NUMBERS)
-def test_aggregates_are_what_anybody_would_compute(numbers: list[int]) -> None:
+def test_aggregates_equal_a_plain_computation(numbers: list[int]) -> None:
     weights = sum(map(weight, numbers))
     mean = sum(number * weight(number) for number in numbers) / weights if weights else None
     assert ALL["weighted_mean"].of(numbers) == mean
@@ -108,7 +108,7 @@ def test_quantiles_go_by_the_decimal_number_that_a_share_is_written_as() -> None
         lambda: aggregates.approximate_distinct(bits="many"),  # type: ignore[arg-type]
     ],
 )
-def test_a_mistake_is_told_where_it_was_made(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made(mistake: Any) -> None:
     with pytest.raises(PlanError, match=r"quantiles|bits|retracting|top"):
         mistake()
 

@@ -138,7 +138,7 @@ def test_the_parallelism_stays_as_it_was_when_the_checkpoint_was_made() -> None:
         lambda stage: stage.with_broadcast(stage, apply=beside, name="a b"),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -151,7 +151,7 @@ def test_the_checkpoint_knows_the_period_and_the_time_zone() -> None:
         lambda: windows.calendar("day", tz=2),  # type: ignore[arg-type]
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake()
     assert caught.value.next_step

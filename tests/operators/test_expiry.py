@@ -148,7 +148,7 @@ def test_an_epoch_costs_the_keys_that_it_touches_and_those_that_expire_not_all()
         lambda stage: stage.map_stateful(counted, key=key, initial=list, ttl_s=5, on_evict="told"),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -80,7 +80,7 @@ def test_what_a_failure_raises_ends_the_loop() -> None:
     assert raised.value.args == (1, 2)
 
 
-def test_a_built_in_function_is_told_apart_from_the_loop_itself() -> None:
+def test_a_built_in_function_is_distinguished_from_the_loop_itself() -> None:
     failures: list[tuple[int, int]] = []
     results, rows = fused(
         (Kind.FILTER, Kind.MAP), [len, int], ["1", "", "x", "3"], lambda place, row, _: failures.append((place, row))

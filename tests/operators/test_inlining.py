@@ -213,7 +213,7 @@ class Record:
         raise self.error
 
 
-def test_an_exception_is_told_whatever_it_thinks_of_notes() -> None:
+def test_an_exception_is_reported_even_if_it_refuses_notes() -> None:
     for error, notes in ((Refusing(), 0), (ValueError("the same"), 1)):
         failures: list[Exception] = []
         fused(

@@ -80,7 +80,7 @@ def test_none_as_the_state_removes_the_key() -> None:
 
 
 @pytest.mark.parametrize("returns", [StepResult.ONE, StepResult.MANY, StepResult.KEEP])
-def test_a_step_that_returns_no_pair_is_told_so(returns: StepResult) -> None:
+def test_a_step_that_returns_no_pair_is_an_error(returns: StepResult) -> None:
     assert run(keyed(lambda state, value: 7, returns), MemoryStates(), (b"a", 1))[2] == [(0, NO_PAIR)]
 
 

@@ -155,7 +155,7 @@ def test_a_record_further_than_the_bound_from_the_first_does_not_match() -> None
     assert told(AB, "a1 b11") == ["a1 b11"]
 
 
-def test_a_predicate_may_look_at_what_was_matched() -> None:
+def test_a_predicate_may_read_what_was_matched() -> None:
     larger = patterns.begin("a", of("a")).then("b", lambda event, matched: event[1] > matched["a"][0][1] + 4)
     assert told(larger, "a1 b3 b6") == ["a1 b6"]
 
@@ -217,7 +217,7 @@ def test_more_records_of_a_key_than_the_limit_stop_the_pipeline(monkeypatch: pyt
         lambda stage: patterns.begin("c", bool, at_most=0),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

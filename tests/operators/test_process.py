@@ -222,7 +222,7 @@ def test_stages_without_a_key_go_by_the_key_of_key_by_and_process_passes_it_on()
         lambda stage: stage.process(after_five, on_timer=told, key=str, initial=object()),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step
@@ -238,7 +238,7 @@ def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) 
     ],
 )
 @pytest.mark.parametrize("word", ["process", "on_timer", "flat_map_stateful"])
-def test_a_function_that_does_not_return_what_it_should_is_told_so(returned: Any, sentence: str, word: str) -> None:
+def test_a_function_that_returns_something_else_is_an_error(returned: Any, sentence: str, word: str) -> None:
     def on_record(state: Any, at: int, context: ProcessContext) -> Any:
         context.timer_at(at + 1)
         return returned if word == "process" else (state, [])

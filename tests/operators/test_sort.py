@@ -148,6 +148,6 @@ def test_a_window_may_give_its_records_sorted() -> None:
 
 
 @pytest.mark.parametrize("mistake", [{"by": "name"}, {"by": key, "reverse": "yes"}])
-def test_a_mistake_is_told_where_it_was_made(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made(mistake: Any) -> None:
     with pytest.raises(PlanError):
         Pipeline("p").source().sort(**mistake)

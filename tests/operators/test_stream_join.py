@@ -116,7 +116,7 @@ def test_a_pair_stands_where_the_later_record_stood_in_the_order_of_the_partners
     assert lines(paired(records)) == [b"a 1 + A 4", b"a 3 + A 4", b"b 5 + B 2", b"a 1 + A 6", b"a 3 + A 6"]
 
 
-def test_a_record_that_finds_nobody_comes_out_alone_when_any_key_is_past_its_bound() -> None:
+def test_an_unmatched_record_is_emitted_alone_when_any_key_is_past_its_bound() -> None:
     records = [b"b 1", b"X 1", b"a 1", b"c 5", b"C 6", b"X 20", b"a 20"]
     assert lines(paired(records)) == [b"c 5 + C 6"]
     assert lines(paired(records, outer=True)) == [b"c 5 + C 6", b"a 1 + nobody", b"b 1 + nobody"]
@@ -160,7 +160,7 @@ def test_what_a_join_gives_shares_nothing_with_what_is_held() -> None:
     assert {json.loads(line)["seen"][-1] for line in found} == {0}
 
 
-def test_more_than_may_be_held_of_a_key_is_told() -> None:
+def test_more_than_may_be_held_of_a_key_is_reported() -> None:
     with pytest.raises(AssertionError, match="holds more than 3 records of key b'a'"):
         paired([b"a %d" % number for number in range(6)], held_max=3)
 
@@ -182,7 +182,7 @@ def test_more_than_may_be_held_of_a_key_is_told() -> None:
         {"name": "-"},
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: dict[str, Any]) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: dict[str, Any]) -> None:
     left, right = two_sources(Pipeline("p"))
     options: dict[str, Any] = {"within_s": 1, "join": together, "key": key, "time": time, **mistake}
     with pytest.raises(PlanError) as caught:

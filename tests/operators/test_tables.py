@@ -77,7 +77,7 @@ def test_joins_keep_the_order_and_give_a_result_for_each_match() -> None:
         lambda path: Pipeline("p").source().hash_join(made("rows", path), key=bytes, join=None),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any, tmp_path: Path) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any, tmp_path: Path) -> None:
     with pytest.raises(ProcessionError) as caught:
         mistake(tmp_path)
     assert caught.value.next_step

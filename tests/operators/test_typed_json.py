@@ -212,7 +212,7 @@ def test_other_things_than_classes_with_fields_are_refused(given: Any) -> None:
         json_of(given)
 
 
-def test_a_field_whose_type_nobody_can_validate_is_refused_where_the_pipeline_is_declared() -> None:
+def test_a_field_whose_type_cannot_be_validated_is_refused_where_the_pipeline_is_declared() -> None:
     class Strange:
         pass
 

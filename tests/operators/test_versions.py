@@ -141,7 +141,7 @@ def test_join_may_change_the_version_that_it_is_given() -> None:
         lambda stage: stage.as_of(stage, join=both, key=key, time=time, valid_from=time, unit="h"),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -182,7 +182,7 @@ def test_places_are_unique_and_stand_in_the_order_of_keys(keys: list[bytes]) -> 
     assert short == sorted(short)
 
 
-def test_aggregates_are_what_anybody_would_compute() -> None:
+def test_aggregates_equal_a_plain_computation() -> None:
     chance = random.Random(5)
     values = [chance.randint(0, 30) for _ in range(100)]
     assert aggregates.count().of(values) == 100
@@ -242,7 +242,7 @@ def test_two_halves_put_together_are_the_whole(aggregate: Aggregate) -> None:
         lambda stage: stage.distinct("host"),
     ],
 )
-def test_a_mistake_is_told_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
+def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
     with pytest.raises(PlanError) as caught:
         mistake(Pipeline("p").source())
     assert caught.value.next_step

@@ -176,7 +176,7 @@ def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart()
     assert "give 'map-stateful-1' name='map-stateful-2'" in explained(error)
 
 
-def test_lambdas_on_one_line_that_were_swapped_are_told_apart() -> None:
+def test_lambdas_on_one_line_that_were_swapped_are_distinguished() -> None:
     one, two = (lambda state, value: (state + 1, value)), (lambda state, value: (state + 2, value))
     error = refused(unnamed((one, key), (two, key)), unnamed((two, key), (one, key)))
     assert "'map-stateful-1' is 'map-stateful-2' now" in explained(error)
@@ -205,7 +205,7 @@ def test_a_new_stage_between_others_is_named_because_no_name_gives_it_states() -
         assert "remove the stage" in error.next_step
 
 
-def test_stages_that_do_the_same_are_told_apart_by_their_order() -> None:
+def test_stages_that_do_the_same_are_distinguished_by_their_order() -> None:
     error = refused(unnamed(COUNT, COUNT), unnamed(bytes.upper, COUNT, COUNT))
     assert "give 'map-stateful-2' name='map-stateful-1'" in explained(error)
     assert "give 'map-stateful-3' name='map-stateful-2'" in explained(error)

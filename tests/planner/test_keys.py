@@ -230,7 +230,7 @@ def described(result: dict[str, Any]) -> str:
     keys_max=st.sampled_from([1, 1000]),
 )
 @examples(40, deadline=None)
-def test_i11_keys_of_all_types_are_told_apart_and_sorted_whatever_the_cuts(
+def test_i11_keys_of_all_types_are_distinguished_and_sorted_whatever_the_cuts(
     payloads: list[bytes], cuts: set[int], slice_records: int, keys_max: int
 ) -> None:
     pipeline = Pipeline("p", parallelism=3, types=[Side, Level])
@@ -261,7 +261,7 @@ def test_i11_keys_of_all_types_are_told_apart_and_sorted_whatever_the_cuts(
     assert [name.rsplit(b" ", 2)[0].decode() for name in names] == [repr(key) for key in in_order]
 
 
-def test_a_table_whose_keys_are_of_another_type_than_a_records_is_a_mistake_that_is_told() -> None:
+def test_a_table_whose_keys_are_of_another_type_than_a_records_is_a_mistake_that_is_reported() -> None:
     side = tables.of_rows([{"id": "7", "name": "seven"}], by="id")
     assert side.matches("7") == [{"id": "7", "name": "seven"}]
     assert side.matches("8") == []

@@ -22,7 +22,7 @@ def test_the_numbers_of_keys_are_in_the_order_of_their_ranks(keys: list[bytes]) 
     )
 
 
-def test_short_keys_are_in_the_order_of_their_bytes_and_long_ones_are_told_apart() -> None:
+def test_short_keys_are_in_the_order_of_their_bytes_and_long_ones_are_distinguished() -> None:
     keys = [b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff"]
     assert sorted({*keys}, key=rank_of) == keys
     whole = b"x" * KEY_BYTES

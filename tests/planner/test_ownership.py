@@ -84,7 +84,7 @@ def test_a_value_that_contains_itself_can_be_copied() -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
 @pytest.mark.parametrize("is_held", [False, True])
-def test_results_are_apart_from_one_another_and_from_who_holds_them(kind: Any, is_held: bool) -> None:
+def test_results_do_not_share_objects_with_each_other_or_with_states(kind: Any, is_held: bool) -> None:
     shared = [1]
     results = separate(kind([{"a": shared}, {"a": shared}, 3]), is_held=is_held)
     assert results == [{"a": [1]}, {"a": [1]}, 3]

@@ -156,7 +156,7 @@ def test_an_empty_file_can_be_mapped_and_one_that_grows_keeps_what_was_mapped(fi
         files.map(B)
 
 
-def test_a_rename_replaces_the_file_and_who_has_one_open_keeps_it(files: FileSystem) -> None:
+def test_a_rename_replaces_the_file_and_an_open_file_stays(files: FileSystem) -> None:
     put(files, A, b"new")
     put(files, B, b"old")
     with files.open(B) as old, files.open(A, OpenMode.WRITE) as new:
@@ -230,7 +230,7 @@ def test_a_directory_is_made_once_and_in_one_that_exists(files: FileSystem) -> N
         files.sync_directory(Path("nowhere"))
 
 
-def test_what_is_removed_is_gone_for_all_but_who_has_it_open(files: FileSystem) -> None:
+def test_a_removed_file_stays_readable_only_where_it_is_open(files: FileSystem) -> None:
     put(files, A, b"x")
     with files.open(A) as file:
         files.remove(A)

@@ -59,7 +59,7 @@ def test_a_record_without_an_event_time_is_named(tmp_path: Path, line: str) -> N
         times_of(path, EventTimeField("at"))
 
 
-def test_a_time_out_of_range_is_told_with_the_unit_that_it_was_read_in(tmp_path: Path) -> None:
+def test_a_time_out_of_range_is_reported_with_the_unit_that_it_was_read_in(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text('{"at": 1700000000000}\n')  # milliseconds
     with pytest.raises(ConfigError, match="the time 1700000000000 is out of range") as caught:

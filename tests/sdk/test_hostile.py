@@ -24,7 +24,7 @@ LINGERING_MAX = 16
 UNCOUNTED = 2 * ACCEPTS_AT_ONCE
 """Accepted in this turn of the sink's loop, or closed in the last one."""
 FILES_OF_NEW_INSTANCES = 2
-"""A sink keeps the transaction log of every instance open: the newcomer's and the assault's."""
+"""A sink keeps the transaction log of every instance open: the newcomer's and the attack's."""
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 DEADLINE_S = 30.0
 
@@ -103,7 +103,7 @@ async def until(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
-ASSAULTS: dict[str, hostile.Assault] = {
+ATTACKS: dict[str, hostile.Attack] = {
     "opened and dropped": hostile.opened_and_dropped(2_000),
     "slow loris": hostile.slow_loris,
     "strangers": hostile.strangers,
@@ -113,12 +113,12 @@ ASSAULTS: dict[str, hostile.Assault] = {
 }
 
 
-@pytest.mark.parametrize("name", ASSAULTS)
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_honest_worker_is_served_through_an_assault_and_nothing_is_left_of_it(tmp_path: Path, name: str) -> None:
-    asyncio.run(worker_under(ASSAULTS[name], tmp_path))
+    asyncio.run(worker_under(ATTACKS[name], tmp_path))
 
 
-async def worker_under(assault: hostile.Assault, directory: Path) -> None:
+async def worker_under(attack: hostile.Attack, directory: Path) -> None:
     async with sink_process(directory) as (pid, address), await Worker.connect(address) as worker:
         await worker.hello()
         honest = Honest(worker)
@@ -130,7 +130,7 @@ async def worker_under(assault: hostile.Assault, directory: Path) -> None:
             assert hostile.sockets(pid) <= held + SESSIONS_MAX + LINGERING_MAX + UNCOUNTED + FILES_OF_NEW_INSTANCES
 
         held, memory = hostile.sockets(pid), hostile.memory_bytes(pid)
-        await assault(address, HELLO, at_height)
+        await attack(address, HELLO, at_height)
         await honest.goes_on()
         assert await until(lambda: hostile.sockets(pid) <= held + FILES_OF_NEW_INSTANCES), "left open"
         assert hostile.memory_bytes(pid) - memory < GROWTH_BYTES_MAX

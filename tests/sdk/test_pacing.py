@@ -32,7 +32,7 @@ def test_a_pace_is_never_above_its_rate_but_for_one_burst(rate: float, steps: li
 
 
 @given(st.floats(0.5, 1e6))
-def test_one_who_waits_as_told_gets_something_and_keeps_the_rate(rate: float) -> None:
+def test_a_caller_that_waits_as_asked_gets_something_and_keeps_the_rate(rate: float) -> None:
     pace = RateLimit(rate, now_s=0.0)
     now_s, taken = 0.0, 0
     for _ in range(200):

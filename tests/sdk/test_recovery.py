@@ -12,35 +12,38 @@ from procession.sdk.recovery import RecoveredOutput, recover, remove_drafts
 from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.journal import Entry, encode
 
-FATES = ("refused", "open", "committed", "aborted")
+OUTCOMES = ("refused", "open", "committed", "aborted")
 """What may have become of a transaction."""
 
 
-def entries_of(fates: tuple[str, ...]) -> list[tuple[Entry, RecoveredOutput]]:
-    """The entries of transactions with these fates, each with what an output goes on with behind it."""
+def entries_of(outcomes: tuple[str, ...]) -> list[tuple[Entry, RecoveredOutput]]:
+    """The entries of transactions with these outcomes, each with what an output goes on with behind it."""
     entries: list[tuple[Entry, RecoveredOutput]] = []
     end = 0
-    for number, fate in enumerate(fates):
+    for number, outcome in enumerate(outcomes):
         transaction = Transaction(f"t{number}", end, end + 10)
-        vote = {"op": "phase1", "txn": transaction.txn_id, "start": end, "end": end + 10, "vote": fate != "refused"}
-        entries.append((vote, RecoveredOutput(end, None if fate == "refused" else transaction)))
-        if fate in ("committed", "aborted"):
-            end += 10 if fate == "committed" else 0
-            decision = {"op": "phase2", "txn": transaction.txn_id, "commit": fate == "committed"}
+        vote = {"op": "phase1", "txn": transaction.txn_id, "start": end, "end": end + 10, "vote": outcome != "refused"}
+        entries.append((vote, RecoveredOutput(end, None if outcome == "refused" else transaction)))
+        if outcome in ("committed", "aborted"):
+            end += 10 if outcome == "committed" else 0
+            decision = {"op": "phase2", "txn": transaction.txn_id, "commit": outcome == "committed"}
             entries.append((decision, RecoveredOutput(end, None)))
     return entries
 
 
 # Only the last transaction can be open: nothing is voted on before it is decided.
 HISTORIES = [
-    fates for length in range(4) for fates in itertools.product(FATES, repeat=length) if "open" not in fates[:-1]
+    outcomes
+    for length in range(4)
+    for outcomes in itertools.product(OUTCOMES, repeat=length)
+    if "open" not in outcomes[:-1]
 ]
 
 
-@pytest.mark.parametrize("fates", HISTORIES, ids="-".join)
-def test_every_history_and_every_cut_has_one_outcome(tmp_path: Path, fates: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("outcomes", HISTORIES, ids="-".join)
+def test_every_history_and_every_cut_has_one_outcome(tmp_path: Path, outcomes: tuple[str, ...]) -> None:
     whole, expected = b"", RecoveredOutput(0, None)
-    for entry, after in [*entries_of(fates), (None, None)]:
+    for entry, after in [*entries_of(outcomes), (None, None)]:
         line = encode(entry) if entry is not None else b""
         for cut in {0, 1, len(line) // 2, len(line) - 1} if line else {0}:
             path = tmp_path / f"{len(whole)}-{cut}.txnlog"

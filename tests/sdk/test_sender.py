@@ -190,7 +190,7 @@ def test_an_error_in_the_block_stops_at_once_without_an_end(tmp_path: Path) -> N
         out.close()
 
 
-def test_a_gateway_that_refuses_us_is_told_to_whoever_writes(tmp_path: Path) -> None:
+def test_a_refusal_of_the_gateway_is_raised_in_the_writer(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         out = sender(gateway, options=None, cookie=b"wrong")
         with pytest.raises(ConfigError, match="no cookie is expected here"):

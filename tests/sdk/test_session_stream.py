@@ -51,7 +51,7 @@ async def test_all_bytes_arrive_in_their_order_and_the_end_is_empty() -> None:
 
 
 @on_a_loop
-async def test_a_stream_that_nobody_reads_takes_one_buffer_and_no_more() -> None:
+async def test_an_unread_stream_takes_one_buffer() -> None:
     async with connected() as (stream, peer):
         peer.setblocking(False)
         sent = 0

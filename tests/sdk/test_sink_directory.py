@@ -1,4 +1,4 @@
-"""A sink's home: one process holds it, and what a crash left of a replacement is cleared away."""
+"""The directory of a sink: one process locks it, and drafts that a crash left are removed."""
 
 from __future__ import annotations
 

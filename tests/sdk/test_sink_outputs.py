@@ -200,7 +200,7 @@ async def test_an_output_that_blocks_in_append_holds_up_no_other_instance(sink: 
 
 
 @on_a_loop
-async def test_what_was_voted_before_a_word_that_ends_the_session_is_answered(sink: Sink) -> None:
+async def test_votes_before_a_frame_that_ends_the_session_are_answered(sink: Sink) -> None:
     async with sink.serving(), await sink.worker() as worker:
         await worker.hello()
         worker.send(

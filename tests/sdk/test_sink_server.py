@@ -1,4 +1,4 @@
-"""The sink's server over real TCP: greetings, rounds, superseded sessions, and peers that are no workers."""
+"""The sink's server over real TCP: handshakes, rounds, superseded sessions, and peers that are not workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_rounds_commit_and_abort_and_the_next_greeting_says_where_the_outp
 
 
 @on_a_loop
-async def test_the_greeting_may_come_in_one_breath_byte_by_byte_or_word_by_word(sink: Sink) -> None:
+async def test_the_handshake_may_arrive_at_once_byte_by_byte_or_frame_by_frame(sink: Sink) -> None:
     async with sink.serving():
         frames: list[Frame] = [
             Hello(SINK_VERSION, b"", "p", "out"),
@@ -199,7 +199,7 @@ async def test_whatever_follows_a_good_greeting_in_one_segment_the_sink_goes_on_
 
 
 @on_a_loop
-async def test_a_worker_in_full_flow_still_hears_why_it_is_refused(sink: Sink) -> None:
+async def test_a_worker_that_is_sending_still_gets_the_reason_of_a_refusal(sink: Sink) -> None:
     async with sink.serving(), await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")

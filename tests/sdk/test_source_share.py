@@ -71,7 +71,7 @@ def test_streams_that_appear_later_are_shared_too() -> None:
     assert asyncio.run(listed()) == [id_in_share(9, A.id), id_in_share(9, B.id)]
 
 
-def test_what_the_source_is_told_is_told_of_its_own_streams() -> None:
+def test_a_source_is_notified_of_its_own_streams_only() -> None:
     inside = Careful(A)
     outside = SharedSource(inside, 9)
     [stream] = outside.streams()  # type: ignore[misc]

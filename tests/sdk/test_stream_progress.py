@@ -1,4 +1,4 @@
-"""Progress of a stream, against a slow reference; and what is told of it."""
+"""Progress of a stream, against a slow reference, and its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings: plain iterators in threads and asynchronous ones on the loop, with the same promises."""
+"""Stream readers: iterators in threads and asynchronous ones on the loop, with the same guarantees."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_reading_that_is_stopped_before_it_began_has_ended() -> None:
 
 
 @on_a_loop
-async def test_records_do_not_wait_for_an_author_who_blocks_and_neither_does_the_loop() -> None:
+async def test_records_and_the_event_loop_do_not_wait_for_an_author_that_blocks() -> None:
     go_on = threading.Event()
 
     def items() -> Iterator[Record]:
@@ -151,7 +151,7 @@ async def test_records_do_not_wait_for_an_author_who_blocks_and_neither_does_the
 
 
 @on_a_loop
-async def test_an_author_who_blocks_for_ever_is_left_behind() -> None:
+async def test_an_author_that_blocks_forever_does_not_keep_the_reader_open() -> None:
     never = threading.Event()
 
     def items() -> Iterator[Record]:

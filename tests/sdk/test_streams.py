@@ -157,7 +157,7 @@ async def test_two_streams_with_one_id_are_refused() -> None:
 
 
 @on_a_loop
-async def test_an_author_who_yields_nonsense_is_told_so() -> None:
+async def test_an_invalid_item_of_a_source_is_an_error_with_a_reason() -> None:
     class Nonsense(ListSource):
         def read(self, stream: Stream, after: int | None) -> Iterator[Record]:  # type: ignore[override]
             yield 3, 0, b"", b"x"
@@ -170,7 +170,7 @@ async def test_an_author_who_yields_nonsense_is_told_so() -> None:
 
 
 @on_a_loop
-async def test_a_stream_is_not_read_again_before_its_first_reader_has_let_go() -> None:
+async def test_a_stream_is_not_read_again_before_its_first_reader_has_ended() -> None:
     class Slow(ListSource):
         readers = 0
         let_go = threading.Event()
@@ -245,7 +245,7 @@ async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
 
 
 @on_a_loop
-async def test_an_address_that_a_restart_gave_and_nobody_listens_at_is_given_up_for_the_first() -> None:
+async def test_a_closed_address_from_a_restart_is_replaced_by_the_first_address() -> None:
     async with Gateway() as other:
         nowhere = other.address
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):

@@ -1,4 +1,4 @@
-"""A simulated process has no machine but the simulated one."""
+"""A simulated process uses only the simulated machine."""
 
 from __future__ import annotations
 

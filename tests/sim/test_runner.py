@@ -1,4 +1,4 @@
-"""The simulator itself: a seed is a history, a plan can be written down and made smaller, old failures stay mended."""
+"""The simulator itself: a seed determines a run, plans can be stored and reduced, and old failures stay fixed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_what_once_failed_stays_mended(path: Path) -> None:
+def test_what_once_failed_stays_fixed(path: Path) -> None:
     breach = run_plan(FaultPlan.from_json(path.read_text())).breach
     assert breach is None, json.loads(path.read_text())["why"]
 
@@ -111,7 +111,7 @@ def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_ga
     assert sum(left) > 0
 
 
-def test_a_failure_is_told_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_with_its_seed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     what_was_seen_is_forgotten_on_reconnect(monkeypatch)
     report = run_seeds(0, 100)
     assert report.verdict == "violated"
@@ -151,7 +151,7 @@ def test_the_processes_of_a_command_that_is_killed_end_with_it(tmp_path: Path) -
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_of_several_seeds_that_fail_the_lowest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_seeds_that_fail_the_lowest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     what_was_seen_is_forgotten_on_reconnect(monkeypatch)
     lowest = next(seed for seed in range(85) if run_plan(plan_of(seed)).breach)
     report = run_seeds(0, 85)

@@ -111,7 +111,7 @@ def test_streams_of_asyncio_run_on_the_simulated_network(process: AsyncioProcess
     assert simulated(process, talk) == [b"hello\n", b"end", b""]
 
 
-def test_where_nobody_listens_a_connection_is_refused(process: AsyncioProcess) -> None:
+def test_a_connection_to_a_closed_port_is_refused(process: AsyncioProcess) -> None:
     async def connect() -> None:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("nobody", 0)
@@ -152,7 +152,7 @@ def test_of_a_killed_process_nothing_has_an_effect_any_more(process: AsyncioProc
     assert not process.machine.disk.root.names
 
 
-def test_a_violation_in_a_task_that_nobody_awaits_ends_the_run(process: AsyncioProcess) -> None:
+def test_a_violation_in_a_task_that_is_not_awaited_ends_the_run(process: AsyncioProcess) -> None:
     async def starts() -> None:
         async def breaks() -> None:
             raise InvariantViolation("I7", "it does not hold")

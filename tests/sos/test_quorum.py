@@ -277,7 +277,7 @@ def test_a_copy_that_is_lost_before_the_writer_is_established_is_replaced() -> N
     assert established(world).history == writer.payloads
 
 
-def test_a_writer_does_not_wait_for_bytes_that_nobody_needs_and_one_copy_had() -> None:
+def test_a_writer_does_not_wait_for_dead_bytes_of_one_copy() -> None:
     """Copy 0 alone has an append that was not acknowledged. It is chosen, and then copy 0 is gone for good."""
     world = ModelWorld()
     old = established(world)

@@ -56,7 +56,7 @@ def test_the_longest_copy_of_the_newest_object_is_continued_not_the_largest_file
     assert [link.number for link in longest_history([longer], 2)] == [2]
 
 
-def test_members_change_only_if_it_is_clear_who_they_are() -> None:
+def test_members_change_only_if_their_identities_are_clear() -> None:
     a, b, c, new = (view(identity, {}) for identity in (A, B, C, b"n" * 16))
     assert wanted_config([a, b, c], 2, CONFIG) is CONFIG
     assert wanted_config([c, a, b], 2, CONFIG) is CONFIG
@@ -75,7 +75,7 @@ def test_while_members_change_both_sets_must_promise() -> None:
     assert not is_claimed(both, {new.members[0], A, B, C})
 
 
-def test_while_members_change_a_write_is_found_by_whoever_claims_from_the_old_set() -> None:
+def test_while_members_change_a_claim_from_the_old_set_finds_every_write() -> None:
     new = QuorumConfig((b"n" * 16, b"o" * 16, b"p" * 16), 2)
     both = replace(head(0, config=new), old_configs=(CONFIG,))
     assert not is_written(both, set(new.members))

@@ -195,7 +195,7 @@ def test_what_was_synced_survives_any_power_cut_of_a_simulated_disk(seed: int) -
     assert reopened(place, files).state.objects[1] == known, "what recovery has told is on disk"
 
 
-def test_a_promise_that_recovery_finds_is_on_disk_before_anybody_relies_on_it() -> None:
+def test_a_promise_that_recovery_finds_is_on_disk_before_it_is_used() -> None:
     """The process before has written it, and died before or in its sync."""
     files, place = simulated(), SimulatedPath("v")
     made(place, files).claim(1, T1)

@@ -148,7 +148,7 @@ def test_a_later_writer_fences_the_earlier_one_off(tmp_path: Path) -> None:
     run(work)
 
 
-def test_without_the_quorum_a_writer_waits_and_names_who_is_missing(
+def test_without_the_quorum_a_writer_waits_and_names_the_missing_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicated_volume, "WARN_AFTER_S", 0.1)

@@ -110,7 +110,7 @@ def test_bytes_may_come_in_any_pieces() -> None:
     assert [type(event) for event in events] == [sf.AppendChunk, sf.ListVolumes]
 
 
-def test_the_last_word_can_be_said_in_every_state() -> None:
+def test_error_can_be_sent_in_every_state() -> None:
     for state in SosState:
         end = SosConnection(SERVER)
         end.state = state

@@ -1,4 +1,4 @@
-"""The object service over sockets: its own client, strangers, limits, TLS, and the command."""
+"""The object service over sockets: its own client, unauthenticated clients, limits, TLS, and the command."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_client_without_the_secret_is_refused(tmp_path: Path, cookie: bytes) -
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", bytes(64), sf.encode(sf.ListVolumes(1, "")), sf.encode(sf.SosHello(2, SECRET, ""))],
 )
-def test_a_stranger_hears_why_and_the_server_goes_on(tmp_path: Path, data: bytes) -> None:
+def test_an_unauthenticated_client_gets_the_reason_and_the_server_continues(tmp_path: Path, data: bytes) -> None:
     async def work() -> None:
         async with served(tmp_path) as address:
             reader, writer = await asyncio.open_connection(*address)

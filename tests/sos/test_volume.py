@@ -233,7 +233,7 @@ def test_a_directory_has_one_service(store: SosStore, tmp_path: Path) -> None:
         SosStore(tmp_path, HOST_FILES, random.Random(1).getrandbits)
 
 
-def test_a_missing_volume_or_object_is_told(store: SosStore) -> None:
+def test_a_missing_volume_or_object_is_reported(store: SosStore) -> None:
     claims = claimed(store)
     for request in (sf.ReadChunks(1, "w", 1, 0, 9), sf.ReadChunks(1, "v", 2, 0, 9)):
         (reply,) = store.perform([(claims, request)])

@@ -1,4 +1,4 @@
-"""A plan's tasks, run here without Spark: the same tasks, the same envelopes, in an order that nobody can rely on."""
+"""The tasks of a plan, run without Spark: the same tasks and envelopes, in a random order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A pipeline with every kind of stage that keeps states, each with a sink of its own, and with places where somebody
-can be killed.
+"""A pipeline with every kind of stage that keeps states, each with its own sink, and with places where a process can be
+killed.
 
 Invariant: it needs nothing of the tests, so that its text is an app, too.
 """
@@ -35,7 +35,7 @@ from procession import (
 
 
 @dataclass(frozen=True)
-class Perilous:
+class FailingAt:
     """Slow on some, so that a task that has many of them is overtaken by the others; and where there is an order for
     this place and this record, it kills whom the order names, or else the worker that it runs in: once, because it
     takes the order away first."""
@@ -309,8 +309,8 @@ def order_payload(number: int) -> bytes:
     return json.dumps({**order, "place": {"city": f"c{number % 3}", "floor": number % 13 - 1}}).encode()
 
 
-def perilous_order(value: Any, perilous: Perilous) -> Any:
-    perilous((value["number"] if isinstance(value, dict) else value.number).encode())
+def failing_order(value: Any, failing_at: FailingAt) -> Any:
+    failing_at((value["number"] if isinstance(value, dict) else value.number).encode())
     return value
 
 
@@ -378,9 +378,9 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     """With a directory, whoever has a record there is an order for kills: before the exchanges, in a task that reads
     the log, or behind one, in a task that has states."""
     pipeline = Pipeline("keyed", parallelism=parallelism, dead_letter="file:dead", types=[Sale])
-    source = pipeline.source(ends=True).map(Perilous("before", orders))
+    source = pipeline.source(ends=True).map(FailingAt("before", orders))
     counted = source.map_stateful(numbered, key=key, initial=0)
-    counted.map(Perilous("behind", orders)).sink("mapped", to="file:out")
+    counted.map(FailingAt("behind", orders)).sink("mapped", to="file:out")
     source.filter_stateful(is_odd_one, key=key, initial=(0, b""), parallelism=3).sink("filtered", to="file:out")
     source.flat_map_stateful(batches_of_five, key=key, initial=list).sink("many", to="file:out")
     source.map_stateful(is_not_the_eleventh, key=key, initial={"count": 0}).sink("picky", to="file:out")
@@ -479,7 +479,7 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     for name, codec, schema in zip(TYPED, (json_of(Order), "json"), (None, ORDER_FIELDS), strict=True):
         streams = [f"{name}-{turn}" for turn in range(TYPED_INPUTS)]
         typed = pipeline.source(name, codec=codec, schema=schema, streams=streams)  # type: ignore[arg-type]
-        entered = typed.map(partial(perilous_order, perilous=Perilous(name, orders)))
+        entered = typed.map(partial(failing_order, failing_at=FailingAt(name, orders)))
         kept = aggregates.retracting(aggregates.top(2, by=order_amount), id_of=order_id, is_retraction=is_cancelled)
         tops = entered.rolling(kept, key=order_shop, parallelism=3).rebalance(parallelism=2)
         tops.merge(entered).map(shown).sink(f"{name}-tops", to="file:out", codec="bytes")

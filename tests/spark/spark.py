@@ -1,4 +1,4 @@
-"""A plan on real Spark, without gateway and sinks: a log in, manifests out, as the conductor would have got them."""
+"""A plan on real Spark, without gateway and sinks: a log in, manifests out, as the performer would get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a range of records is dealt to tasks."""
+"""How a range of records is distributed over tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java there is, and what is said where there is none that Spark can use."""
+"""Which Java is found, and the error if Spark cannot use any."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_new_java_is_taken_and_one_that_does_not_say_is_left_to_spark(
         ("\x7fELF of another machine", "Exec format error"),
     ],
 )
-def test_a_java_that_does_not_run_is_told_with_its_own_words(
+def test_a_java_that_does_not_run_is_reported_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     (made(tmp_path, "17", has_release=False) / "bin" / "java").write_text(text)
@@ -73,7 +73,9 @@ def test_it_is_found_in_the_path_through_links(tmp_path: Path, monkeypatch: pyte
         check_java()
 
 
-def test_no_java_at_all_is_told_with_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported_with_the_places_that_were_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(ConfigError, match="there is no java in PATH"):
@@ -83,7 +85,7 @@ def test_no_java_at_all_is_told_with_where_it_was_looked_for(tmp_path: Path, mon
         check_java()
 
 
-def test_a_user_without_a_name_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_gets_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 

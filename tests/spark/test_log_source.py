@@ -78,7 +78,7 @@ def replaced(tmp_path: Path) -> GatewayFeed:
     return GatewayFeed(tmp_path / "gateway", b"", old, 1, 1)
 
 
-def test_a_replaced_drivers_jvm_is_told_so(replaced: GatewayFeed) -> None:
+def test_a_replaced_drivers_jvm_gets_the_reason(replaced: GatewayFeed) -> None:
     with helper(replaced) as (process, jvm):
         ask_for_latest(jvm)
         assert read_int(jvm) == FAILED

@@ -144,14 +144,14 @@ def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> lis
 @pytest.mark.parametrize(
     ("task", "changes"), [((0, 1), {"attempt": 2}), ((2, 0), {"inputs_digest": 99}), ((1, 3), {"inputs_digest": 0})]
 )
-def test_an_epoch_in_which_somebody_read_of_another_try_at_a_task_than_the_driver_is_run_again(
+def test_an_epoch_whose_tasks_read_different_attempts_is_run_again(
     task: tuple[int, int], changes: dict[str, int]
 ) -> None:
     with pytest.raises(RoundError, match="another attempt"):
         manifests(PLAN, all_manifests(task, **changes))
 
 
-def test_a_task_that_failed_is_told_whatever_else_was_read() -> None:
+def test_a_task_that_failed_is_reported_whatever_else_was_read() -> None:
     failure = {"kind": "RecordError", "sentence": "no", "next_step": "", "fields": {}}
     reported = manifests(PLAN, all_manifests((0, 1), attempt=2, failure=failure))
     assert [manifest.failure for manifest in reported if manifest.failure] == [failure]

@@ -1,4 +1,4 @@
-"""The address of a master, and what is said of one that does not answer or gives no executor."""
+"""The address of a master, and the errors for one that does not answer or gives no executor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_is_no_address_of_a_master_is_refused_with_the_forms(master: str) -
     assert "spark://HOST:PORT" in caught.value.next_step
 
 
-def test_a_master_at_whose_address_nobody_listens_is_told_with_the_reason() -> None:
+def test_a_master_that_does_not_listen_is_reported_with_the_reason() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         assert unreachable(f"spark://127.0.0.1:{port}") is None
@@ -59,7 +59,7 @@ def test_a_master_at_whose_address_nobody_listens_is_told_with_the_reason() -> N
     assert unreachable("yarn") is None, "nobody knows where it is"
 
 
-def test_a_user_is_told_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
+def test_a_user_gets_the_note_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
     due = first_notice(command_started=100.0, driver_started=102.0)
     assert 100.0 + PATIENCE_S == due <= 108.0
     notice = ExecutorNotice("spark://h:1", due, now=105.0)

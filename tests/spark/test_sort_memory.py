@@ -1,5 +1,5 @@
-"""A sort of more than the memory of one task: what the process really holds is measured, while it takes the records in
-and while it lets them out."""
+"""A sort of more than the memory of one task: the memory of the process is measured while it reads and while it
+emits."""
 
 from __future__ import annotations
 

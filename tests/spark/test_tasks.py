@@ -1,4 +1,5 @@
-"""A chain's task on a real log: what cuts, parallelism and retries may not change, and what a failure tells."""
+"""A chain's task on a real log: cuts, parallelism and retries do not change its output, and failures name their
+record."""
 
 from __future__ import annotations
 

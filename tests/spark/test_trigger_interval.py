@@ -1,4 +1,4 @@
-"""The pace of epochs: an interval, kept by a clock that does not jump, without holding anybody up for long."""
+"""The trigger interval: kept by a monotonic clock, without delaying a stop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_epochs_begin_an_interval_apart_or_as_soon_as_the_last_one_is_over() -> 
     assert starts(pace, clock, [0.03, 0.25, 0.0, 0.0]) == [0.0, 0.1, 0.35, 0.45]
 
 
-def test_without_an_interval_nobody_waits() -> None:
+def test_without_an_interval_nothing_waits() -> None:
     clock = Clock()
     pace = TriggerInterval(0.0, now=lambda: clock.now, hold=clock.hold)
     assert starts(pace, clock, [0.01] * 3) == [0.0, 0.01, 0.02]
     assert clock.longest == 0.0
 
 
-def test_a_long_interval_is_kept_and_nobody_is_held_up_for_all_of_it() -> None:
+def test_a_long_interval_is_kept_and_does_not_delay_a_stop() -> None:
     clock = Clock()
     pace = TriggerInterval(60.0, now=lambda: clock.now, hold=clock.hold)
     first, second = starts(pace, clock, [0.0, 0.0])

@@ -91,7 +91,7 @@ def test_only_new_state_files_of_this_driver_are_taken(
     assert list(folders[Folder.STATES].iterdir()) == []
 
 
-def test_only_files_of_the_folders_are_sent_and_only_to_who_has_the_secret(
+def test_only_files_of_the_folders_are_sent_and_only_to_clients_with_the_secret(
     files: SharedFiles, folders: dict[Folder, Path]
 ) -> None:
     (folders[Folder.ROUNDS].parent / "secret").write_bytes(b"x")

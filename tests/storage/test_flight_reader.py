@@ -1,4 +1,4 @@
-"""A log that is fetched over Arrow Flight gives what its mapped files give, to who may have it, and over restarts."""
+"""A log that is fetched over Arrow Flight equals its mapped files, for clients with the secret, and over restarts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_gateway_that_starts_again_gives_the_rest(gateway_process: Make) -> No
     again.join()
 
 
-def test_only_who_shows_the_cookie_is_given_rows(gateway_process: Make) -> None:
+def test_rows_are_sent_only_to_clients_with_the_secret(gateway_process: Make) -> None:
     place = filled(gateway_process(limits={"cookie": b"another"}, control_cookie=COOKIE), 10, b"another")
     assert len(rows(FlightLog(place, FlightAccess(COOKIE)), 0, 10)) == 10
     for cookie in (b"", b"guess"):

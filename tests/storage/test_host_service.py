@@ -1,4 +1,4 @@
-"""Runs in the directories of several host services: read as by their path, by those who may, and deleted when named."""
+"""Runs in the directories of several host services: read by authenticated clients, and deleted when named."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_who_has_another_secret_format_or_name_gets_nothing(
     assert "same version" in caught.value.next_step
 
 
-def test_a_run_that_is_gone_or_damaged_is_told_as_lost(
+def test_a_run_that_is_gone_or_damaged_is_reported_as_lost(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start("host")

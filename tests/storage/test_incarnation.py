@@ -1,4 +1,5 @@
-"""A log is known by its incarnation and its running checksum; and what it did not sync itself, it writes anew."""
+"""A log is identified by its incarnation and its running checksum; data that it did not sync itself is written
+again."""
 
 from __future__ import annotations
 

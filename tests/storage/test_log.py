@@ -264,7 +264,7 @@ def test_a_log_is_a_list(
     log.close()
 
 
-def test_a_slice_and_columns_of_another_shape_are_written_as_they_look(tmp_path: Path) -> None:
+def test_slices_and_columns_of_another_layout_are_written_by_value(tmp_path: Path) -> None:
     with IngressLog(tmp_path) as log:
         log.append(batch(rows(0, 10)).slice(3, 4))
         assert everything(log) == rows(3, 4)

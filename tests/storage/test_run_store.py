@@ -182,7 +182,7 @@ def test_a_dropped_epoch_is_forgotten_and_the_others_stay(tmp_path: Path) -> Non
     assert store.published(EPOCH + 1, 0, 0) == other
 
 
-def test_a_driver_forgets_the_runs_of_those_before_it_and_of_nobody_else(tmp_path: Path) -> None:
+def test_a_driver_deletes_the_runs_of_earlier_drivers_only(tmp_path: Path) -> None:
     for name in ("0000000004", "0000000005", "0000000006", "kept"):
         attempt(RunStore(tmp_path / name), 1, [b"x"])
     RunStore(tmp_path).clear_before(5)

@@ -1,4 +1,4 @@
-"""Secrets: made once, private whatever the umask, found by who has the directory, refused if others could have them."""
+"""Secrets: created once, private whatever the umask, found in the directory, refused if others could read them."""
 
 from __future__ import annotations
 

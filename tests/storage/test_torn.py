@@ -1,4 +1,5 @@
-"""A process that dies in the middle of a write: half of it is in the file, and whoever comes next goes on without."""
+"""A process that dies in the middle of a write: half of it is in the file, and the next process continues without
+it."""
 
 from __future__ import annotations
 

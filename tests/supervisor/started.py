@@ -1,4 +1,4 @@
-"""A supervisor for tests that starts nobody."""
+"""A supervisor for tests that starts no process."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ def test_the_streams_of_files_are_known_before_the_start(tmp_path: Path) -> None
     assert connected_streams(graph) == ids
 
 
-def test_a_file_that_is_not_there_is_told_before_the_start(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No file matches"):
         connected_streams(app(f"file:{tmp_path}/?.log").graph())
 
 
 @pytest.mark.parametrize(("url", "to", "owner"), [("tape:x", "file:out", "source 's0'"), (None, "tape:x", "sink 'o0'")])
-def test_a_package_that_is_missing_is_told_before_the_start(
+def test_a_package_that_is_missing_is_reported_before_the_start(
     url: str | None, to: str, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = app(url, to=to).graph()

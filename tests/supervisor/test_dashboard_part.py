@@ -1,4 +1,4 @@
-"""The dashboard of a run costs nothing until somebody comes, and never fails the run."""
+"""The dashboard of a run costs nothing until the link is opened, and never fails the run."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from procession.supervisor.intake import Intake
 from procession.supervisor.job_status import sentences, status
 from procession.supervisor.run_claim import DRAINED, claimed
 from procession.wire.messages import Ok
+from tests.gateway.epoch_reader import EpochReader
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
-from tests.gateway.taker import Taker
 from tests.supervisor.test_run_claim import held
 
 PATIENCE_S = 60.0
@@ -67,23 +67,23 @@ def test_a_paused_gateway_reads_nothing_until_it_is_resumed_also_after_a_restart
 def test_a_drain_commits_what_was_received_records_the_epoch_and_stops(tmp_path: Path) -> None:
     with held(tmp_path) as run, gateway(tmp_path) as process, producer(process) as sends:
         sends.messages(1, range(20))
-        taker = Taker(tmp_path / "checkpoint", tmp_path / "gateway", records_max=7).begin()
+        epoch_reader = EpochReader(tmp_path / "checkpoint", tmp_path / "gateway", records_max=7).begin()
         try:
             done = Intake(tmp_path).drain(PATIENCE_S)
         finally:
-            taker.finish()
+            epoch_reader.finish()
         assert run.wait(PATIENCE_S) == 0
-        assert (done["process"], done["epoch"]) == (run.pid, taker.epoch)
+        assert (done["process"], done["epoch"]) == (run.pid, epoch_reader.epoch)
         with process.client() as client:
             found = client.status()
         assert found["buffered"] == 0
         assert found["is_paused"]
-        assert len(taker.ids.get(1, [])) == found["next_sequence"], "all that it had read"
-    assert json.loads((tmp_path / DRAINED).read_text())["epoch"] == taker.epoch
+        assert len(epoch_reader.ids.get(1, [])) == found["next_sequence"], "all that it had read"
+    assert json.loads((tmp_path / DRAINED).read_text())["epoch"] == epoch_reader.epoch
     shown = status(tmp_path)
     assert shown["state"] == "drained"
     assert "everything received is committed" in next(iter(sentences(shown)))
-    with claimed(tmp_path, "taker", Path("app.py")):
+    with claimed(tmp_path, "epoch_reader", Path("app.py")):
         pass
     assert status(tmp_path)["state"] == "stopped", "since the next run"
 

@@ -14,8 +14,8 @@ from procession.sdk.source_options import SourceOptions
 from procession.supervisor import letter_replay
 from procession.supervisor.letter_replay import LetterSource, NumberRanges, PipelineLetters
 from procession.verify.dead_letter_file import StoredLetter
+from tests.gateway.epoch_reader import EpochReader
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.taker import Taker
 from tests.verify.test_dead_letter_file import letter, write_letters
 
 
@@ -69,7 +69,7 @@ def test_a_replay_sends_the_open_letters_and_those_of_a_replay_that_was_killed_f
 def test_what_a_gateway_has_of_a_killed_replay_is_not_sent_a_second_time(tmp_path: Path) -> None:
     letters = letters_of(plain(), tmp_path)
     gateway = GatewayProcess(tmp_path / "gateway", {}).start()
-    taker = Taker(tmp_path / "checkpoint-of-driver", tmp_path / "gateway").begin()
+    epoch_reader = EpochReader(tmp_path / "checkpoint-of-driver", tmp_path / "gateway").begin()
     try:
 
         def send(source: LetterSource) -> bool:
@@ -82,9 +82,9 @@ def test_what_a_gateway_has_of_a_killed_replay_is_not_sent_a_second_time(tmp_pat
         assert letters.replay(lambda found: found.number <= 3, killed) == (0, False)
         assert letters.replay(everything, send) == (5, True)
     finally:
-        taker.finish()
+        epoch_reader.finish()
         gateway.kill()
-    assert sorted(taker.ids.values()) == [[1, 2, 3], [4, 5]]
+    assert sorted(epoch_reader.ids.values()) == [[1, 2, 3], [4, 5]]
 
 
 def test_letters_go_to_the_source_that_they_came_from(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_letters_go_to_the_source_that_they_came_from(tmp_path: Path) -> None:
     assert found == {True: [b"file"], False: [b"other"]}
 
 
-def test_what_cannot_be_replayed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_replayed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     declared = Pipeline("p", dead_letter="file:dead")
     declared.source("in", streams=[7]).sink("out", to="file:out")
     with pytest.raises(ConfigError, match="'in' takes only the streams that it names"):

@@ -1,4 +1,4 @@
-"""The gateways of a local pipeline: how many there may be, with which words they are started, and who may join them."""
+"""The gateways of a local pipeline: their number, their arguments, and which can join."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_gateway_is_added_listed_and_let_go(pipeline: Path) -> None:
+def test_a_gateway_is_added_listed_and_removed(pipeline: Path) -> None:
     join = [*COMMAND, "join", "--dir", str(pipeline), "--metrics", "127.0.0.1:0"]
     one_more = subprocess.Popen(join, stdout=subprocess.PIPE, text=True)
     try:

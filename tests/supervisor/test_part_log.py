@@ -1,4 +1,4 @@
-"""The part log: bounded, and good for last words."""
+"""The part log: bounded, with the last lines of a part."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_notes_and_errors_are_read_from_either_format(
     assert last_lines(capsys.readouterr().err) == "A function raised.\n  Traceback:\n    in line 7"
 
 
-def test_in_json_every_word_to_people_is_one_line_of_json(
+def test_with_json_every_message_is_one_line_of_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(FORMAT_VARIABLE, "json")

@@ -1,4 +1,4 @@
-"""A rollback behind commits changes nothing unless all sinks can take output back and the log has the input."""
+"""A rollback past commits changes nothing unless all sinks can remove output and the log has the input."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_sink_that_cannot_take_output_back_is_named_and_nothing_changes(
     assert {path: data for path, data in files_of(place).items() if path in before} == before
 
 
-def test_input_that_the_log_has_let_go_of_is_named_by_its_streams(place: Place) -> None:
+def test_the_error_names_the_streams_whose_input_the_log_has_deleted(place: Place) -> None:
     savepoint = saved(place)
     for path in (place.directory / "gateway" / "log").glob("*.segment"):
         path.unlink()

@@ -1,4 +1,4 @@
-"""What `procession run` says at its end."""
+"""The summary at the end of `procession run`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_gateway_that_is_away_is_named_while_others_wait_for_it(
         second.kill()
 
 
-def test_a_disk_with_little_room_is_told_with_its_path_in_the_progress_and_in_the_log(
+def test_a_disk_with_little_room_is_reported_with_its_path_in_the_progress_and_in_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = GatewayProcess(tmp_path / "gateway", {"disk_free_bytes_min": 2**62}).start()

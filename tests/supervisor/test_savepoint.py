@@ -265,7 +265,7 @@ def test_a_trial_lasts_as_long_as_its_process_and_is_no_savepoint(pipeline: Stor
         create(pipeline.directory, "my.trial")
 
 
-def test_the_input_is_kept_from_a_position_before_the_epoch_and_let_go_with_the_savepoint(
+def test_the_input_is_kept_from_a_position_before_the_epoch_and_released_with_the_savepoint(
     pipeline: StoredPipeline,
 ) -> None:
     gateway = pipeline.directory / "gateway"

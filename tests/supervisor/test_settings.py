@@ -1,4 +1,4 @@
-"""TLS as settings: what must be set together, and the words with which the parts of a local pipeline are started."""
+"""TLS settings: what must be set together, and the arguments of the parts of a local pipeline."""
 
 from __future__ import annotations
 
@@ -39,15 +39,13 @@ def test_what_goes_together_is_taken(authority: Authority, names: tuple[str, ...
     [("tls_cert", "tls_key"), ("tls_ca",), ("tls_cert", "tls_ca"), ("tls_client_ca",), ("tls_key", "tls_ca")],
     ids=" ".join,
 )
-def test_what_cannot_work_is_told_before_anything_is_started(authority: Authority, names: tuple[str, ...]) -> None:
+def test_what_cannot_work_is_reported_before_anything_is_started(authority: Authority, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(authority, *names).check_tls()
     assert "tls" in caught.value.next_step
 
 
-def test_who_listens_shows_the_certificate_and_who_connects_trusts_and_shows_it_too(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_servers_present_the_certificate_and_clients_trust_and_present_it(authority: Authority, tmp_path: Path) -> None:
     started = Started()
     chosen = settings(authority, "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
     (tmp_path / "gateway").mkdir()

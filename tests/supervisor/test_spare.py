@@ -1,4 +1,4 @@
-"""A part with a spare, with real processes: who takes over, when, and what is left of it."""
+"""A part with a spare, with real processes: which takes over, when, and what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a pipeline up is named only if a figure says so."""
+"""The part that holds a pipeline up is named only if a figure shows it."""
 
 from __future__ import annotations
 

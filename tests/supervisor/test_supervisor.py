@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restarts, last words, order of stopping, and nothing left behind."""
+"""The supervisor with real processes: restarts, last lines, the order of stopping, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -206,10 +206,10 @@ def test_nothing_and_no_port_is_left_behind(tmp_path: Path) -> None:
 
 
 def test_parts_stop_by_rank_and_each_in_its_own_time(tmp_path: Path) -> None:
-    story = tmp_path / "story"
+    stopped = tmp_path / "stopped"
     code = (
         "import signal, sys\n"
-        f"def stop(*_):\n    print(NAME, file=open({str(story)!r}, 'a'))\n    sys.exit(0)\n"
+        f"def stop(*_):\n    print(NAME, file=open({str(stopped)!r}, 'a'))\n    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, stop)\n"
     )
     with Supervisor(tmp_path / "logs", QUICK) as supervisor:
@@ -219,7 +219,7 @@ def test_parts_stop_by_rank_and_each_in_its_own_time(tmp_path: Path) -> None:
                 part(name, code.replace("NAME", repr(name)) + telling(report) + FOREVER, report, stop_rank=rank)
             )
         assert supervisor.wait_ready()
-    assert story.read_text().split() == ["source", "driver", "gateway", "sink"]
+    assert stopped.read_text().split() == ["source", "driver", "gateway", "sink"]
 
 
 def test_a_part_that_does_not_stop_in_time_is_killed(tmp_path: Path, sentences: list[str]) -> None:
@@ -293,7 +293,7 @@ def test_a_signal_stops_everything_at_once(tmp_path: Path, number: signal.Signal
         assert all(map(is_gone, family))
 
 
-def test_a_second_interrupt_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_second_interrupt_does_not_wait_for_parts(tmp_path: Path) -> None:
     report, request = tmp_path / "told", tmp_path / "asked"
     os.mkfifo(request)
     deaf = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: open({str(request)!r}, 'w').close())\n"

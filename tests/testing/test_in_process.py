@@ -251,7 +251,7 @@ def test_too_many_dead_letters_are_an_error_as_in_production() -> None:
     assert len(run(pipeline, {"in": [0] * 1000}, dead_letter_share_max=1.0)["dead-letter"]) == 1000
 
 
-def test_an_asynchronous_call_that_fails_is_told_at_once() -> None:
+def test_an_asynchronous_call_that_fails_is_reported_at_once() -> None:
     pipeline = Pipeline("calls")
 
     async def refused(value: int) -> int:

@@ -1,4 +1,4 @@
-"""Pipelines by chance, in this process: the same bytes however the input is cut and dealt out, and as on real Spark."""
+"""Random pipelines in this process: the same bytes for any epochs and tasks, and the same as on real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules that must not change an output, and what a test is told if they do."""
+"""Schedules that must not change an output, and the report if they do."""
 
 from __future__ import annotations
 

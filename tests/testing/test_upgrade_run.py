@@ -1,4 +1,4 @@
-"""Upgrades in a test: the second program goes on exactly where a program that had always been so would be."""
+"""Upgrades in a test: the second program continues as if it had always run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_other_positions_than_those_decided_may_not_be_seen() -> None:
     assert judged((txn(2), 19, 30)).uncommitted == 11
 
 
-def test_a_transaction_of_another_checkpoint_or_of_nobody_may_not_be_seen() -> None:
+def test_a_transaction_of_another_checkpoint_or_of_none_may_not_be_visible() -> None:
     assert judged((txn(2, checkpoint="def"), 20, 30)).uncommitted == 10
     assert judged(("somebody's", 20, 30)).uncommitted == 10
 

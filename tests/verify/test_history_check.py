@@ -1,4 +1,4 @@
-"""The rounds of a history are compared one by one: whatever does not go on where the last one ended is found."""
+"""The rounds of a history are compared one by one: a round that does not start where the last one ended is found."""
 
 from __future__ import annotations
 

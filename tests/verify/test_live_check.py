@@ -1,4 +1,4 @@
-"""The watch: outputs judged while they grow, decisions and acknowledgements included, nothing read twice."""
+"""The live check: outputs are judged while they grow, with decisions and acknowledgements; nothing is read twice."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) 
     ("records", "kind"),
     [(RECORDS[11:20], "lost"), (RECORDS[9:19], "doubled"), ([b"stranger\n"], "corrupt")],
 )
-def test_damage_is_seen_at_the_next_look_and_called_by_its_name(run: Run, records: list[bytes], kind: str) -> None:
+def test_damage_is_found_and_named_at_the_next_poll(run: Run, records: list[bytes], kind: str) -> None:
     watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     assert watch.poll().is_clean
@@ -170,7 +170,7 @@ def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path
     assert watch.poll().is_clean
 
 
-def test_acknowledged_but_lost_is_told(run: Run, tmp_path: Path) -> None:
+def test_acknowledged_but_lost_is_reported(run: Run, tmp_path: Path) -> None:
     acks = AckLog(tmp_path / "acks")
     acks.record(stream_id_of(run.input), len(b"".join(RECORDS[:12])), 0.0)
     acks.close()

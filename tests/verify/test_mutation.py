@@ -1,4 +1,4 @@
-"""Every kind of damage, planted in a good output of many records, is found and called by its name.
+"""Every kind of damage, planted in a good output of many records, is found and named.
 
 Four producers, keys A to J, one output that interleaves them: like a crash run. Each damage says at which order levels
 it is one; at the others the output must stay clean, or the verifier would cry wolf.

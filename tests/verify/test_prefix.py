@@ -1,4 +1,4 @@
-"""The prefix check: every byte looked at once, every difference seen where it is."""
+"""The prefix check: every byte is compared once, and every difference is reported at its position."""
 
 from __future__ import annotations
 

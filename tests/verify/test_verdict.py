@@ -1,4 +1,4 @@
-"""What the harness says at the end, on a cluster that only says what it is told to say: three values, with reasons."""
+"""The verdict of the harness on a fake cluster: three values, with reasons."""
 
 from __future__ import annotations
 
@@ -34,45 +34,43 @@ def harness(fake: FakeCluster) -> Harness:
 
 
 def test_a_run_that_was_seen_through_is_clean(fake: FakeCluster) -> None:
-    chronicle = harness(fake).run([QUIET])
-    assert chronicle.outcome is Outcome.CLEAN, chronicle.sentence()
-    assert AGAIN in page(chronicle)
-    figures = chronicle.figures()
+    history = harness(fake).run([QUIET])
+    assert history.outcome is Outcome.CLEAN, history.sentence()
+    assert AGAIN in page(history)
+    figures = history.figures()
     assert figures["decided_transactions"] == figures["acknowledged_streams"] == len(list(fake.directory.glob("*.txt")))
 
 
 def test_a_lost_tail_is_a_violation_that_names_it_and_says_that_it_was_acknowledged(fake: FakeCluster) -> None:
     fake.swallowed = 1
-    chronicle = harness(fake).run([QUIET])
-    (failure,) = chronicle.failures
+    history = harness(fake).run([QUIET])
+    (failure,) = history.failures
     assert failure.kind == "violation"
     assert failure.sentence.startswith("lost: left has 9 of 10 records of stream s0000. ")
     lost = len(list(fake.directory.glob("*.txt")))
-    assert chronicle.figures()["lost"] == chronicle.figures()["acknowledged_lost"] == lost
+    assert history.figures()["lost"] == history.figures()["acknowledged_lost"] == lost
     sentence = f"{9 * lost} records: {lost} lost, 0 doubled, 0 out of order, {lost} acknowledged but lost; violated"
-    assert sentence in chronicle.sentence()
+    assert sentence in history.sentence()
 
 
 def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
-    chronicle = harness(fake).run([])
-    assert (chronicle.outcome, chronicle.failures) == (Outcome.UNKNOWN, [])
-    assert "unknown at left: The input is empty" in chronicle.sentence()
+    history = harness(fake).run([])
+    assert (history.outcome, history.failures) == (Outcome.UNKNOWN, [])
+    assert "unknown at left: The input is empty" in history.sentence()
 
 
-def not_compared(chronicle: History) -> bool:
-    document = json.loads(json.dumps(chronicle.figures()))
-    return (
-        document["lost"] is None and "not compared to the end" in chronicle.sentence() and AGAIN not in page(chronicle)
-    )
+def not_compared(history: History) -> bool:
+    document = json.loads(json.dumps(history.figures()))
+    return document["lost"] is None and "not compared to the end" in history.sentence() and AGAIN not in page(history)
 
 
 def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
     fake.instances()["left"].with_suffix(".txnlog").write_bytes(b"00000000 {}\n")
-    chronicle = harness(fake).run([QUIET])
-    assert chronicle.outcome is Outcome.VIOLATED
-    assert "is damaged at byte 0" in chronicle.failures[0].sentence
-    assert chronicle.failures[0].log_tails == "the story of all parts"
-    assert not_compared(chronicle)
+    history = harness(fake).run([QUIET])
+    assert history.outcome is Outcome.VIOLATED
+    assert "is damaged at byte 0" in history.failures[0].sentence
+    assert history.failures[0].log_tails == "the story of all parts"
+    assert not_compared(history)
 
 
 def test_a_harness_that_fails_itself_says_so_with_its_trace_and_judges_nothing(fake: FakeCluster) -> None:
@@ -80,26 +78,26 @@ def test_a_harness_that_fails_itself_says_so_with_its_trace_and_judges_nothing(f
         yield QUIET
         raise KeyError("nowhere")
 
-    chronicle = harness(fake).run(broken())
-    assert chronicle.outcome is Outcome.UNKNOWN
-    assert "unknown in quiet: the harness itself failed: KeyError: 'nowhere'" in chronicle.sentence()
-    assert "Traceback" in page(chronicle)
-    assert not_compared(chronicle)
+    history = harness(fake).run(broken())
+    assert history.outcome is Outcome.UNKNOWN
+    assert "unknown in quiet: the harness itself failed: KeyError: 'nowhere'" in history.sentence()
+    assert "Traceback" in page(history)
+    assert not_compared(history)
 
 
 def test_a_run_that_was_stopped_has_counted_nothing(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake.stage, "watch", lambda timeout_s: False)
-    chronicle = harness(fake).run([QUIET])
-    assert chronicle.was_stopped
-    assert chronicle.outcome is Outcome.UNKNOWN
-    assert not_compared(chronicle)
+    monkeypatch.setattr(fake.supervisor, "watch", lambda timeout_s: False)
+    history = harness(fake).run([QUIET])
+    assert history.was_stopped
+    assert history.outcome is Outcome.UNKNOWN
+    assert not_compared(history)
 
 
 def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.CaptureFixture[str]) -> None:
-    for chronicle, text in (
+    for history, text in (
         (History(0), "verdict nothing to judge yet"),
         (History(0, committed=1), "verdict clean so far"),
         (History(0, committed=1, failures=[RunFailure("death", "it ended", "")]), "verdict violated"),
     ):
-        Screen().show(chronicle)
+        Screen().show(history)
         assert text in capsys.readouterr().err

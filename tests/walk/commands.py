@@ -1,4 +1,4 @@
-"""The command line as a user types it: run to its end, or started and looked at; and what a good error looks like."""
+"""The command line as a user types it, run to its end or in the background; and what every error must contain."""
 
 from __future__ import annotations
 

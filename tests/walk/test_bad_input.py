@@ -65,7 +65,7 @@ APPS = {
 
 
 @pytest.mark.parametrize("what", APPS)
-def test_an_app_that_cannot_be_used_is_told_before_anything_is_started(
+def test_an_app_that_cannot_be_used_is_reported_before_anything_is_started(
     server: CommandServer, app: Path, what: str
 ) -> None:
     text, sentence, is_users_code = APPS[what]
@@ -135,7 +135,7 @@ def test_without_java_nothing_is_started_or_written(server: CommandServer, app: 
     assert sorted(app.parent.iterdir()) == before
 
 
-def test_a_port_that_run_cannot_have_is_told_before_anything_is_started(
+def test_a_port_that_run_cannot_have_is_reported_before_anything_is_started(
     server: CommandServer, app: Path, taken: str
 ) -> None:
     for option in ("--listen", "--metrics", "--control"):
@@ -203,10 +203,10 @@ pipeline.source("lines", codec="text").map(strict).sink("output", to="file:outpu
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_mended(
+def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_fixed(
     tmp_path: Path,
 ) -> None:
-    """One story in three runs: a function raises; it is mended, but now the sink's disk is full; then there is room."""
+    """Three runs of one pipeline: a function raises; it is fixed, but the sink's disk is full; then there is room."""
     lines = [f"record {number} ".ljust(99, "x") for number in range(3000)]
     lines[700] = "bad record"
     before = sum(len(line) + 1 for line in lines[:700])

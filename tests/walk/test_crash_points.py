@@ -1,4 +1,4 @@
-"""Each part killed at each of its crash points, one by one, on one living pipeline; and what must hold after each.
+"""Each part is killed at each of its crash points, one by one, on one running pipeline; then the output is checked.
 
 The pipeline has three sinks in two processes. `plain` must equal the input, byte for byte. `one` and `two` get the same
 records with a random suffix, made anew whenever an epoch is run again: they must be equal to each other.
@@ -29,7 +29,7 @@ import os
 from pathlib import Path
 from procession import Pipeline
 
-def perilous(payload):
+def failing_at(payload):
     """Kills whom the file that a record names tells it to, once; the record itself passes unchanged."""
     if payload.startswith(b"kill by "):
         order = Path(payload[8:].decode())
@@ -43,7 +43,7 @@ def salted(payload):
     return payload + b" " + os.urandom(4).hex().encode()
 
 pipeline = Pipeline("walk", parallelism=2)
-lines = pipeline.source("lines").map(perilous)
+lines = pipeline.source("lines").map(failing_at)
 lines.sink("plain", to="file:plain")
 salty = lines.map(salted)
 salty.sink("one", to="file:salty")

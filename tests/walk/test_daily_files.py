@@ -92,7 +92,7 @@ def test_a_file_of_the_next_day_joins_the_order_and_what_is_older_than_its_strea
 
 
 @pytest.mark.slow
-def test_files_of_declared_patterns_join_the_order_whoever_is_killed_and_a_second_run_writes_the_same(
+def test_files_of_declared_patterns_join_the_order_whatever_is_killed_and_a_second_run_writes_the_same(
     tmp_path: Path,
 ) -> None:
     calls: list[list[dict[str, Any]]] = [
@@ -161,7 +161,7 @@ def rated_inputs(days: int) -> dict[str, list[list[Any]]]:
 @pytest.mark.parametrize(
     ("epoch_records_max", "tasks"), [(7, 1), (7, 3), (40, 2), (40, 4), (1_000, 1), (1_000, 3), (1_000, 4)]
 )
-def test_i11_sources_by_event_time_are_processed_as_in_the_sequential_run_whoever_is_killed(
+def test_i11_sources_by_event_time_are_processed_as_in_the_sequential_run_whatever_is_killed(
     tmp_path: Path, epoch_records_max: int, tasks: int
 ) -> None:
     app = RATED.replace("TASKS", str(tasks))

@@ -1,4 +1,4 @@
-"""Ends, evictions and sorts under crashes: what is held until an end comes out once, whoever is killed meanwhile.
+"""Ends, evictions and sorts under crashes: records that are held until an end are emitted once, whatever is killed.
 
 Expected is what the sequential reference makes of all that was sent, byte for byte. Each case has two halves. In the
 first, records come, states expire, windows fire and sorted runs are written; and nothing ends, because the stream of a
@@ -31,7 +31,7 @@ from procession import Aggregate, Pipeline, aggregates, windows
 
 ORDER = Path(__file__).parent / "order"
 
-def perilous(place):
+def failing_at(place):
     """Kills whom the order says, once, if it is for this place."""
     try:
         told, victim = ORDER.read_text().split(":")
@@ -49,14 +49,14 @@ def key(one):
     return one["key"]
 
 def rank(one):
-    perilous("rank")
+    failing_at("rank")
     return one["number"] % 7
 
 def put_together(held, one):
     return f"{held[-40:]} {one['number']}"
 
 def finished(held):
-    perilous("finish")
+    failing_at("finish")
     return held
 
 def counted(state, one):
@@ -64,12 +64,12 @@ def counted(state, one):
     return state, f"{one['key']} {one['number']} of {len(state['numbers'])}"
 
 def gone(key, state):
-    perilous("evict")
+    failing_at("evict")
     return f"{key} left with {state['numbers']}"
 
 def paired(left, right):
     if right is None:
-        perilous("pair")
+        failing_at("pair")
     return [left["number"], right and right["number"]]
 
 pipeline = Pipeline("ends", parallelism=2, exchange="{exchange}")

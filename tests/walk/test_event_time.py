@@ -226,8 +226,8 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
 def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_counted_also_when_one_is_killed(
     tmp_path: Path,
 ) -> None:
-    """One story in two runs: the first one is to fail on late records, which loses nothing; the second drops them, and
-    gives the bytes that any number of gateways gives."""
+    """Two runs of one pipeline: the first fails on late records and loses nothing; the second drops them, and its
+    output does not depend on the number of gateways."""
     inputs = made(lateness_s=2, punctual=100)
     output, late = sorted_slowly(inputs, lateness_s=2)
     before_the_first = sorted_slowly(inputs, lateness_s=2, until_late=True)[0]

@@ -22,7 +22,7 @@ import os
 from pathlib import Path
 from procession import Pipeline
 
-def perilous(place):
+def failing_at(place):
     """Kills whom the file that a record names tells it to, once, if it is here; the record passes unchanged."""
     def observe(payload):
         if payload.startswith(b"kill %s by " % place):
@@ -44,9 +44,9 @@ def without(payload):
     return payload[:-9]
 
 pipeline = Pipeline("shuffled", parallelism=4, exchange="{exchange}")
-lines = pipeline.source("lines").map(perilous(b"before")).map(salted)
-spread = lines.rebalance(salt, parallelism=4).map(perilous(b"between"))
-again = spread.rebalance(lambda payload: salt(payload)[::-1], parallelism=3).map(perilous(b"behind"))
+lines = pipeline.source("lines").map(failing_at(b"before")).map(salted)
+spread = lines.rebalance(salt, parallelism=4).map(failing_at(b"between"))
+again = spread.rebalance(lambda payload: salt(payload)[::-1], parallelism=3).map(failing_at(b"behind"))
 again.map(without).sink("plain", to="file:plain")
 again.sink("one", to="file:salty")
 again.sink("two", to="file:salty")

@@ -121,7 +121,7 @@ def test_a_gateway_elsewhere_that_is_killed_again_and_again_loses_and_doubles_no
     assert several.committed("told") == before + upper(lines)
 
 
-def test_sinks_that_know_it_are_told_who_left_also_when_they_come_again(several: Several) -> None:
+def test_sinks_that_support_it_learn_which_gateways_left_also_after_a_reconnect(several: Several) -> None:
     leave = command("gateways", "leave", "gateway-1", "--dir", several.directory)
     leaving = subprocess.Popen(leave, stdout=subprocess.DEVNULL)
     try:

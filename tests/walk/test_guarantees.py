@@ -1,4 +1,4 @@
-"""Each guarantee on a living pipeline, with a part killed where it must show: the verifier finds what was declared.
+"""Each guarantee on a running pipeline, with a part killed where it matters: the verifier finds what was declared.
 
 The kill is at a fault point, so that nothing is left to chance: between the sinks' votes and the decision an eager
 sink has shown the epoch already, and right after the decision an epoch that is sent later has not been sent yet. A sink

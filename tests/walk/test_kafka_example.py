@@ -21,7 +21,7 @@ pytestmark = [needs_kafka, needs_postgres, pytest.mark.slow]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "kafka_trade_surveillance.py"
 
 
-def test_every_wash_trade_is_told_once_in_the_topic_and_in_the_table(tmp_path: Path) -> None:
+def test_every_wash_trade_is_reported_once_in_the_topic_and_in_the_table(tmp_path: Path) -> None:
     chance = random.Random(7)
     trades = [
         {

@@ -112,7 +112,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.slow
 @pytest.mark.timeout(4 * PATIENCE_S)
 @pytest.mark.parametrize("victim", ["worker", "executor", "driver", "jvm"])
-def test_i11_every_keyed_stage_writes_what_the_sequential_run_would_have_written_whoever_is_killed(
+def test_i11_every_keyed_stage_writes_the_output_of_the_sequential_run_whatever_is_killed(
     world: World, victim: str
 ) -> None:
     cluster = world.cluster

@@ -1,4 +1,4 @@
-"""Records walk through `procession run` into a Parquet directory, a Delta table and an Iceberg table, each once."""
+"""`procession run` writes to a Parquet directory, a Delta table and an Iceberg table, each record once."""
 
 from __future__ import annotations
 

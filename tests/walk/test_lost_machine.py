@@ -1,4 +1,4 @@
-"""A pipeline with replicas whose machine is lost: it goes on elsewhere, and the old machine can do nothing more."""
+"""A pipeline with replicas whose machine is lost: it continues elsewhere, and the old machine is fenced."""
 
 from __future__ import annotations
 

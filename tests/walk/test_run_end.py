@@ -1,4 +1,4 @@
-"""The end of `procession run --input`: it ends when all that the end of the input lets out is committed, and says so.
+"""The end of `procession run --input`: it ends when the results of the end of the input are committed.
 
 The end has an epoch of its own in all of these: an epoch takes no more records than the input has.
 """

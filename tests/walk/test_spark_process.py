@@ -131,7 +131,7 @@ def test_what_executors_of_a_local_cluster_said_is_cleared_with_the_rest(place: 
     assert not (place / ".procession" / "hang" / "executors").exists()
 
 
-def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
+def test_a_port_in_use_is_reported_before_a_jvm_is_started(place: Path) -> None:
     home = silent_java(place)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -141,7 +141,7 @@ def test_a_port_in_use_is_told_before_a_jvm_is_started(place: Path) -> None:
     assert not (place / "jvm").exists()
 
 
-def test_a_master_that_nobody_reaches_is_told_without_waiting_for_a_jvm(place: Path) -> None:
+def test_an_unreachable_master_is_reported_without_waiting_for_a_jvm(place: Path) -> None:
     home = silent_java(place)
     with running(*ARGUMENTS, "--master", "spark://127.0.0.1:9", cwd=place, JAVA_HOME=home) as command:
         word = "master spark://127.0.0.1:9 cannot be reached: Connection refused"
@@ -150,7 +150,7 @@ def test_a_master_that_nobody_reaches_is_told_without_waiting_for_a_jvm(place: P
         command.wait()
 
 
-def test_a_master_that_does_not_answer_is_told_without_waiting_for_a_jvm(place: Path) -> None:
+def test_a_master_that_does_not_answer_is_reported_without_waiting_for_a_jvm(place: Path) -> None:
     home = silent_java(place)
     with closing(socket.create_server(("127.0.0.1", 0))) as mute:
         master = f"spark://127.0.0.1:{mute.getsockname()[1]}"
@@ -170,7 +170,7 @@ def test_a_cluster_that_spark_does_not_start_is_one_sentence_and_not_tried_again
     assert "restarting it" not in done.stderr
 
 
-def test_a_master_that_is_none_is_told_before_anything_is_started(place: Path) -> None:
+def test_an_invalid_master_is_reported_before_anything_is_started(place: Path) -> None:
     for arguments in (("run", "app.py"), ("driver", "app.py", "--dir", "p")):
         done = run(*arguments, "--master", "spark:/here", cwd=place)
         assert done.returncode == Status.USAGE, done.stderr
@@ -202,7 +202,7 @@ def master(tmp_path: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_a_master_that_gives_no_executor_is_told_and_waited_for(place: Path, master: str) -> None:
+def test_a_master_that_gives_no_executor_is_reported_and_waited_for(place: Path, master: str) -> None:
     with running(*ARGUMENTS, "--master", master, cwd=place) as command:
         wait_for(lambda: f"master {master} has assigned no executor yet" in command.said, "it", lambda: command.said)
         command.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A whole pipeline whose processes speak TLS to each other, and show each other who they are."""
+"""A whole pipeline whose processes use TLS with certificates of both sides."""
 
 from __future__ import annotations
 

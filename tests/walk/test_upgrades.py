@@ -1,4 +1,5 @@
-"""Upgrades of a pipeline that runs, with Spark: states go on, producers only wait, and a program that fails is left."""
+"""Upgrades of a running pipeline, with Spark: states are kept, producers only wait, a failing program is rolled
+back."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from procession.errors import LocalProtocolError
 from procession.wire.connection import Connection, Violation
 from procession.wire.draft_messages import AnyFrame
 from procession.wire.lifecycle import ConnectionSide, ConnectionState
+from procession.wire.stream_lifecycle import StreamState, StreamStep
 
 
 class JoinedConnections:
@@ -53,3 +54,30 @@ class JoinedConnections:
         else:
             assert [type(event) for event in events] == [Violation]
             assert receiving.state is ConnectionState.ERROR
+
+    def check_stream_step(
+        self,
+        sender: ConnectionSide,
+        frame: AnyFrame,
+        encoded: bytes,
+        state: StreamState,
+        step: StreamStep,
+        following: StreamState | None,
+    ) -> None:
+        """A frame on stream 7, which is in `state`, moves the stream at both ends to `following`. One that is not
+        allowed (None) moves neither end, and is a violation if it arrives nevertheless."""
+        sending, receiving = self.ends(sender)
+        assert sending.stream_state(7) is receiving.stream_state(7) is state
+        if following is not None:
+            receiving.receive(sending.send(frame))
+            assert sending.stream_state(7) is receiving.stream_state(7) is following
+        elif step is StreamStep.RESTART and state is StreamState.START:
+            receiving.receive(sending.send(frame))
+            assert sending.stream_state(7) is state
+        else:
+            with pytest.raises(LocalProtocolError):
+                sending.send(frame)
+            assert sending.stream_state(7) is state
+            events = receiving.receive(encoded)
+            assert receiving.stream_state(7) is state
+            assert [type(event) for event in events] == ([] if state is StreamState.TERMINATED else [Violation])

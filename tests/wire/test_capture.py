@@ -137,7 +137,7 @@ def test_hex_may_come_in_any_pieces(data: bytes, cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"), [("00 0g", "'g', character 4"), ("00 0", "half a byte"), ("0 > 0", "half")]
 )
-def test_what_is_no_hex_is_said_with_its_place(text: str, reason: str) -> None:
+def test_what_is_no_hex_is_reported_with_its_place(text: str, reason: str) -> None:
     reader = HexReader()
     with pytest.raises(RemoteProtocolError, match=reason):
         _ = [*reader.feed(text), reader.finish()]

@@ -143,24 +143,7 @@ def test_a_stream_moves_at_both_ends_as_the_table_says_or_not_at_all(
     for earlier in STREAM_SCRIPT[state]:
         pair.pass_on(STREAM_FRAMES[earlier][1], STREAM_FRAMES[earlier][0])
     sender, frame = STREAM_FRAMES[step]
-    ours, theirs = (
-        (pair.initiator, pair.acceptor) if sender is ConnectionSide.INITIATOR else (pair.acceptor, pair.initiator)
-    )
-    assert ours.stream_state(7) is theirs.stream_state(7) is state
-    following = STREAM[state].get(step)
-    if following is not None:
-        theirs.receive(ours.send(frame))
-        assert ours.stream_state(7) is theirs.stream_state(7) is following
-    elif step is StreamStep.RESTART and state is StreamState.START:
-        theirs.receive(ours.send(frame))
-        assert ours.stream_state(7) is state
-    else:
-        with pytest.raises(LocalProtocolError):
-            ours.send(frame)
-        assert ours.stream_state(7) is state
-        events = theirs.receive(v3.encode(frame))
-        assert theirs.stream_state(7) is state
-        assert [type(event) for event in events] == ([] if state is StreamState.TERMINATED else [Violation])
+    pair.check_stream_step(sender, frame, v3.encode(frame), state, step, STREAM[state].get(step))
 
 
 def test_frames_before_a_violation_in_the_same_bytes_are_delivered_and_those_after_it_are_not() -> None:

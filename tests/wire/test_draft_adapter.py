@@ -1,4 +1,4 @@
-"""A source that knows version 3 speaks the draft: nothing is invented that the gateway did not say."""
+"""A source of version 3 that uses the draft: the adapter invents nothing that the gateway did not send."""
 
 from __future__ import annotations
 

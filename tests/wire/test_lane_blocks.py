@@ -1,4 +1,4 @@
-"""Lane blocks: what was encoded is decoded, and anything else is refused with a sentence."""
+"""Lane blocks: they decode to what was encoded, and anything else is refused with a reason."""
 
 from __future__ import annotations
 

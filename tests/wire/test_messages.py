@@ -1,4 +1,4 @@
-"""Messages as columns and messages one by one say the same."""
+"""Messages as columns and as single values are equal."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ class ChaosCluster(LiveCluster):
         self._start(LEFT, file_sink, self._announcement(LEFT))
         faulty_sink = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
         self._start(RIGHT, [*faulty_sink, *shown, "--behaviour", str(self.behaviour)], self._announcement(RIGHT))
-        if self.stage.wait_ready():
-            self.stage.start(self._driver(""))
-            self.stage.wait_ready()
+        if self.supervisor.wait_ready():
+            self.supervisor.start(self._driver(""))
+            self.supervisor.wait_ready()
 
     def _driver(self, master: str) -> Part:
         arguments = self._driver_arguments({"left": TO_LEFT, "right": TO_RIGHT})
@@ -82,9 +82,9 @@ class ChaosCluster(LiveCluster):
         argv += ["--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(self._ack_log(name))]
         argv += self._cookie(Secret.PRODUCERS)
         self._acks.follow(self._ack_log(name))
-        self.stage.forget(name)
-        self.stage.finite.add(name)
-        self.stage.start(Part(name, tuple(argv)))
+        self.supervisor.forget(name)
+        self.supervisor.finite.add(name)
+        self.supervisor.start(Part(name, tuple(argv)))
 
     def instances(self) -> dict[str, Path]:
         return {side: self.directory / side / f"chaos-{side}-0" for side in ("left", "right")}

@@ -36,9 +36,9 @@ class GatewayProxies(NamedTuple):
 
 
 class ChaosGateways:
-    def __init__(self, directory: Path, stage: ChaosSupervisor) -> None:
+    def __init__(self, directory: Path, supervisor: ChaosSupervisor) -> None:
         self._directory = directory
-        self._stage = stage
+        self._supervisor = supervisor
         self._clients = {
             name: ControlClient(directory / name, timeout_s=STATUS_TIMEOUT_S) for name in (*GATEWAYS, THIRD)
         }
@@ -57,10 +57,10 @@ class ChaosGateways:
     @property
     def names(self) -> list[str]:
         """The current members, including those whose process does not run at the moment."""
-        return [name for name in self._clients if self._stage.has(name) and not self._is_gone(name)]
+        return [name for name in self._clients if self._supervisor.has(name) and not self._is_gone(name)]
 
     def _is_gone(self, name: str) -> bool:
-        return self._stage.is_done(name) and name not in self._stage.held
+        return self._supervisor.is_done(name) and name not in self._supervisor.held
 
     def statuses(self) -> dict[str, dict[str, Any]]:
         """Return the status of each gateway that answers."""
@@ -82,7 +82,7 @@ class ChaosGateways:
         return bool(self._ask(GATEWAY, leave))
 
     def _ask(self, name: str, question: Callable[[ControlClient], Answer]) -> Answer | None:
-        if self._stage.pid(name) is None:
+        if self._supervisor.pid(name) is None:
             return None
         try:
             return question(self._clients[name])

@@ -69,9 +69,9 @@ class FileWorkload:
         self._faulty_producers: list[str] = []
 
     def feed(self) -> None:
-        stage = self._cluster.stage
+        supervisor = self._cluster.supervisor
         for name, (home, *_) in self._homes.items():
-            if not stage.has(name) or (stage.is_done(name) and name not in stage.held):
+            if not supervisor.has(name) or (supervisor.is_done(name) and name not in supervisor.held):
                 path = self._write(self._load.records)
                 self._monitor.streams[name] = path.name
                 self._cluster.start_source(name, path, self._load.rate, (home,))
@@ -85,18 +85,18 @@ class FileWorkload:
 
     def drain(self) -> None:
         """Send the rest of all files at full speed and, if there is one, to another gateway."""
-        stage = self._cluster.stage
+        supervisor = self._cluster.supervisor
         for name, (home, *others) in self._homes.items():
-            if not stage.is_done(name):
+            if not supervisor.is_done(name):
                 self._cluster.start_source(name, self._path(name), None, (*others, home))
 
     @property
     def is_over(self) -> bool:
-        return all(self._cluster.stage.is_done(name) for name in (*self._homes, *self._faulty_producers))
+        return all(self._cluster.supervisor.is_done(name) for name in (*self._homes, *self._faulty_producers))
 
     def forget(self) -> None:
         for name in (*self._homes, *self._faulty_producers):
-            self._cluster.stage.forget(name)
+            self._cluster.supervisor.forget(name)
         self._faulty_producers.clear()
 
     def move(self, source: str, gateway: str) -> None:

@@ -121,16 +121,16 @@ class FaultInjector:
 
     def _kill(self, step: FaultStep) -> None:
         self.hit(step.on)
-        self._cluster.stage.kill(step.on)
+        self._cluster.supervisor.kill(step.on)
 
     def _gone(self, step: FaultStep) -> None:
         self.hit(step.on, is_timed=False)
-        self._cluster.stage.hold(step.on)
-        self._later(step, lambda: self._cluster.stage.release(step.on))
+        self._cluster.supervisor.hold(step.on)
+        self._later(step, lambda: self._cluster.supervisor.release(step.on))
 
     def _stop(self, step: FaultStep) -> None:
         self.hit(step.on, is_timed=False)
-        self._cluster.stage.end(step.on)
+        self._cluster.supervisor.end(step.on)
 
     def _pause(self, step: FaultStep) -> None:
         self._history.pauses += 1
@@ -169,7 +169,7 @@ class FaultInjector:
         self._cluster.use_master(step.detail)
         self.last_change = time.monotonic() + (EXECUTORS_S if step.detail else 0.0)
         self.hit(step.on, is_timed=False)
-        self._cluster.stage.kill(step.on)
+        self._cluster.supervisor.kill(step.on)
 
     def _arm(self, step: FaultStep) -> None:
         self.allowed_exits[step.on] = AllowedExit((-signal.SIGKILL,))

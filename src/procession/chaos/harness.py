@@ -99,8 +99,8 @@ class Harness:
         begin = time.monotonic() + step.delay_s
         self._until(lambda: time.monotonic() >= begin, "the time to pass")
         if step.do in NEEDS_LIFE:
-            stage = self._cluster.stage
-            self._until(lambda: self._is_gone(step.on) or stage.pid(step.on) is not None, f"{step.on} to be there")
+            supervisor = self._cluster.supervisor
+            self._until(lambda: self._is_gone(step.on) or supervisor.pid(step.on) is not None, f"{step.on} to be there")
             if self._is_gone(step.on):
                 self.history.notes.append(f"{step} found it gone")
                 return
@@ -127,11 +127,11 @@ class Harness:
 
     def _is_gone(self, part: str) -> bool:
         """Whether the part is held back or has left, so that no fault can be injected."""
-        return not self._cluster.stage.has(part) or part in self._cluster.stage.held
+        return not self._cluster.supervisor.has(part) or part in self._cluster.supervisor.held
 
     def _join(self, step: FaultStep) -> None:
         self._injector.note(step.on, str(step))
-        if not self._cluster.stage.has(step.on):
+        if not self._cluster.supervisor.has(step.on):
             self._cluster.start_gateway(step.on)
         self._until(lambda: self._cluster.has_joined(step.on), f"{step.on} to join")
 
@@ -140,7 +140,7 @@ class Harness:
         self._injector.note(step.on, str(step))
         self._workload.move(step.on, step.detail)
         self._injector.hit(step.on, is_timed=False)
-        self._cluster.stage.kill(step.on)
+        self._cluster.supervisor.kill(step.on)
 
     def _until_happened(self, step: FaultStep) -> None:
         """Wait for the expected death. A disk fails for a while; a fault point acts once."""

@@ -59,13 +59,13 @@ class LiveCluster(ABC):
 
     def __init__(self, directory: Path, app: str) -> None:
         self.directory = directory
-        self.stage = ChaosSupervisor(directory / "logs")
+        self.supervisor = ChaosSupervisor(directory / "logs")
         self.behaviour = directory / "behaviour"
         self._app_text = app
         self._app = directory / "app.py"
         self._epochs = EpochTail(directory / "epochs.jsonl")
         self._acks = AckTail([])
-        self._gateways = ChaosGateways(directory, self.stage)
+        self._gateways = ChaosGateways(directory, self.supervisor)
         self._clocks = ProcessClocks(directory / "clocks")
         self._cpu_time = CpuTimeReader()
         self._reader: DecisionReader | None = None
@@ -79,7 +79,7 @@ class LiveCluster(ABC):
             make_secret(self.directory, secret)
         self._clocks.make()
         self._stack.enter_context(self.proxies)
-        self._stack.enter_context(self.stage)
+        self._stack.enter_context(self.supervisor)
         return self
 
     def __exit__(
@@ -126,7 +126,7 @@ class LiveCluster(ABC):
         self._start(name, self._gateways.argv(name, proxies), self._gateways.announcement(name))
 
     def _start(self, name: str, argv: list[str], announcement: Path) -> None:
-        self.stage.start(self._part(name, argv, announcement))
+        self.supervisor.start(self._part(name, argv, announcement))
 
     def _part(
         self,
@@ -149,14 +149,14 @@ class LiveCluster(ABC):
     def start_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
         """Start a producer that sends the file to the first of these gateways that accepts it. It exits when the whole
         file is committed."""
-        self.stage.forget(name)
-        self.stage.finite.add(name)
+        self.supervisor.forget(name)
+        self.supervisor.finite.add(name)
         self._acks.follow(self._ack_log(name))
-        self.stage.start(self._source(name, path, rate, gateways))
+        self.supervisor.start(self._source(name, path, rate, gateways))
 
     def move_source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> None:
         """Make the producer send to these gateways from its next start on."""
-        self.stage.change(self._source(name, path, rate, gateways))
+        self.supervisor.change(self._source(name, path, rate, gateways))
 
     def _source(self, name: str, path: Path, rate: float | None, gateways: Sequence[str]) -> Part:
         to = ",".join(str(self.proxies.address(f"source-{gateway}")) for gateway in gateways)
@@ -222,8 +222,8 @@ class LiveCluster(ABC):
 
     def use_master(self, master: str) -> None:
         """Set Spark's master from the driver's next start on. Empty: local threads."""
-        if self.stage.has(DRIVER):
-            self.stage.change(self._driver(master))
+        if self.supervisor.has(DRIVER):
+            self.supervisor.change(self._driver(master))
 
     def executors(self) -> list[int]:
         """Return Spark's executors, if they are separate processes."""
@@ -236,7 +236,7 @@ class LiveCluster(ABC):
         return [entry.pid for entry in session if entry.parent in daemons or RESIDENT in _command_of(entry.pid)]
 
     def _session_of(self, name: str) -> set[int]:
-        leader = self.stage.pid(name)
+        leader = self.supervisor.pid(name)
         return {entry.pid for entry in cleanup.processes() if entry.session == leader and entry.state != "Z"}
 
     # Looking
@@ -251,12 +251,12 @@ class LiveCluster(ABC):
         return self._gateways.has_joined(name)
 
     def let_go(self, name: str) -> bool:
-        self.stage.finite.add(name)  # even if this request is lost: an earlier one may have arrived
+        self.supervisor.finite.add(name)  # even if this request is lost: an earlier one may have arrived
         return self._gateways.let_go(name)
 
     def cpu_time(self) -> CpuTime:
         """Return how long all parts ran, and how long they waited for a core, since the last call."""
-        return self._cpu_time.measure({pid for pid in map(self.stage.pid, self.names()) if pid is not None})
+        return self._cpu_time.measure({pid for pid in map(self.supervisor.pid, self.names()) if pid is not None})
 
     def fence(self) -> int:
         with suppress(OSError, ValueError):
@@ -298,16 +298,16 @@ class LiveCluster(ABC):
             for instance in self.instances().values()
         ]
         states = {entry.pid: entry.state for entry in cleanup.processes()}
-        parts = ", ".join(f"{name} {states.get(self.stage.pid(name) or 0, 'away')}" for name in self.names())
+        parts = ", ".join(f"{name} {states.get(self.supervisor.pid(name) or 0, 'away')}" for name in self.names())
         return "\n".join([f"processes: {parts}", f"gateways: {json.dumps(self.statuses())}", *tails])
 
     def state(self, name: str) -> str:
         """The state of a part's process in one letter, as the kernel has it; empty if there is none."""
-        pid = self.stage.pid(name)
+        pid = self.supervisor.pid(name)
         return next((entry.state for entry in cleanup.processes() if entry.pid == pid), "")
 
     def names(self) -> list[str]:
-        return list(self.stage._children)
+        return list(self.supervisor._children)
 
 
 def _tail(path: Path) -> str:

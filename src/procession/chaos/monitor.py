@@ -87,7 +87,7 @@ class Monitor:
 
     def poll(self) -> None:
         """Supervise the parts for a moment, then run the checks that are due."""
-        if not self.cluster.stage.watch(POLL_INTERVAL_S):
+        if not self.cluster.supervisor.watch(POLL_INTERVAL_S):
             raise Stopped
         now = time.monotonic()
         if now - self._polled_at > ASLEEP_S:
@@ -128,8 +128,8 @@ class Monitor:
     # Deaths
 
     def _take_deaths(self) -> None:
-        deaths = list(self.cluster.stage.deaths)
-        self.cluster.stage.deaths.clear()
+        deaths = list(self.cluster.supervisor.deaths)
+        self.cluster.supervisor.deaths.clear()
         for death in deaths:
             if not self.injector.is_allowed_exit(death):
                 why = "and no injected fault explains this"
@@ -237,9 +237,9 @@ class Monitor:
 
     def _record_left(self, now: float) -> None:
         """Record which of the leaving gateways have left."""
-        stage = self.cluster.stage
-        for name in [name for name in self.injector.leaving if stage.is_done(name)]:
-            stage.forget(name)
+        supervisor = self.cluster.supervisor
+        for name in [name for name in self.injector.leaving if supervisor.is_done(name)]:
+            supervisor.forget(name)
             del self.injector.leaving[name]
             self.history.recoveries.back(name, now, is_timed=False)
             self._before.pop(name, None)
@@ -255,12 +255,12 @@ class Monitor:
             if part in (WORKER, EXECUTOR):
                 self._before[part] = self._now(part)
             return False  # it has not exited yet
-        stage = self.cluster.stage
-        if part.startswith(("source", "rogue")) and (not stage.has(part) or stage.is_done(part)):
-            return part not in stage.held
+        supervisor = self.cluster.supervisor
+        if part.startswith(("source", "rogue")) and (not supervisor.has(part) or supervisor.is_done(part)):
+            return part not in supervisor.held
         if part in (WORKER, EXECUTOR):
             return self.epoch > before.epoch + 1  # the open epoch may not have needed it
-        if stage.pid(part) is None:
+        if supervisor.pid(part) is None:
             return False
         if part == THIRD:
             return part in self.statuses  # no producer has to send to it

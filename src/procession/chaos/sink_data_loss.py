@@ -28,39 +28,39 @@ class SinkDataLoss:
 
     def run(self, what: str) -> None:
         """`committed`: the last committed output is lost. `prepared`: prepared output is lost after the decision."""
-        stage, injector = self._cluster.stage, self._injector
-        stage.held.add(DRIVER)  # do not restart it after its death
+        supervisor, injector = self._cluster.supervisor, self._injector
+        supervisor.held.add(DRIVER)  # do not restart it after its death
         if what == "prepared":
             injector.allowed_exits[DRIVER] = AllowedExit((-signal.SIGKILL,))
             self._cluster.arm(DRIVER, POINT)
             self._until_away(DRIVER)
         injector.hit(RIGHT, is_timed=False)
-        stage.hold(RIGHT)
+        supervisor.hold(RIGHT)
         self._until_away(RIGHT)
         self._cluster.save_copy()
         end = self._monitor.outputs.ends["right"]
         forget(self._cluster.instances()["right"], is_committed=what == "committed")
         injector.allowed_exits[DRIVER] = AllowedExit((EXIT_CLEAR,), DRIVER_TEXT)
-        stage.release(RIGHT)
+        supervisor.release(RIGHT)
         if what == "prepared":
-            stage.release(DRIVER)
-            stage.held.add(DRIVER)
-            self._monitor.until(lambda: stage.pid(DRIVER) is not None, "the driver to be started")
+            supervisor.release(DRIVER)
+            supervisor.held.add(DRIVER)
+            self._monitor.until(lambda: supervisor.pid(DRIVER) is not None, "the driver to be started")
         injector.note(RIGHT, f"came back without what it had {what}")
         self._until_away(DRIVER)
         if self._monitor.outputs.ends["right"] != end:
             raise Failed("violation", "something was committed to a sink that had forgotten")
         injector.note(DRIVER, "refused it")
-        stage.hold(RIGHT)
+        supervisor.hold(RIGHT)
         self._until_away(RIGHT)
         self._cluster.restore_copy()
         injector.allowed_exits.pop(DRIVER)
-        stage.release(RIGHT)
-        stage.release(DRIVER)
+        supervisor.release(RIGHT)
+        supervisor.release(DRIVER)
         injector.note(RIGHT, "was restored")
 
     def _until_away(self, part: str) -> None:
-        self._monitor.until(lambda: self._cluster.stage.pid(part) is None, f"the end of {part}")
+        self._monitor.until(lambda: self._cluster.supervisor.pid(part) is None, f"the end of {part}")
 
 
 def forget(instance: Path, *, is_committed: bool) -> None:

@@ -41,7 +41,7 @@ class SinkRace:
         if is_copy and not self._is_stopped_at(sink, detail):
             return
         injector.allowed_exits[SECOND_SINK] = LOSES
-        self._cluster.stage.held.add(SECOND_SINK)  # do not restart it after its death
+        self._cluster.supervisor.held.add(SECOND_SINK)  # do not restart it after its death
         self._cluster.start_second_sink(sink, is_copy=is_copy)
         injector.note(SECOND_SINK, f"is started beside {sink}")
         if not is_copy:
@@ -81,10 +81,10 @@ class SinkRace:
 
     def _go_on(self, sink: str, *, has_lost: bool) -> None:
         """Let the first sink go on. If the second one has taken over, it stays; the first may end by itself."""
-        stage = self._cluster.stage
+        supervisor = self._cluster.supervisor
         if has_lost:
             self._injector.allowed_exits[sink] = LOSES
-            stage.held.add(sink)
+            supervisor.held.add(sink)
         self._cluster.signal_all(sink, signal.SIGCONT)
         self._injector.note(sink, "goes on")
         if not has_lost:
@@ -94,11 +94,11 @@ class SinkRace:
             raise Failed("stall", f"both sinks of one output gave way: {sink} and the one that had taken over")
         if self._is_running(sink):
             self._injector.hit(sink, is_timed=False)
-            stage.kill(sink)
+            supervisor.kill(sink)
             self._until(lambda: not self._is_running(sink), f"the end of {sink}")
         self._cluster.end_second_sink(sink, is_promoted=True)
         self._monitor.renew(sink)
-        stage.release(sink)
+        supervisor.release(sink)
         self._injector.note(sink, "has the directory of the second one now")
 
     def _after_epochs(self, what: str, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -106,4 +106,4 @@ class SinkRace:
         self._until(lambda: is_over() or self._monitor.epoch >= epoch, what)
 
     def _is_running(self, part: str) -> bool:
-        return self._cluster.stage.pid(part) is not None
+        return self._cluster.supervisor.pid(part) is not None

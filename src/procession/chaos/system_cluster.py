@@ -105,8 +105,8 @@ class SystemCluster(LiveCluster):
         """Start the systems. Return when all are ready. Raises StoppedEarly if asked to stop before that."""
         for name, server in self._servers.items():
             part = Part(name, tuple(server.command()), {}, server.is_ready, SERVER_READY_S, stop_rank=3)
-            self.stage.start(part)
-        if not self.stage.wait_ready():
+            self.supervisor.start(part)
+        if not self.supervisor.wait_ready():
             raise StoppedEarly
 
     def use(self, sinks: Sequence[SinkProgram]) -> MonitoredOutputs:
@@ -129,17 +129,17 @@ class SystemCluster(LiveCluster):
     def start(self) -> None:
         self.start_gateway(GATEWAY)
         for sink in self._sinks:
-            self.stage.start(self._sink(sink.part, sink.part, self._directories[sink.part]))
-        if self.stage.wait_ready():
-            self.stage.start(self._driver(""))
-            self.stage.wait_ready()
+            self.supervisor.start(self._sink(sink.part, sink.part, self._directories[sink.part]))
+        if self.supervisor.wait_ready():
+            self.supervisor.start(self._driver(""))
+            self.supervisor.wait_ready()
 
     def start_connector(self, name: str, argv: Sequence[str]) -> None:
         """Start a source that never ends, and writes down its acknowledgements."""
         log = self._ack_log(name)
         self._acks.follow(log)
         arguments = [*argv, "--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(log)]
-        self.stage.start(Part(name, (*arguments, *self._cookie(Secret.PRODUCERS)), self._clocks.environment(name)))
+        self.supervisor.start(Part(name, (*arguments, *self._cookie(Secret.PRODUCERS)), self._clocks.environment(name)))
 
     def _sink(self, part: str, sink: str, directory: Path) -> Part:
         (program,) = (sink_program for sink_program in self._sinks if sink_program.part == sink)
@@ -155,20 +155,20 @@ class SystemCluster(LiveCluster):
 
     def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         if not is_copy:
-            self.stage.start(self._sink(SECOND_SINK, sink, self._directories[sink]))
+            self.supervisor.start(self._sink(SECOND_SINK, sink, self._directories[sink]))
             return
         self._copies += 1
         shutil.copytree(self._directories[sink], self._copy_of(sink))
         (self._copy_of(sink) / "sink.json").unlink()
-        self.stage.start(self._sink(SECOND_SINK, sink, self._copy_of(sink)))
+        self.supervisor.start(self._sink(SECOND_SINK, sink, self._copy_of(sink)))
         self._second_sinks.add(sink)
         self.proxies.put(link_to(sink), "cut", 0.0, 0.0)
 
     def end_second_sink(self, sink: str, *, is_promoted: bool) -> None:
-        self.stage.forget(SECOND_SINK)
+        self.supervisor.forget(SECOND_SINK)
         if is_promoted:
             self._directories[sink] = self._copy_of(sink)
-            self.stage.change(self._sink(sink, sink, self._directories[sink]))
+            self.supervisor.change(self._sink(sink, sink, self._directories[sink]))
         if sink in self._second_sinks:
             self._second_sinks.discard(sink)
             self.proxies.put(link_to(sink), "cut", 0.0, 0.0)

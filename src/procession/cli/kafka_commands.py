@@ -1,6 +1,6 @@
-"""`procession source kafka` and `procession sink kafka`: words in, one call out.
+"""The commands `procession source kafka` and `procession sink kafka`: each parses its options and makes one call.
 
-Invariant: as in `cli`. Secrets are in files, never in words. Upstream: the command line; downstream:
+Invariant: as in `cli`. Secrets are in files, never in arguments. Upstream: the command line; downstream:
 `connectors/kafka_sink`.
 """
 

@@ -68,7 +68,7 @@ def create(
     ] = KEEP_INPUT_BYTES_MAX,
     as_json: Json = False,
 ) -> None:
-    """Make a savepoint of the last committed epoch. The pipeline may run meanwhile, and does not notice."""
+    """Make a savepoint of the last committed epoch. The pipeline may keep running."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.supervisor.savepoint_create import create as make
 

@@ -26,7 +26,7 @@ GATEWAY = "GATEWAY"
 
 
 class LogLocations:
-    """Read from disk once. Drivers that share a checkpoint, for a moment, write the same."""
+    """The locations, read from disk once. Two drivers that overlap on a checkpoint write the same content."""
 
     def __init__(self, root: Path, files: FileSystem = HOST_FILES) -> None:
         self._root = root

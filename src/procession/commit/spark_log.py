@@ -115,8 +115,8 @@ class SparkLog:
         return self._is_whole("commits", epoch) or self.committed >= epoch
 
     async def until_committed(self, epoch: int) -> None:
-        """Returns when `commits/N` is there. Spark renames it into place, so one that is not whole is damaged; for a
-        successor it does not exist."""
+        """Return when `commits/N` exists. Spark renames it into place, so an incomplete file is damaged, and a
+        successor ignores it."""
         path = self.directory / "commits" / str(epoch)
         while not self._files.exists(path):  # noqa: ASYNC110  (Spark sends no signal)
             await asyncio.sleep(POLL_S)

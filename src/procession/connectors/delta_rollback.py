@@ -66,7 +66,7 @@ class DeltaRollback:
         self._lake.sync_versions(before)
 
     def _version(self, end: int) -> int | None:
-        """The version in which the output ended here. None if it does so now."""
+        """The table version in which the output ended at this position. None if that is the present version."""
         try:
             table = self._lake.opened()
         except TableNotFoundError:

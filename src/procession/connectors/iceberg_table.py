@@ -260,7 +260,7 @@ def output_token(table: Table, instance: str) -> LakeToken:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without field ids: the files are matched by the names of their columns."""
+    """The schema without field ids: files are matched by the names of their columns."""
     return pa.schema([_plain_field(field) for field in schema])
 
 

@@ -27,7 +27,7 @@ async def watch(
     notify: Callable[[tuple[str, ...]], None],
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> None:
-    """Poll until cancelled. Pass the names of all departed gateways to `tell` whenever they change."""
+    """Poll until cancelled. Pass the names of all departed gateways to `notify` whenever they change."""
     known: tuple[str, ...] = ()
     loop = asyncio.get_running_loop()
     with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:

@@ -33,7 +33,7 @@ class Lag:
             self.add(end_sequence, size_bytes)
 
     def add(self, end_sequence: int, size_bytes: int) -> None:
-        """Rows up to `end_sequence` were appended."""
+        """Note that rows up to `end_sequence` were appended."""
         self.bytes += size_bytes
         if self._steps and self._steps[-1][1] < STEP_BYTES:
             size_bytes += self._steps.pop()[1]

@@ -68,7 +68,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def serve_log(config: GatewayConfig, identity: str, previous: Address | None) -> LogService:
-    """Serve where the settings say; a port of 0 takes that of last time, if it is free."""
+    """Serve at the address of the settings. Port 0 means the port of the last start, if it is free."""
     address = parse_address(config.flight)
     if address.port == 0 and previous is not None:
         with suppress(OSError, pa.ArrowException, ConfigError):

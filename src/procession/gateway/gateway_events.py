@@ -211,7 +211,7 @@ class GatewayObserver:
     checks the gateway's invariants."""
 
     def on_event(self, event: Event | OfOrder) -> None:
-        """The state is about to handle this event."""
+        """Called before the state handles this event."""
 
     def on_send(self, frame: AnyFrame) -> None:
         """This frame is about to be sent to a connected producer."""

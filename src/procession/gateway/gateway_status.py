@@ -18,7 +18,7 @@ STATUS_STREAMS_MAX = 1000
 
 
 def status_of(gateway: GatewayPerformer) -> dict[str, Any]:
-    """What an operator or a test wants to know, as plain values."""
+    """The status of a gateway for operators and tests, as plain values."""
     state = gateway.state
     streams = [
         {

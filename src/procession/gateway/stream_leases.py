@@ -196,7 +196,7 @@ class StreamLeases:
         return settled
 
     def relinquished(self, stream_id: int) -> None:
-        """The leader has confirmed the release."""
+        """Handle the leader's confirmation of a release."""
         self._step(stream_id, LeaseStep.RELINQUISHED)
 
     def lose_leader(self) -> list[tuple[int, Notify]]:

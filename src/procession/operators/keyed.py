@@ -105,7 +105,7 @@ def output_functions(step: Step | None) -> tuple[Callable[..., Any], ...]:
 def _ones(
     operator: KeyedOperator, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Steps that return one record for each. They are the most frequent, so this loop has the least overhead."""
+    """Run steps that return one record per record. They are the most frequent, so this loop has the least overhead."""
     results: list[Any] = []
     failed: list[int] = []
     step, initial = operator.step, operator.initial

@@ -63,7 +63,7 @@ class Backlog(Protocol):
         """Called before each pass of `read`: the gateway has the stream's records up to `after`, or none."""
 
     def append(self, batch: Batch) -> None:
-        """Keep records; their ids only give the order, unless the backlog keeps the ids of its source."""
+        """Keep records. Their ids only define the order, unless the backlog keeps the ids of its source."""
 
     def sync(self) -> None:
         """What was appended may be read once this returns. May run in a thread beside the others."""
@@ -120,7 +120,7 @@ class Buffer:
         self.size_bytes += _size_bytes(batch)
 
     def sync(self) -> None:
-        """Nothing: what is in memory can be read."""
+        """Do nothing: records in memory need no sync."""
 
     def read(self, after: int | None) -> Batch | None:
         assert self._base is not None, "it was opened"

@@ -132,7 +132,7 @@ async def ended(worker: Worker) -> str:
 
 
 async def reply(worker: Worker) -> Reply | None:
-    """The answer; None if the sink is gone."""
+    """The answer of the sink; None if the connection has ended."""
     try:
         answer = await worker.answer()
     except AssertionError:

@@ -369,7 +369,7 @@ class SinkSession:
 
 
 def _answer_messages(participant: SinkParticipant, messages: Messages, answers: list[TwoPhase]) -> None:
-    """Called in a thread: passes these messages to the participant, in order."""
+    """Pass these messages to the participant, in order. Runs in a thread."""
     for stream_id, some in messages.by_stream():
         if stream_id == TWOPC_STREAM:
             for payload in some.payloads.to_pylist():

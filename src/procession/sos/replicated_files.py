@@ -235,7 +235,7 @@ class ReplicatedFiles:
             self.adopt(name, file)
 
     def adopt(self, name: str, opened: OpenFile) -> int:
-        """Journal a file that is there with its bytes, as a new file. Returns its number."""
+        """Journal an existing file, with its bytes, as a new file. Returns its number."""
         with self._mutex:
             number, self._next_file = self._next_file, self._next_file + 1
         self.record(GiveName(name, number))

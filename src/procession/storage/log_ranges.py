@@ -54,9 +54,9 @@ def sequences(offsets: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class LogLocation:
-    """Where a gateway's log is. `directory` holds its files; a directory above it that bears another `identity` is not
-    this gateway's, whatever its name: then it is fetched from `flight`, an address. So it is on another `machine`, even
-    if that one sees the directory: a mapped file that grows elsewhere may look too short."""
+    """Where a gateway's log is. `directory` holds its files. The log is fetched over Flight, from the address `flight`,
+    if the directory above it has another `identity`, or if the gateway runs on another `machine`: a file that grows
+    there may seem too short when it is mapped here."""
 
     directory: str
     identity: str = ""

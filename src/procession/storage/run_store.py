@@ -265,7 +265,7 @@ class RunWriter:
 
 
 def joined_runs(runs: Iterable[Run], wide: Collection[str]) -> Iterator[Run]:
-    """The runs; those for an exchange in `wide` as one."""
+    """The runs, where all runs for an exchange in `wide` are joined into one."""
     joined: dict[str, Run] = {}
     for run in runs:
         if run.to not in wide:

@@ -188,7 +188,7 @@ class LiveDisplay:
         self._console.print(sentence, markup=False, soft_wrap=True)
 
     def draw(self, picture: RenderableType) -> None:
-        """Replace the live picture."""
+        """Redraw the live table."""
         self._live.update(picture)
 
     def say_cells(self, cells: Mapping[str, str]) -> None:

@@ -216,7 +216,7 @@ def folder_locked(directory: Path) -> Iterator[None]:
 
 
 def clear_drafts(directory: Path) -> None:
-    """Remove what killed processes have left of savepoints. Waits while one is made."""
+    """Remove unfinished savepoints of killed processes. Waits while a savepoint is being made."""
     if (directory / FOLDER).exists() or any(InputPins(path).all() for path in gateway_directories(directory).values()):
         with folder_locked(directory):
             pass

@@ -42,8 +42,8 @@ def upload(savepoint: Savepoint, url: str) -> None:
 
 @contextmanager
 def downloaded(url: str, beside: Path | None = None) -> Iterator[Savepoint]:
-    """A savepoint of a store, as a local copy that is removed again. `beside`: on the disk of this directory. Raises
-    UsageError if there is none, StorageError if it is damaged."""
+    """A local copy of a savepoint in a store, removed at the end. `beside`: the copy is on the disk of this directory.
+    Raises UsageError if there is none, StorageError if it is damaged."""
     store = RemoteStore(url)
     data = store.read(MANIFEST, MANIFEST_BYTES_MAX)
     if data is None:

@@ -45,7 +45,7 @@ STEP = st.one_of(
 """What befalls a producer, and how much of it."""
 
 
-class Bench:
+class GatewayRig:
     """A gateway's state with a log in memory, which appends at once and takes every snapshot."""
 
     def __init__(self, limits: Limits | None = None, *, appends: bool = True) -> None:

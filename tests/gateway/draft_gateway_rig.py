@@ -15,13 +15,13 @@ from procession.wire.draft_messages import (
     Extension,
 )
 from procession.wire.messages import Hello, Notify
-from tests.gateway.bench import Bench, reasons, sent
+from tests.gateway.gateway_rig import GatewayRig, reasons, sent
 
 A, B, C = 1, 2, 3
 ALL = frozenset(Extension)
 
 
-class DraftBench(Bench):
+class DraftGatewayRig(GatewayRig):
     def hello(self, session: int, version: str = "draft") -> list[object]:  # type: ignore[override]
         self.do(SessionOpened(session))
         return list(sent(self.do(FrameReceived(session, Hello(version, b"", "p", "i"))), session))

@@ -1,5 +1,5 @@
-"""A driver without Spark for tests of several gateways: the real feed, checkpoint and words to the gateways; an epoch
-is read from the mapped logs, and committed as soon as it is read."""
+"""A driver without Spark for tests of several gateways: it uses the real feed, checkpoint and notifications, reads each
+epoch from the mapped logs, and commits it at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BYTES_MAX = 64 * 1024 * 1024
 IDLE_S = 0.02
 
 
-class Taker:
+class EpochReader:
     """One incarnation of a driver; the next one on the same checkpoint goes on where this one ended."""
 
     def __init__(self, root: Path, leader: Path, records_max: int = RECORDS_MAX) -> None:
-        self.checkpoint = Checkpoint.claim(root, name="taker", fingerprint="")
+        self.checkpoint = Checkpoint.claim(root, name="epoch_reader", fingerprint="")
         self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, BYTES_MAX)
         self.word = GatewayNotifier(leader, b"", self.checkpoint.fence)
         self._leader = leader
