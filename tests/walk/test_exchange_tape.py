@@ -51,5 +51,5 @@ def test_the_lanes_of_two_exchanges_are_one_tape(tmp_path: Path) -> None:
     assert found == sorted(valued([*given["north"], *given["south"]]), key=lambda trade: trade["at_ms"])
     pipeline = runpy.run_path(str(EXAMPLE))["pipeline"]
     tested = [run_here(pipeline, {"trades": trades}).bytes["trades"].decode() for trades in given.values()]
-    lines = "".join(tested).replace("}{", "}\n{").splitlines()  # records of lanes have no delimiter
-    assert written.splitlines() == sorted(lines, key=lambda line: json.loads(line)["at_ms"])  # byte for byte
+    tested_lines = "".join(tested).replace("}{", "}\n{").splitlines()  # records of lanes have no delimiter
+    assert written.splitlines() == sorted(tested_lines, key=lambda line: json.loads(line)["at_ms"])  # byte for byte
