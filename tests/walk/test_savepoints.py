@@ -42,6 +42,7 @@ def expected(lines: list[bytes]) -> list[str]:
     return found
 
 
+@pytest.mark.slow  # tests/supervisor restores savepoints without Spark
 def test_a_savepoint_of_a_running_pipeline_continues_in_another_directory_where_it_was_made(tmp_path: Path) -> None:
     lines: list[list[bytes]] = []
     for name in ("one", "two"):

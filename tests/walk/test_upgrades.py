@@ -77,6 +77,7 @@ def until_ready(place: Path, pipeline: Running) -> None:
     wait_for(lambda: "ready: connectors" in pipeline.said, "the start", lambda: pipeline.said)
 
 
+@pytest.mark.slow  # test_upgrade_crashes upgrades a pipeline under kills in each run
 def test_an_upgrade_keeps_states_and_adds_a_sink_while_producers_only_wait(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "new.py").write_text(CHANGED)
