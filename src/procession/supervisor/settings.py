@@ -44,8 +44,8 @@ class Settings(BaseSettings):
         2.5,
         ge=0,
         description="Time that an epoch should take at most. While records wait, epochs grow until throughput stops"
-        " growing or an epoch takes this long; if an epoch of few records takes that long already, up to twice as long"
-        " as that. Lower it for less latency under load. 0 means epochs as large as the other limits allow.",
+        " growing or an epoch takes this long. If even an epoch of few records takes this long, epochs may take up to"
+        " twice this time. Lower it for less latency under load. 0 means epochs as large as the other limits allow.",
     )
     small_epoch_records_max: int = Field(
         1000,
@@ -71,7 +71,7 @@ class Settings(BaseSettings):
         8,
         ge=1,
         description="The pipeline stops after a sink has refused this many times in a row. A refusal is a"
-        " session that the sink closes at its greeting or before its vote, a vote to abort,"
+        " session that the sink closes during the handshake or before its vote, a vote to abort,"
         " or no answer in time. Raise it if a proxy accepts connections for a sink that is"
         " not up yet.",
     )
