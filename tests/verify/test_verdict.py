@@ -69,7 +69,7 @@ def test_a_damaged_file_of_a_sink_is_a_violation(fake: FakeCluster) -> None:
     history = harness(fake).run([QUIET])
     assert history.outcome is Outcome.VIOLATED
     assert "is damaged at byte 0" in history.failures[0].sentence
-    assert history.failures[0].log_tails == "the story of all parts"
+    assert history.failures[0].log_tails == "the events of all parts"
     assert not_compared(history)
 
 
