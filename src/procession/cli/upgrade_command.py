@@ -177,4 +177,5 @@ def _sentence(result: dict[str, Any], app_file: Path, directory: Path) -> str:
     saved = f"the savepoint is {result['savepoint']!r}"
     if result["state"] == "changed":
         return f"changed the stopped pipeline; {saved}; start it with `procession run {app_file} --dir {directory}`"
-    return f"upgraded in {result['seconds']:g} s, from the stop of the old program to the first commit; {saved}"
+    until = "until the new one had committed, or was ready and had no input"
+    return f"upgraded in {result['seconds']:g} s, from the stop of the old program {until}; {saved}"
