@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,9 @@ def test_the_status_counts_what_is_committed_also_without_a_gateway(
     listed = CliRunner().invoke(cli, ["jobs"]).stdout.splitlines()
     assert " ".join(listed[0].split()) == "pipeline state since pid epoch committed records/s lag verdict"
     assert listed[1].split() == ["app", "stopped", "-", "-", "0", "7", "-", "-", "unknown"]
+    shutil.copytree(directory, directory.with_name("restored"))
+    listed = CliRunner().invoke(cli, ["jobs"]).stdout.splitlines()
+    assert [line.split()[-1] for line in listed[1:]] == [".procession/app", ".procession/restored"], "of the same name"
     assert json.loads(CliRunner().invoke(cli, ["stop", "--json", "--dir", str(directory)]).stdout) == {"stopped": None}
     with held(directory) as process:
         found = status(directory)

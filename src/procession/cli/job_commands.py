@@ -54,10 +54,13 @@ def jobs(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"jobs": found}))
         return
-    rows = [[_cell(column, job[column]) for column in COLUMNS] for job in found]
-    titles = [TITLES.get(column, column) for column in COLUMNS]
+    names = [job["pipeline"] for job in found]
+    # A restored savepoint has the name of the original.
+    columns = COLUMNS if len({*names}) == len(names) else (*COLUMNS, "directory")
+    rows = [[_cell(column, job[column]) for column in columns] for job in found]
+    titles = [TITLES.get(column, column) for column in columns]
     lines = (
-        aligned(titles, rows, ("pipeline", "state", "since", "verdict"))
+        aligned(titles, rows, ("pipeline", "state", "since", "verdict", "directory"))
         if rows
         else ["there is no pipeline in .procession"]
     )
