@@ -28,6 +28,7 @@ from procession.spark.master import (
     is_on_this_machine,
     unreachable,
 )
+from procession.spark.shipped_environment import ShippedEnvironment
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -95,6 +96,8 @@ class SparkProcess:
         *,
         timeout_s: float,
         properties: Mapping[str, str] | None = None,
+        shipped: ShippedEnvironment | None = None,
+        spark_secret: str = "",
         has_worker: bool = False,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
@@ -125,6 +128,8 @@ class SparkProcess:
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
                 properties=properties,
+                shipped=shipped,
+                spark_secret=spark_secret,
             )
         except ProcessionError:
             raise

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,10 +30,16 @@ from procession.errors import ConfigError, ProcessionError
 from procession.format_number import is_known_format
 from procession.storage.batch_file import BatchFile
 from procession.storage.durable import lock_directory, make_directory, write_durably
+from procession.storage.executor_host import has_executors
 from procession.storage.host_runs import ANNOUNCEMENT, FORMAT, TICKET_FORMAT, RunHost, announced_host, runs_folder
 from procession.storage.run_store import RunStore
 from procession.storage.secret import keep_copy
 from procession.tls import ServerTls
+
+LINGER_S = 600.0
+"""Time for which a service that an executor has started serves runs after the last executor of its machine has ended.
+The driver may still have to read them."""
+EXECUTORS_POLL_S = 1.0
 
 PIPELINE = re.compile(r"[0-9A-Za-z-]{1,64}")
 FILE = re.compile(r"[0-9A-Za-z._-]{1,255}\.arrow")
@@ -46,6 +53,8 @@ class HostConfig:
     advertise: str = ""
     """The host name that readers use, if it is not the one in `listen`."""
     tls: ServerTls | None = None
+    linger_s: float | None = None
+    """If set, the service ends this long after the last executor that has registered in its directory."""
 
 
 class RunService(flight.FlightServerBase):  # type: ignore[misc]
@@ -172,7 +181,8 @@ def open_service(config: HostConfig) -> RunService:
 
 
 def serve_host(config: HostConfig, say: Callable[[str], None]) -> None:
-    """Run a host service until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start."""
+    """Run a host service until SIGTERM or SIGINT, or until its executors are gone. Raises ConfigError or StorageError
+    if it cannot start."""
     make_directory(config.directory)
     lock = lock_directory(config.directory)
     try:
@@ -181,7 +191,20 @@ def serve_host(config: HostConfig, say: Callable[[str], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: is_over.set())
         say(f"serving the runs in {config.directory} at {service.host.location}")
-        is_over.wait()
+        _await_end(config, is_over)
         service.shutdown()
     finally:
         lock.close()
+
+
+def _await_end(config: HostConfig, is_over: threading.Event) -> None:
+    """Return when the service shall end."""
+    if config.linger_s is None:
+        is_over.wait()
+        return
+    used_s = time.monotonic()
+    while not is_over.wait(EXECUTORS_POLL_S) and (config.directory / ANNOUNCEMENT).exists():
+        if has_executors(config.directory):
+            used_s = time.monotonic()
+        elif time.monotonic() - used_s > config.linger_s:
+            return
