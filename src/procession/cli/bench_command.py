@@ -61,6 +61,23 @@ def epoch_time(
     print_figures(context, figures, bench.report_lines(figures))
 
 
+@bench_app.command(name="control-plane")
+def control_plane(
+    context: typer.Context,
+    gateways: Annotated[
+        list[int] | None,
+        typer.Option(min=1, show_default="10, 100, 1000", help="Number of gateways, sink connections and tasks."),
+    ] = None,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Processor time of leader, offsets, rounds and manifests for many gateways, and which of them bend."""
+    from procession.bench import control_plane as bench
+
+    figures = bench.measure(gateways or bench.SIZES, rounds)
+    print_figures(context, figures, bench.report_lines(figures))
+
+
 @bench_app.command()
 def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
     """Time that each process takes to recover from SIGKILL."""
