@@ -44,7 +44,21 @@ def running(directory: Path, *, has_python: bool = True) -> Iterator[StandaloneC
     """A cluster with a secret. Without `has_python`, its machines have no Python at all."""
     programs = directory / "bin"
     programs.mkdir(parents=True)
-    for program in ("sh", "bash", "env", "dirname", "hostname", "tar", "gzip", "ps", "nohup", "cat", "rm", "chmod"):
+    for program in (
+        "sh",
+        "bash",
+        "env",
+        "dirname",
+        "hostname",
+        "tar",
+        "gzip",
+        "ps",
+        "cat",
+        "rm",
+        "chmod",
+        "df",
+        "tail",
+    ):
         for place in ("/usr/bin", "/bin"):
             if Path(place, program).exists():
                 (programs / program).symlink_to(Path(place, program))

@@ -149,6 +149,7 @@ def test_a_machine_without_python_gets_one_sentence_or_the_packed_python(place: 
         began = time.monotonic()
         with running(*arguments(cluster), cwd=place) as command:
             assert command.wait() == Status.ACT, command.said
+        assert not list(cluster.work.glob("*/*/environment")), "nothing was shipped"
         assert f"has no Python {VERSION}" in error_line(command.said.replace("driver: ", ""))
         print(f"said after {time.monotonic() - began:.1f} s")
         with running(*arguments(cluster, "--with-python"), cwd=place) as command:

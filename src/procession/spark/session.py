@@ -90,7 +90,7 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
-JOINED = ("spark.archives", "spark.files")
+JOINED = ("spark.files",)
 """Properties that are lists: those of the user are added to ours."""
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 MEMORY_REFUSED = "Asked to launch cluster with"

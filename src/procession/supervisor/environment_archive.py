@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from procession.errors import ConfigError
+from procession.spark.shipped_environment import PACKED_PYTHON, VERSION
 from procession.storage.durable import make_directory, storage_error
 from procession.supervisor.app_packages import OURS, AppPackages
 
@@ -35,7 +36,6 @@ UNUSED_FOLDERS = frozenset({"tests", "test", "include", "idlelib", "tkinter", "t
 """Folders of packages and of the standard library that no task needs."""
 UNUSED_SUFFIXES = (".pyi", ".pyx", ".pxd", ".h", ".hpp", ".a", ".c", ".cc", ".cpp")
 
-VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 NO_PYTHON = "procession: there is no Python"
 """Beginning of what `bin/python` prints on a machine without a Python that it can use."""
 
@@ -104,6 +104,8 @@ def archive_files(needed: AppPackages, *, has_python: bool) -> dict[str, Path]:
 
 
 def _files(needed: AppPackages, *, has_python: bool) -> Iterator[tuple[str, Path]]:
+    if has_python:
+        yield from _python_files()  # first, because readers of an archive look there
     for name, path in sorted(needed.modules.items()):
         yield f"{APP}/{name}", path
     for name in sorted(needed.distributions):
@@ -111,8 +113,6 @@ def _files(needed: AppPackages, *, has_python: bool) -> Iterator[tuple[str, Path
     root = Path(__file__).resolve().parent.parent  # also if it is installed in editable mode
     for path in _below(root):
         yield from _with_compiled(f"{PACKAGES}/{OURS}/{path.relative_to(root)}", path)
-    if has_python:
-        yield from _python_files()
 
 
 def _package_files(name: str) -> Iterator[tuple[str, Path]]:
@@ -131,7 +131,7 @@ def _package_files(name: str) -> Iterator[tuple[str, Path]]:
 def _python_files() -> Iterator[tuple[str, Path]]:
     """Yield the files of this Python: its program, its library and the standard library."""
     program = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    yield f"{PYTHON}/bin/python{VERSION}", program
+    yield PACKED_PYTHON, program
     stdlib = Path(sysconfig.get_path("stdlib"))
     if not stdlib.is_dir():
         raise ConfigError("The standard library of this Python cannot be found.", next_step="Leave out --with-python.")
