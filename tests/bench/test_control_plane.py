@@ -44,5 +44,5 @@ def test_the_report_has_every_step_and_the_command_its_figures() -> None:
     lines = "\n".join(report_lines(figures))
     assert all(name in lines for name in figures["sizes"]["20"])
     assert figures["epoch_cpu_s"]["20"] > 0
-    done = CliRunner().invoke(app, ["bench", "control-plane", "--gateways", "3", "--rounds", "1", "--json"])
-    assert json.loads(done.output)["command"] == "procession bench control-plane --gateways 3 --rounds 1"
+    done = CliRunner().invoke(app, ["bench", "control-plane", "--size", "3", "--rounds", "1", "--json"])
+    assert json.loads(done.output)["command"] == ("procession bench control-plane --size 3 --rounds 1 --spark-tasks 0")

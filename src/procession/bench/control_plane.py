@@ -8,11 +8,14 @@ share of the machine the larger the pipeline is.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from procession.api.pipeline import Pipeline
 from procession.commit.coordinator import Coordinator
@@ -39,8 +42,11 @@ from procession.planner.rules import make_plan
 from procession.spark.epoch_tasks import ranges_of
 from procession.spark.manifest_routing import RoutedManifest, attempts_digest, manifests, opened, sent
 from procession.spark.tasks import Task
+from procession.storage.flight_reader import FlightAccess
+from procession.storage.host_runs import HostRuns, runs_folder
+from procession.storage.host_service import HostConfig, open_service
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, LogOffset, read_offsets, sequences
-from procession.storage.run_store import EVERY_BUCKET, Manifest, Run
+from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
 
 PATHS_OF_A_GATEWAY = 10
 SIZES = (10, 100, 1000)
@@ -98,6 +104,26 @@ def measure(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     }
 
 
+def spark_task_cpu_us(tasks: int) -> float:
+    """Return the processor time that Spark's JVM takes for a task that does nothing, in microseconds."""
+    from procession.bench.processes import cpu_tree_s
+    from procession.spark.session import open_session
+
+    spark = open_session("bench", 2)
+    try:
+        pid = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+
+        def run() -> float:
+            before = cpu_tree_s(pid)
+            spark.range(0, tasks, 1, tasks).write.format("noop").mode("overwrite").save()
+            return cpu_tree_s(pid) - before
+
+        run()  # loads classes
+        return min(run() for _ in range(3)) / tasks * 1e6
+    finally:
+        spark.stop()
+
+
 def epoch_cpu_s(listed: Sequence[Step]) -> float:
     """Return the processor time of the driver for the control plane of one epoch."""
     return sum(step.cpu_s for step in listed if step.is_of_epoch)
@@ -137,6 +163,8 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'one epoch, all its steps':42}" + "".join(
         f"{seconds * 1e3:11.1f} ms" for seconds in figures["epoch_cpu_s"].values()
     )
+    if "spark_task_cpu_us" in figures:
+        yield f"Spark's scheduler, a task that does nothing: {figures['spark_task_cpu_us']:.0f} µs in the driver's JVM"
     for name, step in figures["sizes"][sizes[-1]].items():
         if step["size_bytes"]:
             yield f"{name}: {step['size_bytes'] / 1e6:.2f} MB with {sizes[-1]} gateways"
@@ -148,6 +176,7 @@ def steps(size: ControlSize) -> Iterator[Step]:
     yield from _offset_steps(size)
     yield from _round_steps(size)
     yield from _manifest_steps(size)
+    yield from _exchange_steps(size)
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -320,3 +349,46 @@ def _manifest_steps(size: ControlSize) -> Iterator[Step]:
     cpu_s, reported = _timed(lambda: manifests(plan, [*kept, *last]))
     assert len(reported) == 2 * tasks
     yield Step("manifests: checked by the driver", "task", 2 * tasks, cpu_s, is_of_epoch=True)
+
+
+# The files of an exchange
+
+
+def _exchange_steps(size: ControlSize) -> Iterator[Step]:
+    """One file of a sender, with a row for each task behind the exchange. A task reads its row from each sender: here
+    as often from the same file, which is in the page cache."""
+    tasks = size.gateways
+    rows = pa.record_batch({"payload": pa.array([b"0" * 100], pa.binary())})
+    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
+        store = RunStore(Path(name))
+
+        def write() -> Manifest:
+            writer = store.writer(1, 0, 0, 0)
+            for bucket in range(tasks):
+                writer.add("exchange", rows, bucket)
+            return writer.publish(Manifest(1, 0, 0, 0, tasks), {"exchange"})
+
+        cpu_s, manifest = _timed(write)
+        yield Step("exchange: rows written by one task", "reader", tasks, cpu_s)
+        run = replace(manifest.runs[0], bucket=0)
+        cpu_s, found = _timed(lambda: sum(batch.num_rows for _ in range(tasks) for batch in store.read(1, run)))
+        assert found == tasks
+        yield Step("exchange: rows read by one task", "sender", tasks, cpu_s)
+    yield from _fetch_steps(tasks, rows)
+
+
+def _fetch_steps(tasks: int, rows: pa.RecordBatch) -> Iterator[Step]:
+    """The same over Flight, from a host service in this process: the time of both ends counts."""
+    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
+        service = open_service(HostConfig(Path(name), "127.0.0.1:0", b"bench"))
+        try:
+            runs = HostRuns("bench", 1, FlightAccess(b"bench"))
+            writer = RunStore(runs_folder(Path(name), "bench", 1), str(service.host)).writer(1, 0, 0, 0)
+            for bucket in range(tasks):
+                writer.add("exchange", rows, bucket)
+            run = replace(writer.publish(Manifest(1, 0, 0, 0, tasks), {"exchange"}).runs[0], bucket=0)
+            cpu_s, found = _timed(lambda: sum(batch.num_rows for _ in range(tasks) for batch in runs.read(1, run)))
+            assert found == tasks
+            yield Step("exchange: rows fetched by one task", "sender", tasks, cpu_s)
+        finally:
+            service.shutdown()
