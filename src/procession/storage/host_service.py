@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,16 @@ from procession.format_number import is_known_format
 from procession.storage.batch_file import BatchFile
 from procession.storage.durable import lock_directory, make_directory, write_durably
 from procession.storage.executor_host import has_executors
-from procession.storage.host_runs import ANNOUNCEMENT, FORMAT, TICKET_FORMAT, RunHost, announced_host, runs_folder
+from procession.storage.host_runs import (
+    ANNOUNCEMENT,
+    FORMAT,
+    TICKET_FORMAT,
+    TOGETHER_BYTES_MAX,
+    TOGETHER_FILES_MAX,
+    RunHost,
+    announced_host,
+    runs_folder,
+)
 from procession.storage.run_store import RunStore
 from procession.storage.secret import keep_copy
 from procession.tls import ServerTls
@@ -71,13 +80,15 @@ class RunService(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         request = self._checked(ticket.ticket)
         try:
-            epoch, bucket, skip = (int(request[name]) for name in ("epoch", "bucket", "skip"))
-            if not FILE.fullmatch(file := str(request["file"])):
-                raise ValueError(f"{file[:80]!r} is not the name of a run")
-            path = _folder(self._config.directory, request) / f"{epoch:020d}" / file
-            found = BatchFile(path, what="the run")
-            return flight.GeneratorStream(found.schema, _whole(found, bucket, skip))
-        except (KeyError, ValueError, TypeError) as error:
+            epoch, bucket = (int(request[name]) for name in ("epoch", "bucket"))
+            folder = _folder(self._config.directory, request) / f"{epoch:020d}"
+            if "files" in request:
+                paths = [folder / _checked_file(file) for file in request["files"][:TOGETHER_FILES_MAX]]
+                first = BatchFile(paths[0], what="the run")
+                return flight.GeneratorStream(first.schema, _together(paths, bucket, first.schema))
+            found = BatchFile(folder / _checked_file(request["file"]), what="the run")
+            return flight.GeneratorStream(found.schema, _whole(found, bucket, int(request["skip"])))
+        except (KeyError, ValueError, TypeError, IndexError) as error:
             raise flight.FlightServerError(f"the request is invalid: {error}") from error
         except ProcessionError as error:
             raise flight.FlightServerError(error.sentence) from error
@@ -124,6 +135,31 @@ def _folder(directory: Path, request: dict[str, Any]) -> Path:
     if not PIPELINE.fullmatch(pipeline := str(request["pipeline"])):
         raise ValueError(f"{pipeline[:80]!r} is not the id of a pipeline")
     return runs_folder(directory, pipeline, int(request["fence"]))
+
+
+def _checked_file(name: object) -> str:
+    if not FILE.fullmatch(file := str(name)):
+        raise ValueError(f"{file[:80]!r} is not the name of a run")
+    return file
+
+
+def _together(paths: Sequence[Path], bucket: int, schema: pa.Schema) -> Iterator[Any]:
+    """Yield the batches of a bucket of several runs, each with the number of its run. Ends with the number of runs that
+    were sent whole, as -1 - number: what does not fit into TOGETHER_BYTES_MAX, or has other columns, ends the reply."""
+    size = count = 0
+    for number, path in enumerate(paths):
+        found = BatchFile(path, what="the run")
+        size += found.bytes_of(bucket)
+        if found.schema != schema or size > TOGETHER_BYTES_MAX:
+            break
+        for batch in _flight_errors(found.batches(mark=bucket)):
+            yield batch, b"%d" % number
+        count += 1
+    yield _no_rows(schema), b"%d" % (-1 - count)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _whole(found: BatchFile, bucket: int, skip: int) -> Iterator[Any]:
