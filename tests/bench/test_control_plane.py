@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from procession.bench import control_plane
-from procession.bench.control_plane import BEND, ControlSize, Step, growth, measure, report_lines
+from procession.bench.control_plane import BEND, growth, measure, report_lines
+from procession.bench.control_step import ControlSize, Step
 from procession.cli.main import app
 
 OF_SETUP = "leader: gateways join"

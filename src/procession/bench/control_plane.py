@@ -8,16 +8,14 @@ share of the machine the larger the pipeline is.
 from __future__ import annotations
 
 import json
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from procession.api.pipeline import Pipeline
+from procession.bench.control_step import ControlSize, Step, timed
+from procession.bench.exchange_costs import exchange_steps
 from procession.commit.coordinator import Coordinator
 from procession.commit.round_events import (
     Acknowledge,
@@ -42,13 +40,9 @@ from procession.planner.rules import make_plan
 from procession.spark.epoch_tasks import ranges_of
 from procession.spark.manifest_routing import RoutedManifest, attempts_digest, manifests, opened, sent
 from procession.spark.tasks import Task
-from procession.storage.flight_reader import FlightAccess
-from procession.storage.host_runs import HostRuns, runs_folder
-from procession.storage.host_service import HostConfig, open_service
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation, LogOffset, read_offsets, sequences
-from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
+from procession.storage.run_store import EVERY_BUCKET, Manifest, Run
 
-PATHS_OF_A_GATEWAY = 10
 SIZES = (10, 100, 1000)
 """Numbers of gateways that are measured by default."""
 BEND = 3.0
@@ -56,35 +50,6 @@ BEND = 3.0
 GROWTH = 10
 RECORDS = 1_000_000
 """Records of each gateway in an epoch. They only appear as numbers."""
-
-
-@dataclass(frozen=True)
-class ControlSize:
-    """The size of a pipeline. It has as many sink connections and tasks as gateways."""
-
-    gateways: int
-
-    @property
-    def paths(self) -> int:
-        return self.gateways * PATHS_OF_A_GATEWAY
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step of the control plane costs at one size."""
-
-    name: str
-    unit: str
-    units: int
-    cpu_s: float
-    size_bytes: int = 0
-    """Bytes that are written or sent."""
-    is_of_epoch: bool = False
-    """Whether every epoch takes this step once."""
-
-    @property
-    def unit_us(self) -> float:
-        return self.cpu_s / self.units * 1e6
 
 
 def measure(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -102,26 +67,6 @@ def measure(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
         "growth": growth(found),
         "bends": [name for name, factor in growth(found).items() if factor > BEND],
     }
-
-
-def spark_task_cpu_us(tasks: int) -> float:
-    """Return the processor time that Spark's JVM takes for a task that does nothing, in microseconds."""
-    from procession.bench.processes import cpu_tree_s
-    from procession.spark.session import open_session
-
-    spark = open_session("bench", 2)
-    try:
-        pid = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
-
-        def run() -> float:
-            before = cpu_tree_s(pid)
-            spark.range(0, tasks, 1, tasks).write.format("noop").mode("overwrite").save()
-            return cpu_tree_s(pid) - before
-
-        run()  # loads classes
-        return min(run() for _ in range(3)) / tasks * 1e6
-    finally:
-        spark.stop()
 
 
 def epoch_cpu_s(listed: Sequence[Step]) -> float:
@@ -176,13 +121,7 @@ def steps(size: ControlSize) -> Iterator[Step]:
     yield from _offset_steps(size)
     yield from _round_steps(size)
     yield from _manifest_steps(size)
-    yield from _exchange_steps(size)
-
-
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.process_time()
-    result = work()
-    return max(time.process_time() - began, 1e-9), result
+    yield from exchange_steps(size)
 
 
 # The leader
@@ -212,7 +151,7 @@ def _leader_steps(size: ControlSize) -> Iterator[Step]:
     def join() -> None:
         links.extend(leadership.join(_member(number), [], {}, 0)[0] for number in range(1, size.gateways + 1))
 
-    cpu_s, _ = _timed(join)
+    cpu_s, _ = timed(join)
     yield Step("leader: gateways join", "gateway", size.gateways, cpu_s, store.written_bytes)
 
     def grant() -> None:
@@ -220,18 +159,18 @@ def _leader_steps(size: ControlSize) -> Iterator[Step]:
             granted = leadership.notify(links[path % len(links)], path)
             assert granted["granted"]
 
-    cpu_s, _ = _timed(grant)
+    cpu_s, _ = timed(grant)
     yield Step("leader: streams are granted", "stream", size.paths, cpu_s)
-    cpu_s, replies = _timed(lambda: [json.dumps(leadership.beat(link)) for link in links])
+    cpu_s, replies = timed(lambda: [json.dumps(leadership.beat(link)) for link in links])
     yield Step("leader: heartbeats", "gateway", size.gateways, cpu_s, sum(map(len, replies)))
 
     def give_up() -> None:
         for path in range(size.paths):
             leadership.given_up(links[path % len(links)], path, 5)
 
-    cpu_s, _ = _timed(give_up)
+    cpu_s, _ = timed(give_up)
     yield Step("leader: streams are released", "stream", size.paths, cpu_s)
-    cpu_s, _ = _timed(lambda: [leadership.beat(link) for link in links])
+    cpu_s, _ = timed(lambda: [leadership.beat(link) for link in links])
     yield Step("leader: heartbeats after releases", "gateway", size.gateways, cpu_s)
 
 
@@ -256,15 +195,15 @@ def _offset_steps(size: ControlSize) -> Iterator[Step]:
     def write() -> str:
         return json.dumps(dict(sorted(offsets.items())))
 
-    cpu_s, text = _timed(write)
-    read_s, _ = _timed(lambda: read_offsets(json.loads(text)))
+    cpu_s, text = timed(write)
+    read_s, _ = timed(lambda: read_offsets(json.loads(text)))
     yield Step("offsets: written and read", "gateway", size.gateways, cpu_s + read_s, len(text), is_of_epoch=True)
     task = Task(_plan(size.gateways), Path("log"), Path("runs"))
 
     def deal() -> Sequence[Any]:
         return ranges_of(task, {}, sequences(offsets), places, size.gateways, read_offsets(offsets))
 
-    cpu_s, ranges = _timed(deal)
+    cpu_s, ranges = timed(deal)
     assert sum(part.last - part.first for part in ranges) == RECORDS * size.gateways
     yield Step("offsets: ranges of tasks", "task", size.gateways, cpu_s, is_of_epoch=True)
 
@@ -280,10 +219,10 @@ def _round_steps(size: ControlSize) -> Iterator[Step]:
     for sink in sinks:
         core.handle(SinkConnected(sink, (), None))
     run_round(core, size, 0)  # its phase 2 is confirmed by the votes of the next
-    cpu_s, record = _timed(lambda: run_round(core, size, 1))
+    cpu_s, record = timed(lambda: run_round(core, size, 1))
     yield Step("round: two phases", "connection", size.gateways, cpu_s, is_of_epoch=True)
-    cpu_s, data = _timed(record.to_json)
-    read_s, _ = _timed(lambda: RoundRecord.from_json(data))
+    cpu_s, data = timed(record.to_json)
+    read_s, _ = timed(lambda: RoundRecord.from_json(data))
     yield Step("round: record written and read", "path", size.paths, cpu_s + read_s, len(data), is_of_epoch=True)
 
 
@@ -335,60 +274,17 @@ def _manifest_steps(size: ControlSize) -> Iterator[Step]:
         runs = tuple(Run(to, bucket, files[partition], RECORDS, RECORDS) for bucket in buckets)
         return sent(plan, Manifest(1, 0, partition, 0, RECORDS, RECORDS, runs, {partition: 5}), tasks)
 
-    cpu_s, texts = _timed(lambda: [item.to_json() for number in range(tasks) for item in first(number)])
+    cpu_s, texts = timed(lambda: [item.to_json() for number in range(tasks) for item in first(number)])
     yield Step("manifests: made by the first tasks", "task", tasks, cpu_s, sum(map(len, texts)))
-    cpu_s, envelopes = _timed(lambda: [RoutedManifest.from_json(text) for text in texts])
+    cpu_s, envelopes = timed(lambda: [RoutedManifest.from_json(text) for text in texts])
     yield Step("manifests: read by the driver", "task", tasks, cpu_s, is_of_epoch=True)
     moving = [item for item in envelopes if item.level == behind.level]
     mine = [item for item in moving if is_wide or item.slot == 0]
-    cpu_s, heard = _timed(lambda: opened(plan, behind.level, 0, mine))
+    cpu_s, heard = timed(lambda: opened(plan, behind.level, 0, mine))
     yield Step("manifests: opened by one task", "sender", tasks, cpu_s)
     second = Manifest(1, behind.number, 0, 0, 0, heard=attempts_digest(heard))
     last = [sent(plan, replace(second, partition=number), tasks)[-1] for number in range(tasks)]
     kept = [item for item in envelopes if item.manifest]
-    cpu_s, reported = _timed(lambda: manifests(plan, [*kept, *last]))
+    cpu_s, reported = timed(lambda: manifests(plan, [*kept, *last]))
     assert len(reported) == 2 * tasks
     yield Step("manifests: checked by the driver", "task", 2 * tasks, cpu_s, is_of_epoch=True)
-
-
-# The files of an exchange
-
-
-def _exchange_steps(size: ControlSize) -> Iterator[Step]:
-    """One file of a sender, with a row for each task behind the exchange. A task reads its row from each sender: here
-    as often from the same file, which is in the page cache."""
-    tasks = size.gateways
-    rows = pa.record_batch({"payload": pa.array([b"0" * 100], pa.binary())})
-    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
-        store = RunStore(Path(name))
-
-        def write() -> Manifest:
-            writer = store.writer(1, 0, 0, 0)
-            for bucket in range(tasks):
-                writer.add("exchange", rows, bucket)
-            return writer.publish(Manifest(1, 0, 0, 0, tasks), {"exchange"})
-
-        cpu_s, manifest = _timed(write)
-        yield Step("exchange: rows written by one task", "reader", tasks, cpu_s)
-        run = replace(manifest.runs[0], bucket=0)
-        cpu_s, found = _timed(lambda: sum(batch.num_rows for _ in range(tasks) for batch in store.read(1, run)))
-        assert found == tasks
-        yield Step("exchange: rows read by one task", "sender", tasks, cpu_s)
-    yield from _fetch_steps(tasks, rows)
-
-
-def _fetch_steps(tasks: int, rows: pa.RecordBatch) -> Iterator[Step]:
-    """The same over Flight, from a host service in this process: the time of both ends counts."""
-    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
-        service = open_service(HostConfig(Path(name), "127.0.0.1:0", b"bench"))
-        try:
-            runs = HostRuns("bench", 1, FlightAccess(b"bench"))
-            writer = RunStore(runs_folder(Path(name), "bench", 1), str(service.host)).writer(1, 0, 0, 0)
-            for bucket in range(tasks):
-                writer.add("exchange", rows, bucket)
-            run = replace(writer.publish(Manifest(1, 0, 0, 0, tasks), {"exchange"}).runs[0], bucket=0)
-            cpu_s, found = _timed(lambda: sum(batch.num_rows for _ in range(tasks) for batch in runs.read(1, run)))
-            assert found == tasks
-            yield Step("exchange: rows fetched by one task", "sender", tasks, cpu_s)
-        finally:
-            service.shutdown()

@@ -81,9 +81,10 @@ def control_plane(
 ) -> None:
     """Processor time of leader, offsets, rounds and manifests for many gateways, and which of them bend."""
     from procession.bench import control_plane as bench
+    from procession.bench.exchange_costs import spark_task_cpu_us
 
     figures = bench.measure(sizes or bench.SIZES, rounds)
-    figures |= {"spark_task_cpu_us": bench.spark_task_cpu_us(spark_tasks)} if spark_tasks else {}
+    figures |= {"spark_task_cpu_us": spark_task_cpu_us(spark_tasks)} if spark_tasks else {}
     print_figures(context, figures, bench.report_lines(figures))
 
 
