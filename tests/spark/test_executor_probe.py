@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from procession.spark.executor_probe import SCRIPT, SPACE_FACTOR, MachineFacts, complaint, read_facts
 from procession.spark.shipped_environment import PACKED_PYTHON, VERSION, ShippedEnvironment
+from tests.systems.standalone_cluster import PLAIN_PYTHON
 
 MIB = 1024 * 1024
 
@@ -37,7 +37,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 def test_a_machine_says_its_name_its_pythons_and_its_free_space(programs: Path) -> None:
-    (programs / f"python{VERSION}").symlink_to(Path(sys._base_executable).resolve())
+    (programs / f"python{VERSION}").symlink_to(PLAIN_PYTHON)
     facts = asked(programs)
     assert facts.host
     assert facts.pythons == (VERSION,)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -12,10 +11,10 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.supervisor.app_packages import AppPackages
-from procession.supervisor.environment_archive import NO_PYTHON, VERSION, packed
+from procession.supervisor.environment_archive import NO_PYTHON, packed
 from procession.supervisor.submit_app import check_archive
+from tests.systems.standalone_cluster import PLAIN_PYTHON, VERSION
 
-PLAIN = Path(sys._base_executable).resolve()
 SMALL = AppPackages({}, {"procession", "msgpack"})
 
 
@@ -53,7 +52,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plain_python_imports_our_package_and_the_apps_modules(archive: Path, tmp_path: Path, programs: Path) -> None:
     python = unpacked(archive, tmp_path / "there")
-    (programs / f"python{VERSION}").symlink_to(PLAIN)
+    (programs / f"python{VERSION}").symlink_to(PLAIN_PYTHON)
     program = "import beside, msgpack, procession; from importlib.metadata import version; print(procession.__file__,"
     done = run(python, f"{program} beside.value, version('procession'))", programs)
     assert done.stdout.startswith(str(tmp_path / "there" / "packages")), done.stderr

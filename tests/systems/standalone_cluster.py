@@ -19,6 +19,8 @@ from procession.spark.java import java
 
 START_TIMEOUT_S = 60.0
 HERE = "127.0.0.1"
+PLAIN_PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+"""The Python that the environment of the tests was made from. It has none of its packages."""
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -64,7 +66,7 @@ def running(directory: Path, *, has_python: bool = True) -> Iterator[StandaloneC
                 (programs / program).symlink_to(Path(place, program))
                 break
     if has_python:
-        (programs / f"python{VERSION}").symlink_to(Path(sys._base_executable).resolve())
+        (programs / f"python{VERSION}").symlink_to(PLAIN_PYTHON)
     conf, secret = directory / "conf", secrets.token_hex(16)
     conf.mkdir(mode=0o700)
     properties = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}

@@ -282,7 +282,7 @@ def _manifest_steps(size: ControlSize) -> Iterator[Step]:
     mine = [item for item in moving if is_wide or item.slot == 0]
     cpu_s, heard = timed(lambda: opened(plan, behind.level, 0, mine))
     yield Step("manifests: opened by one task", "sender", tasks, cpu_s)
-    second = Manifest(1, behind.number, 0, 0, 0, heard=attempts_digest(heard))
+    second = Manifest(1, behind.number, 0, 0, 0, inputs_digest=attempts_digest(heard))
     last = [sent(plan, replace(second, partition=number), tasks)[-1] for number in range(tasks)]
     kept = [item for item in envelopes if item.manifest]
     cpu_s, reported = timed(lambda: manifests(plan, [*kept, *last]))
