@@ -52,5 +52,7 @@ def test_a_named_package_comes_with_its_extra() -> None:
 def test_a_named_package_that_is_missing_and_a_file_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"The package nothing-of-this-name is not installed here\."):
         app_packages(None, ["nothing-of-this-name"])
-    with pytest.raises(ConfigError, match=r"app\.py cannot be read"):
+    with pytest.raises(ConfigError, match=r"app\.py cannot be read: invalid syntax"):
         app_packages(app(tmp_path, "def"))
+    with pytest.raises(ConfigError, match=r"nothing\.py cannot be read: No such file or directory\."):
+        app_packages(tmp_path / "nothing.py")

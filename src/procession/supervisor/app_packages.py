@@ -76,7 +76,8 @@ def _imports(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", next_step="Correct the file.") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{path} cannot be read: {reason}.", next_step="Correct the file, or its path.") from error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
