@@ -57,6 +57,8 @@ FRAME_NAMES = {
 
 # Every buffer, queue and table that a peer, a file or a user could make grow, and what holds it back.
 LIMITS: tuple[tuple[str, str, str], ...] = (
+    ("storage.host_runs", "TOGETHER_BYTES_MAX", "small runs of one machine that a task fetches with one request"),
+    ("storage.run_store", "FETCHED_BYTES_MAX", "all small runs that a task has fetched into memory"),
     ("wire.frame_codec", "FRAME_BYTES_MAX", "one frame on the wire, and so one record"),
     ("wire.connection", "HELLO_BYTES_MAX", "what a peer may send before it has said who it is"),
     ("gateway.gateway_limits", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),

@@ -15,6 +15,8 @@ from procession.cli.main import app
 from tests.systems.postgres_server import needs_postgres
 
 NAMES = (
+    "cluster",
+    "control-plane",
     "epoch-time",
     "recovery",
     "decode",

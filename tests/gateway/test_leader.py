@@ -44,7 +44,9 @@ def test_a_replaced_link_gets_the_reason_and_is_not_refused_forever(leadership: 
     with pytest.raises(RemoteProtocolError, match="taken this one's place"):
         leadership.beat(old)
     leadership.lost(old)
-    assert leadership.beat(new) == {"is_leaving": False, "others": ["127.0.0.1:1"], "epoch": -1}
+    assert leadership.beat(new) == {"is_leaving": False, "others": [], "epoch": -1}
+    leadership.leave("gateway-1")
+    assert leadership.beat(new) == {"is_leaving": True, "others": ["127.0.0.1:1"], "epoch": -1}
     assert leadership.notify(new, 7)["granted"]
 
 

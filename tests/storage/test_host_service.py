@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,14 @@ from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
-from procession.storage.host_runs import DIRECTORY_VARIABLE, EpochCleaner, HostRuns, announced_host, runs_folder
+from procession.storage.host_runs import (
+    DIRECTORY_VARIABLE,
+    TOGETHER_BYTES_MAX,
+    EpochCleaner,
+    HostRuns,
+    announced_host,
+    runs_folder,
+)
 from procession.storage.host_service import HostConfig, RunService, open_service
 from procession.storage.run_store import Manifest, Run, RunStore
 from procession.storage.shared_files import Folder, SharedFiles
@@ -84,6 +92,90 @@ def test_a_run_is_the_same_on_its_own_host_and_on_another(
     for store in (here, there, RUNS):
         assert [read(store, runs[bucket]) for bucket in (0, 1)] == [[[b"a"], [b"d"]], [[b"b", b"c"]]]
     assert list((tmp_path / "other").rglob("*.arrow")) == []
+
+
+def spread(store: RunStore, tasks: int, size: int = 1) -> list[Run]:
+    """The runs of several tasks for bucket 0; every third task has none for it."""
+    found = []
+    for task in range(tasks):
+        writer = store.writer(EPOCH, 0, task, 1)
+        writer.add("spread", rows(b"other"), 1)
+        for part in range(task % 3):
+            writer.add("spread", rows(b"%d %d " % (task, part) + b"x" * size), 0)
+        joined = writer.publish(Manifest(EPOCH, 0, task, 0, 1), {"spread"}).runs[0]
+        found.append(replace(joined, bucket=0))
+    return found
+
+
+def read_all(store: RunStore, runs: list[Run]) -> list[list[bytes]]:
+    paths = store.read_all(EPOCH, runs)
+    return [[payload for batch in path for payload in batch.column("payload").to_pylist()] for path in paths]
+
+
+def counted_requests(service: RunService, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One element for each request to a service of this process."""
+    asked: list[int] = []
+    answer = RunService._checked
+
+    def counted(self: RunService, body: bytes) -> dict[str, Any]:
+        asked.append(1)
+        return answer(self, body)
+
+    monkeypatch.setattr(RunService, "_checked", counted)
+    return asked
+
+
+def test_small_runs_of_another_host_come_with_one_request(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start("host")
+    start("other")
+    here = on_host(tmp_path / "host", monkeypatch)
+    runs = spread(here, 50)
+    there = on_host(tmp_path / "other", monkeypatch)
+    asked = counted_requests(service, monkeypatch)
+    found = read_all(there, runs)
+    assert found == read_all(here, runs)
+    assert [len(payloads) for payloads in found[:4]] == [0, 1, 2, 0]
+    assert len(asked) == 1
+    assert read_all(there, [*runs[:2], published(there)[1]])[2] == [b"b", b"c"], "its own runs are read as files"
+
+
+def test_what_does_not_fit_into_one_reply_comes_by_itself(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start("host")
+    start("other")
+    here = on_host(tmp_path / "host", monkeypatch)
+    runs = spread(here, 12, TOGETHER_BYTES_MAX // 5)
+    there = on_host(tmp_path / "other", monkeypatch)
+    asked = counted_requests(service, monkeypatch)
+    assert read_all(there, runs) == read_all(here, runs)
+    assert 2 < len(asked) < 12
+    asked.clear()
+    monkeypatch.setattr("procession.storage.run_store.FETCHED_BYTES_MAX", 0)
+    assert read_all(there, runs) == read_all(here, runs)
+    assert len(asked) == 12, "what is in memory is bounded"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_run_that_is_gone_is_told_and_an_older_service_is_asked_run_by_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    start("host")
+    start("other")
+    here = on_host(tmp_path / "host", monkeypatch)
+    runs = spread(here, 6)
+    there = on_host(tmp_path / "other", monkeypatch)
+    if is_old:
+        monkeypatch.setattr("procession.storage.host_service.TOGETHER_FILES_MAX", 0)
+        assert read_all(there, runs) == read_all(here, runs)
+        return
+    next(tmp_path.rglob(runs[4].file)).unlink()
+    paths = there.read_all(EPOCH, runs)
+    assert [batch.num_rows for batch in paths[2]] == [1, 1]
+    with pytest.raises(StorageError, match="is damaged: it is gone"):
+        list(paths[4])
 
 
 def test_a_run_on_the_same_host_needs_no_service(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,10 @@ def test_any_cuts_of_an_epoch_are_the_epoch_and_numbers_go_on_where_the_last_epo
     assert rows == [(name, one) for name in sorted(ends) for one in range(starts.get(name, 0), ends[name])]
     assert numbered_from(starts) + len(rows) == numbered_from(ends)
     marks = sorted({0, len(rows), *(edge for edge in edges if edge < len(rows))})
-    parts = [list(cut(pieces, *two)) for two in pairwise(marks)]
+    parts = list(cut(pieces, marks))
+    assert len(parts) == len(marks) - 1
+    sizes = [sum(one.last - one.first for one in part) for part in parts]
+    assert sizes == [last - first for first, last in pairwise(marks)]
     assert [(one.gateway, at) for part in parts for one in part for at in range(one.first, one.last)] == rows
     first = numbered_from(starts)
     for number, (gateway, sequence) in enumerate(rows, first):

@@ -61,6 +61,50 @@ def epoch_time(
     print_figures(context, figures, bench.report_lines(figures))
 
 
+@bench_app.command(name="control-plane")
+def control_plane(
+    context: typer.Context,
+    sizes: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--size",
+            min=1,
+            show_default="10, 100, 1000",
+            help="Number of gateways, sink connections and tasks (repeatable).",
+        ),
+    ] = None,
+    rounds: Rounds = 3,
+    spark_tasks: Annotated[
+        int, typer.Option(min=0, help="Also run this many tasks that do nothing, in Spark. 0: none.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """Processor time of leader, offsets, rounds and manifests for many gateways, and which of them bend."""
+    from procession.bench import control_plane as bench
+    from procession.bench.exchange_costs import spark_task_cpu_us
+
+    figures = bench.measure(sizes or bench.SIZES, rounds)
+    figures |= {"spark_task_cpu_us": spark_task_cpu_us(spark_tasks)} if spark_tasks else {}
+    print_figures(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def cluster(
+    context: typer.Context,
+    executors: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=32, show_default="1, 2, 4", help="Number of executors, each on its own host."),
+    ] = None,
+    records: Annotated[int, typer.Option(min=800, help="Records per run, of 30 bytes.")] = 1_600_000,
+    as_json: Json = False,
+) -> None:
+    """Processor time and bytes a record by role, on hosts from network namespaces, and small epochs. Root only."""
+    from procession.bench import cluster_roles as bench
+
+    figures = bench.measure(executors or (1, 2, 4), records)
+    print_figures(context, figures, bench.report_lines(figures))
+
+
 @bench_app.command()
 def recovery(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
     """Time that each process takes to recover from SIGKILL."""

@@ -173,6 +173,18 @@ DriverFiles = Annotated[
         help="With --host-services: address of the driver for executors on other machines.",
     ),
 ]
+EnvironmentArchive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        show_default="executors have their packages",
+        help="Environment of executors (`procession pack`), a path or a URL that Spark can read.",
+    ),
+]
+SparkSecretFile = Annotated[
+    Path | None,
+    typer.Option(show_default="none", help="File with the secret of a standalone Spark cluster."),
+]
 CookieFile = Annotated[
     Path | None,
     typer.Option(show_default="the pipeline's own", help="File with the secret for producers."),
@@ -254,7 +266,7 @@ class EpochSettings:
         if values.get("conf"):
             values["conf"] = parse_properties(values["conf"])
         return {
-            name: value.resolve() if value is not None and name.endswith("cookie_file") else value
+            name: value.resolve() if value is not None and name.endswith(("cookie_file", "secret_file")) else value
             for name, value in values.items()
         }
 
@@ -277,6 +289,8 @@ class DriverSettings(EpochSettings):
     conf: Conf = None
     host_services: HostServices = None
     driver_files: DriverFiles = None
+    environment_archive: EnvironmentArchive = None
+    spark_secret_file: SparkSecretFile = None
     control_cookie_file: ControlCookieFile = None
     sink_cookie_file: SinkCookieFile = None
 

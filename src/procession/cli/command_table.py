@@ -37,6 +37,8 @@ COMMANDS = {
     "cat": "verify_command",
     "demo": "run_commands",
     "run": "run_commands",
+    "submit": "submit_command",
+    "pack": "submit_command",
     "semantics": "semantics_command",
     "driver": "driver_command",
     "doctor": "machine_commands",

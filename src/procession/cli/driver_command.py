@@ -79,6 +79,8 @@ def driver(
         spark_properties=settings.conf or {},
         host_services=settings.host_services,
         driver_files=settings.driver_files,
+        environment_archive=settings.environment_archive,
+        spark_secret=read_cookie(settings.spark_secret_file).decode(),
         control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),
         sink_cookie=sink_cookie,
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),

@@ -32,13 +32,20 @@ def host(
     control_cookie_file: Annotated[
         Path | None, typer.Option(help="File with the secret of the pipeline's control port. Required.")
     ] = None,
+    with_executors: Annotated[
+        bool,
+        typer.Option(
+            "--with-executors",
+            help="End some minutes after the last executor that uses it. `procession submit` starts services so.",
+        ),
+    ] = False,
     *,
     tls: ServerTlsOptions,
 ) -> None:
     """Run the host service of a machine with executors. It serves their intermediate files to other machines."""
-    from procession.storage.host_service import HostConfig, serve_host
+    from procession.storage.host_service import LINGER_S, HostConfig, serve_host
     from procession.supervisor.cookies import read_cookie
 
-    serve_host(
-        HostConfig(directory.resolve(), listen, read_cookie(control_cookie_file), advertise, tls.load()), say=note
-    )
+    linger_s = LINGER_S if with_executors else None
+    cookie = read_cookie(control_cookie_file)
+    serve_host(HostConfig(directory.resolve(), listen, cookie, advertise, tls.load(), linger_s), say=note)

@@ -26,6 +26,34 @@ from procession.log_format import note
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--input",
+        help="Send this file, or the files of a pattern in quotes, and exit when they are committed (repeatable).",
+    ),
+]
+EventTimeField = Annotated[
+    str | None,
+    typer.Option(
+        "--event-time-field",
+        "--event-time",
+        metavar="FIELD",
+        help="With --input: JSON field that holds a record's event time.",
+    ),
+]
+EventTimeUnit = Annotated[str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")]
+Listen = Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")]
+
+
+def event_time_arguments(field: str | None, unit: str) -> list[str]:
+    """Return the options of a source for the event time of its records. Raises UsageError for an unknown unit."""
+    from procession.sdk.event_time_field import checked_unit
+
+    checked_unit(unit)
+    return [] if field is None else ["--event-time-field", field, "--event-time-unit", unit]
+
+
 @with_groups
 def demo(
     records: Annotated[int, typer.Option(min=1, help="Number of records.")] = 200_000,
@@ -67,32 +95,16 @@ def demo(
 @with_groups
 def run(
     app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--input",
-            help="Send this file, or the files of a pattern in quotes, and exit when they are committed (repeatable).",
-        ),
-    ] = None,
-    event_time: Annotated[
-        str | None,
-        typer.Option(
-            "--event-time-field",
-            "--event-time",
-            metavar="FIELD",
-            help="With --input: JSON field that holds a record's event time.",
-        ),
-    ] = None,
-    event_time_unit: Annotated[
-        str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")
-    ] = "s",
+    inputs: Inputs = None,
+    event_time: EventTimeField = None,
+    event_time_unit: EventTimeUnit = "s",
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
         ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
+    listen: Listen = "127.0.0.1:7100",
     restore_from: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +120,6 @@ def run(
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.driver.app_values import export
-    from procession.sdk.event_time_field import checked_unit
     from procession.supervisor.run_app import is_clean, run_app, sentence
     from procession.supervisor.settings import load_settings
 
@@ -119,8 +130,7 @@ def run(
         values["replicas"], values["replica_volume"] = parse_volume(restore_from)
     settings = load_settings(**values)
     export(sets or [])
-    checked_unit(event_time_unit)
-    field = ["--event-time-field", event_time, "--event-time-unit", event_time_unit] if event_time is not None else []
+    field = event_time_arguments(event_time, event_time_unit)
     with cluster.joined(note) as hosts:
         figures = run_app(
             app_file,

@@ -114,6 +114,11 @@ class Coordinator:
         self._recent: deque[tuple[str, Event | Action]] = deque(maxlen=RECENT_EVENTS_MAX)
         last = last_round(self.rounds, committed)
         self.sinks = {name: _recovered(name, last, reserved) for name in sinks}
+        self._names = list(self.sinks)
+        self._without_vote = 0
+        self._without_confirmation = 0
+        """Places in `_names` from which such a sink is looked for. They move on, so that a round looks at each sink a
+        few times, however many there are."""
         for name in last.parts if last is not None else ():
             if name not in self.sinks:
                 raise taken_out(name)
@@ -166,6 +171,14 @@ class Coordinator:
         if self.open.refusals < self._refusals_max:
             return []
         return [StopPipeline(refused(name, why, self.open.ready.epoch, self.open.refusals))]
+
+    def have_all_voted(self) -> bool:
+        """Whether every sink has voted on the open epoch."""
+        for _ in self._names:
+            if self.sinks[self._names[self._without_vote]].vote is None:
+                return False
+            self._without_vote = (self._without_vote + 1) % len(self._names)
+        return True
 
     # The round
 
@@ -248,8 +261,11 @@ class Coordinator:
         if sink.unconfirmed is None:
             return []
         sink.unconfirmed = None
-        others = [other for other in self.sinks.values() if other.unconfirmed is not None]
-        return [] if others else [DropRuns(self.committed)]
+        for _ in self._names:
+            if self.sinks[self._names[self._without_confirmation]].unconfirmed is not None:
+                return []
+            self._without_confirmation = (self._without_confirmation + 1) % len(self._names)
+        return [DropRuns(self.committed)]
 
 
 def _recovered(name: str, last: RoundRecord | None, reserved: int) -> SinkStatus:

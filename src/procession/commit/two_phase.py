@@ -138,9 +138,9 @@ class TwoPhase:
             ]
         ready = core.open.ready
         sink.vote = SinkShare(event.txn, sink.position, sink.position + ready.length(event))
-        parts = {name: other.vote for name, other in core.sinks.items() if other.vote is not None}
-        if len(parts) < len(core.sinks):
+        if not core.have_all_voted():
             return actions
+        parts = {name: other.vote for name, other in core.sinks.items() if other.vote is not None}
         core.open.phase = RoundPhase.RECORDING
         return [*actions, WriteRecord(core.record(ready, parts))]
 

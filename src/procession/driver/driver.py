@@ -97,6 +97,7 @@ def run_driver(
         from procession.spark.class_archive import warm_up
 
         spark = config.start_spark(app, say)
+        spark.ship()
         warm_up(spark.session)
         announce_spare(config.directory / SPARE_READY)
         if not promotion.readline():
@@ -241,6 +242,8 @@ class Driver:
         spark.watch(self._failed)
         self._reports.watch_jvm(spark.jvm_figures)
         self._handle_signals(lambda: os._exit(0))  # Spark has installed its own handler for SIGINT
+        if self._spark is None:
+            spark.ship()  # a spare has done so
         spark.check_executors(has_services=config.host_services)
         self._handle_signals()
         ship_by_value(self._app.module)

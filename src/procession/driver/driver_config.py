@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from procession.address import parse_address
 from procession.commit.coordinator import REFUSALS_MAX
 from procession.driver import executor_files
 from procession.driver.app_file import App
 from procession.driver.epoch_log import LOG_BYTES_MAX
 from procession.driver.spark_process import SparkProcess
 from procession.planner.graph import Graph
+from procession.spark.shipped_environment import ShippedEnvironment
 from procession.storage.state_store import KEYS_MAX
 from procession.tls import ClientTls
 
@@ -58,6 +60,10 @@ class DriverConfig:
     """Whether tasks use the host services of the executors' machines, and reach nothing here by path."""
     driver_files: str = "127.0.0.1:0"
     """With host services: the address at which executors fetch round records, states and tables from this driver."""
+    environment_archive: str | None = None
+    """The environment of executors, as a path or URL; None: they have one."""
+    spark_secret: str = field(default="", repr=False)
+    """The secret of a standalone Spark cluster."""
     control_cookie: bytes = field(default=b"", repr=False)
     """The secret for gateways."""
     sink_cookie: bytes = field(default=b"", repr=False)
@@ -71,6 +77,15 @@ class DriverConfig:
         """The log that tasks read: in the order of arrival, or of event time."""
         return self.directory / "gateway" / ("log" if graph.event_time is None else "ordered")
 
+    @property
+    def shipped(self) -> ShippedEnvironment | None:
+        """What executors on other machines get from Spark; None: they have all they need."""
+        if self.environment_archive is None:
+            return None
+        return ShippedEnvironment(
+            self.environment_archive, parse_address(self.driver_files).host, bytes(self.control_cookie)
+        )
+
     def start_spark(self, app: App, say: Any) -> SparkProcess:
         return SparkProcess(
             self.directory,
@@ -80,5 +95,7 @@ class DriverConfig:
             say,
             timeout_s=self.jvm_timeout_s,
             properties=self.spark_properties,
+            shipped=self.shipped,
+            spark_secret=self.spark_secret,
             has_worker=bool(self.small_epoch_records_max) and executor_files.are_tasks_local(app.graph, self.master),
         )

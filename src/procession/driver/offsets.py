@@ -72,7 +72,8 @@ class GatewayFeed:
             clients.meet(answers[FIRST_GATEWAY].gateways)
             self._check_alone(clients.names)
             keep_places(places, answers[FIRST_GATEWAY].gateways)
-        return {name: end for name, end in offered.items() if name in places.all()}
+        known = places.all()
+        return {name: end for name, end in offered.items() if name in known}
 
     def _agreed_ends(self, last: LastCommit, starts: Mapping[str, LogOffset], records_max: int) -> dict[str, LogOffset]:
         agreement, places = _agreement(self.at, self.cookie, self.tls), _places(self.checkpoint.root)

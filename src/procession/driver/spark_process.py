@@ -28,6 +28,7 @@ from procession.spark.master import (
     is_on_this_machine,
     unreachable,
 )
+from procession.spark.shipped_environment import ShippedEnvironment
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -95,6 +96,8 @@ class SparkProcess:
         *,
         timeout_s: float,
         properties: Mapping[str, str] | None = None,
+        shipped: ShippedEnvironment | None = None,
+        spark_secret: str = "",
         has_worker: bool = False,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
@@ -104,6 +107,7 @@ class SparkProcess:
         path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self._say = say
+        self._shipped = shipped
         self._master = master or "local"
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
@@ -125,6 +129,8 @@ class SparkProcess:
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
                 properties=properties,
+                shipped=shipped,
+                spark_secret=spark_secret,
             )
         except ProcessionError:
             raise
@@ -202,6 +208,15 @@ class SparkProcess:
             "gc_seconds": sum(int(collector.getCollectionTime()) for collector in collectors) / 1000,
             "threads": int(management.getThreadMXBean().getThreadCount()),
         }
+
+    def ship(self) -> None:
+        """Give executors their environment, if they need one. Raises ConfigError if a machine cannot run it. Waits
+        until there are executors."""
+        from procession.spark.executor_probe import check_machines
+
+        if self._shipped is not None:
+            check_machines(self.session, self._shipped)
+            self.session.sparkContext.addArchive(self._shipped.location)
 
     def check_executors(self, *, has_services: bool) -> None:
         """Raise ConfigError if an executor on another machine cannot run our tasks. Waits until there are executors."""

@@ -55,6 +55,8 @@ class GlobalRegistry:
         self.clocks: dict[int, StreamClock] = dict(clocks or {})
         """Progress of each stream, as reported by gateways. The last gateway to release it has the latest value."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
+        self._names: dict[int, str] = {}
+        """The gateway of each link that is not obsolete."""
         self._unreported = set(self._links)
 
     @property
@@ -98,19 +100,24 @@ class GlobalRegistry:
             self._commit(stream_id, at)
         for stream_id, clock in (clocks or {}).items():
             self._advance_clock(stream_id, clock)
-        self._links[name] = link
+        self._connect(name, link)
         self._unreported.discard(name)
 
     def meet(self, name: str, link: int) -> None:
         """A gateway connects whose log no driver has confirmed. Which streams it holds does not change; if it has not
         reported them before, they are still unknown."""
+        self._connect(name, link)
+
+    def _connect(self, name: str, link: int) -> None:
+        if (before := self._links.get(name)) is not None:
+            self._names.pop(before, None)
         self._links[name] = link
+        self._names[link] = name
 
     def lost(self, link: int) -> None:
         """A connection is lost. Its gateway keeps its streams: it may have records that are not committed."""
-        for name, its_link in self._links.items():
-            if its_link == link:
-                self._links[name] = None
+        if (name := self._names.pop(link, None)) is not None:
+            self._links[name] = None
 
     def is_superseded(self, link: int) -> bool:
         """Whether the link is obsolete: its gateway has a later one, or is not a member."""
@@ -146,12 +153,13 @@ class GlobalRegistry:
                 f"Gateway {name!r} still holds {held} streams.",
                 next_step="Wait until what it took of them is committed.",
             )
-        self._links.pop(name, None)
+        if (link := self._links.pop(name, None)) is not None:
+            self._names.pop(link, None)
         self._unreported.discard(name)
 
     def _gateway_of(self, link: int) -> str | None:
         """The gateway of a link, unless a later link has replaced it."""
-        return next((name for name, its_link in self._links.items() if its_link == link), None)
+        return self._names.get(link)
 
     def _advance_clock(self, stream_id: int, clock: StreamClock | None) -> None:
         if clock is not None:

@@ -50,6 +50,8 @@ class Leadership:
         self._links: dict[int, str] = {}
         self._turns: dict[str, tuple[int, int]] = {}
         """The latest link of each gateway, by the gateway's own count."""
+        self._trimmed_at = -1
+        """The epoch of the snapshot after which the registry was trimmed last."""
         known = state.registry.committed
         self.registry = GlobalRegistry({LEADER, *self._members.present}, {}, state.clocks, known)
         assert state.claims is not None
@@ -184,15 +186,18 @@ class Leadership:
             )
 
     def beat(self, link: int) -> dict[str, Any]:
-        """A heartbeat of a gateway. The reply says whether it should leave, where its producers can go, and up to which
-        epoch the leader has committed positions on disk."""
+        """A heartbeat of a gateway. The reply says whether it should leave, where its producers can then go, and up to
+        which epoch the leader has committed positions on disk."""
         name = self._links[link]
         if self.registry.is_superseded(link):
             # All requests on this link are refused, so the gateway must connect again.
             raise RemoteProtocolError("a later link of this gateway has taken this one's place")
-        self.registry.trim()
-        others = others_than(name, self._members.present)
+        if self._trimmed_at != self._state.snapshot.epoch:
+            # Once in an epoch: there are many gateways, and each beats more than once in a second.
+            self._trimmed_at = self._state.snapshot.epoch
+            self.registry.trim()
         is_leaving = self._members[name].standing is MemberStatus.LEAVING
+        others = others_than(name, self._members.present) if is_leaving else []
         return {"is_leaving": is_leaving, "others": others, "epoch": self._state.snapshot.epoch}
 
     def lost(self, link: int) -> str | None:

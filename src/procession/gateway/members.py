@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +48,8 @@ class Member:
     """Machine whose executors read its files. Empty: the machine of its directory."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        # Its fields are texts, so `asdict` and its deep copies are not needed.
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Member:
@@ -83,6 +84,7 @@ class Members:
         self._store = store
         document = store.load()
         self._all = {} if document is None else members_of(document, store.path)
+        self._by_identity = {member.identity: name for name, member in self._all.items()}
         if self._all:
             # An earlier process may have written it without a sync, so it is written again before it is used.
             store.save(written(self._all))
@@ -94,7 +96,7 @@ class Members:
         return name in self._all
 
     def knows(self, identity: str) -> bool:
-        return any(member.identity == identity for member in self._all.values())
+        return identity in self._by_identity
 
     @property
     def present(self) -> dict[str, Member]:
@@ -108,7 +110,7 @@ class Members:
     def join(self, joining: Member) -> Member:
         """Take a gateway in, or take it in again where it is now; without a name it gets the next one. Raises
         ConfigError if its name is another's."""
-        known = next((member for member in self._all.values() if member.identity == joining.identity), None)
+        known = self._all.get(self._by_identity.get(joining.identity, ""))
         if known is not None and joining.name not in ("", known.name):
             raise ConfigError(
                 f"The directory of gateway {joining.name!r} is that of {known.name!r}.",
@@ -139,12 +141,13 @@ class Members:
             kept = {**self._all, member.name: member}
             self._store.save(written(kept))
             self._all = kept
+            self._by_identity[member.identity] = member.name
         return member
 
 
 def written(members: Mapping[str, Member]) -> bytes:
     gateways = {name: member.as_dict() for name, member in sorted(members.items())}
-    return json.dumps({"format": FORMAT, "gateways": gateways}, indent=1).encode()
+    return json.dumps({"format": FORMAT, "gateways": gateways}).encode()  # an indent would cost ten times as much
 
 
 def members_of(document: bytes, path: Path) -> dict[str, Member]:

@@ -67,13 +67,10 @@ def ranges_of(
 def split(task: Task, first: int, pieces: Sequence[LogRange], parallelism: int) -> list[Range]:
     """Return what each task of the first chain reads of these log ranges. `first` is the number of their first row."""
     ranges = distribute(first, first + sum(piece.last - piece.first for piece in pieces), parallelism)
-    if task.is_interleaved(pieces):
-        edges = [0, *(task_range.last - first for task_range in ranges)]
-        for task_range, task_pieces in zip(ranges, task.row_ranges(pieces, edges), strict=True):
-            task_range.pieces = task_pieces
-        return ranges
-    for task_range in ranges:
-        task_range.pieces = tuple(cut(pieces, task_range.first - first, task_range.last - first))
+    edges = [0, *(task_range.last - first for task_range in ranges)]
+    distributed = task.row_ranges(pieces, edges) if task.is_interleaved(pieces) else cut(pieces, edges)
+    for task_range, task_pieces in zip(ranges, distributed, strict=True):
+        task_range.pieces = task_pieces
     return ranges
 
 

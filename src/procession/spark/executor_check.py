@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from procession.errors import ConfigError
+from procession.errors import ConfigError, error_in_text
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -27,6 +27,8 @@ CLOCK_TOLERANCE_S = 5.0
 """Difference to the driver's clock above which an executor's clock is reported."""
 
 MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: ([0-9.]+) than that in driver: ([0-9.]+)", re.DOTALL)
+NO_PLAIN_PYTHON = re.compile(r"procession: there is no Python ([0-9.]+) on (\S+)")
+"""Printed by `bin/python` of an environment archive."""
 NO_PYTHON = re.compile(r'Cannot run program "([^"]+)".*?No such file or directory', re.DOTALL)
 
 
@@ -39,8 +41,10 @@ def examine(_partition: Iterable[int]) -> Iterator[dict[str, Any]]:
     import socket
     import time
 
-    packages = {}
-    for name in ("procession", "pyspark", "pyarrow"):
+    import pyspark
+
+    packages = {"pyspark": pyspark.__version__}  # Spark's own, which need not be an installed package
+    for name in ("procession", "pyarrow"):
         try:
             packages[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -116,6 +120,13 @@ def failure(text: str) -> ConfigError | None:
             f"Executors run Python {found[1]}, the driver runs {found[2]}.",
             next_step="Install the driver's version of Python on all machines.",
         )
+    if found := NO_PLAIN_PYTHON.search(text):
+        return ConfigError(
+            f"The executor on {found[2]} has no Python {found[1]}.",
+            next_step=f"Install Python {found[1]} there, or submit with --with-python.",
+        )
+    if (ours := error_in_text(text)) is not None:
+        return ConfigError(ours.sentence, next_step=ours.next_step or "Fix that, and start again.")
     if found := NO_PYTHON.search(text):
         return ConfigError(
             f"Executors have no Python at {found[1]}.",

@@ -17,12 +17,15 @@ from pathlib import Path
 import py4j
 import pyspark
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
 from procession.spark.java import java
-from procession.spark.master import LOCAL_CLUSTER, is_on_this_machine
+from procession.spark.master import LOCAL_CLUSTER, STANDALONE, is_on_this_machine
+from procession.spark.shipped_environment import PYTHON, ShippedEnvironment, make_place
 
 Session = SparkSession
 """For packages that hold a session without importing pyspark."""
@@ -66,6 +69,14 @@ CLUSTER_SETTINGS: tuple[tuple[str, str, str], ...] = (
 )
 """Further settings for executors on other machines."""
 
+SECURITY_SETTINGS: tuple[tuple[str, str, str], ...] = (
+    ("spark.authenticate", "true", "a peer that reaches Spark's ports can run code; now it needs the secret"),
+    ("spark.network.crypto.enabled", "true", "the traffic between Spark's processes is encrypted"),
+    ("spark.io.encryption.enabled", "true", "Spark's temporary files on executors are encrypted"),
+)
+"""Further settings for YARN and Kubernetes, where Spark makes a secret for each application, and for a standalone
+cluster whose secret is given."""
+
 LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.python.daemon.module", "procession.spark.worker_daemon", "workers share the imports of our modules"),
 )
@@ -79,6 +90,8 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
+JOINED = ("spark.files",)
+"""Properties that are lists: those of the user are added to ours."""
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 MEMORY_REFUSED = "Asked to launch cluster with"
 
@@ -97,14 +110,17 @@ def open_session(
     sockets: Path | None = None,
     java_options: Sequence[str] | None = None,
     properties: Mapping[str, str] | None = None,
+    shipped: ShippedEnvironment | None = None,
+    spark_secret: str = "",
 ) -> SparkSession:
     """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks. `properties` are
     those of the user, which override both.
 
     Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
     files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
-    directory."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    directory. Executors on other machines get the environment `shipped`. `spark_secret` is the secret of the cluster's
+    ports."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable if shipped is None else PYTHON
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(spark_home(home))
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
@@ -112,6 +128,14 @@ def open_session(
     is_apart = not is_on_this_machine(master or "local")
     for key, value, _ in (*SETTINGS, *(CLUSTER_SETTINGS if is_apart else LOCAL_SETTINGS)):
         builder = builder.config(key, value)
+    if is_apart and (spark_secret or not (master or "").startswith(STANDALONE)):
+        for key, value, _ in SECURITY_SETTINGS:
+            builder = builder.config(key, value)
+    place = None if shipped is None or scratch is None else make_place(scratch, shipped)
+    given = dict(properties or {})
+    if shipped is not None and place is not None:
+        for key, value in shipped.properties(place).items():
+            given[key] = f"{value},{given[key]}" if key in JOINED and key in given else given.get(key, value)
     if master is None or master.startswith("local["):
         # A peer that reaches Spark's ports can run code. In local mode Spark generates a secret; a cluster has its own.
         builder = builder.config("spark.authenticate", "true")
@@ -128,15 +152,30 @@ def open_session(
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
     builder = builder.config(DRIVER_JAVA_OPTIONS, " ".join(options))
-    for key, value in (properties or {}).items():
+    for key, value in given.items():
         is_added = key == DRIVER_JAVA_OPTIONS
         builder = builder.config(key, f"{value} {' '.join(options)}" if is_added else value)
     try:
+        if place is not None or spark_secret:
+            _start_context(builder, place, spark_secret)
         return builder.getOrCreate()
     except Py4JJavaError as error:
         if refused := _refused(error, master):
             raise refused from error
         raise
+
+
+def _start_context(builder: SparkSession.Builder, place: Path | None, spark_secret: str) -> None:
+    """Start the JVM in this directory, and Spark in it. The secret goes over the JVM's own socket: properties that a
+    JVM starts with are on its command line."""
+    conf = SparkConf()
+    for key, value in builder._options.items():
+        conf.set(key, value)
+    popen = None if place is None else {"cwd": str(place)}
+    gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
+    if spark_secret:
+        conf.set("spark.authenticate.secret", spark_secret)
+    SparkContext(conf=conf, gateway=gateway)
 
 
 def _refused(error: Py4JJavaError, master: str | None) -> ConfigError | None:

@@ -22,6 +22,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("spark.sql.streaming.asyncProgressTracking", "an epoch would begin before the one before it is decided"),
     ("spark.sql.streaming.noDataMicroBatches.enabled", "an epoch without records has nothing to commit"),
     ("spark.python.unix.domain.socket.dir", "it must be a short path on each machine"),
+    ("spark.authenticate.secret", "it would be on command lines, which others can read; use --spark-secret-file"),
     ("spark.master", "it is given by --master"),
     ("spark.app.name", "it is the name of the pipeline"),
 )

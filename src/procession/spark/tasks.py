@@ -208,7 +208,7 @@ class Task:
         """Run a later chain on the runs that its exchange has for one task, and on the stream changes."""
         empty = Manifest(attempt.epoch, chain, attempt.partition, 0, 0, attempt=attempt.number, changes=changes)
         empty = replace(empty, inputs_digest=inputs_digest)
-        paths = [store.read(attempt.epoch, run) for run in runs]
+        paths = store.read_all(attempt.epoch, runs)
         edge = next(edge for edge in self.plan.edges if edge.after == self.plan.chains[chain].root)
         batches = merged(paths) if edge.is_merged else (batch for path in paths for batch in path)
         return self._run(attempt, empty, map(ChainRows.of_exchange, batches), lambda: empty, store)

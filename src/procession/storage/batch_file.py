@@ -165,6 +165,10 @@ class BatchFile:
             [zeros if is_out else next(columns) for is_out in omitted], schema=self.schema
         )
 
+    def bytes_of(self, mark: int) -> int:
+        """How many bytes the batches with this mark take in the file."""
+        return int(self._blocks["length"][self._blocks["mark"] == mark].sum())
+
     def batches(self, mark: int | None = None) -> Iterator[pa.RecordBatch]:
         """The batches in the order in which they were written: those with this mark, or all."""
         if mark is None:

@@ -43,6 +43,12 @@ CALL_TIMEOUT_S = 60.0
 """Maximum time of one reply with all its batches."""
 DROP_TIMEOUT_S = 2.0
 RETRY_S = 0.2
+TOGETHER_BYTES_MAX = 1024 * 1024
+"""Maximum bytes of the runs that a service sends in one reply. A task keeps them in memory."""
+TOGETHER_FILES_MAX = 4096
+"""Maximum number of runs in one request."""
+TOGETHER_TIMEOUT_S = 5.0
+"""Maximum time of such a reply. Then each run is fetched by itself."""
 FETCHES_MAX = 4
 """Maximum number of runs that the driver fetches at the same time."""
 
@@ -144,6 +150,29 @@ class HostRuns:
                         f" {flight_sentence(error)}"
                     ) from error
                 time.sleep(RETRY_S)
+
+    def read_small(self, epoch: int, runs: Sequence[Run]) -> dict[str, list[pa.RecordBatch]]:
+        """Fetch runs of one host and one bucket with one request, as many of them as fit into TOGETHER_BYTES_MAX.
+
+        Returns their batches by file. Those that are missing, also because of any error, are left to `read`, which
+        tries again and reports what is wrong."""
+        from pyarrow import flight
+
+        host = RunHost.parse(runs[0].host)
+        files = list(dict.fromkeys(run.file for run in runs))[:TOGETHER_FILES_MAX]
+        found: dict[str, list[pa.RecordBatch]] = {file: [] for file in files}
+        count = 0
+        try:
+            ticket = flight.Ticket(self._request(host, epoch=epoch, files=files, bucket=runs[0].bucket))
+            for chunk in self._client(flight, host).do_get(ticket, _options(flight, TOGETHER_TIMEOUT_S)):
+                said = int(chunk.app_metadata.to_pybytes())
+                if said < 0:
+                    count = -said - 1
+                else:
+                    found[files[said]].append(chunk.data)
+        except (pa.ArrowException, OSError, ValueError, IndexError, AttributeError):
+            return {}
+        return {file: found[file] for file in files[:count]}
 
     def landed(self, epoch: int, manifests: Sequence[Manifest], store: RunStore) -> list[Manifest]:
         """Copy the runs of these manifests to a store on this machine. Return the manifests that name the copies.

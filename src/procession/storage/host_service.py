@@ -14,8 +14,9 @@ import os
 import re
 import signal
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +30,25 @@ from procession.errors import ConfigError, ProcessionError
 from procession.format_number import is_known_format
 from procession.storage.batch_file import BatchFile
 from procession.storage.durable import lock_directory, make_directory, write_durably
-from procession.storage.host_runs import ANNOUNCEMENT, FORMAT, TICKET_FORMAT, RunHost, announced_host, runs_folder
+from procession.storage.executor_host import has_executors
+from procession.storage.host_runs import (
+    ANNOUNCEMENT,
+    FORMAT,
+    TICKET_FORMAT,
+    TOGETHER_BYTES_MAX,
+    TOGETHER_FILES_MAX,
+    RunHost,
+    announced_host,
+    runs_folder,
+)
 from procession.storage.run_store import RunStore
 from procession.storage.secret import keep_copy
 from procession.tls import ServerTls
+
+LINGER_S = 600.0
+"""Time for which a service that an executor has started serves runs after the last executor of its machine has ended.
+The driver may still have to read them."""
+EXECUTORS_POLL_S = 1.0
 
 PIPELINE = re.compile(r"[0-9A-Za-z-]{1,64}")
 FILE = re.compile(r"[0-9A-Za-z._-]{1,255}\.arrow")
@@ -46,6 +62,8 @@ class HostConfig:
     advertise: str = ""
     """The host name that readers use, if it is not the one in `listen`."""
     tls: ServerTls | None = None
+    linger_s: float | None = None
+    """If set, the service ends this long after the last executor that has registered in its directory."""
 
 
 class RunService(flight.FlightServerBase):  # type: ignore[misc]
@@ -62,13 +80,15 @@ class RunService(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         request = self._checked(ticket.ticket)
         try:
-            epoch, bucket, skip = (int(request[name]) for name in ("epoch", "bucket", "skip"))
-            if not FILE.fullmatch(file := str(request["file"])):
-                raise ValueError(f"{file[:80]!r} is not the name of a run")
-            path = _folder(self._config.directory, request) / f"{epoch:020d}" / file
-            found = BatchFile(path, what="the run")
-            return flight.GeneratorStream(found.schema, _whole(found, bucket, skip))
-        except (KeyError, ValueError, TypeError) as error:
+            epoch, bucket = (int(request[name]) for name in ("epoch", "bucket"))
+            folder = _folder(self._config.directory, request) / f"{epoch:020d}"
+            if "files" in request:
+                paths = [folder / _checked_file(file) for file in request["files"][:TOGETHER_FILES_MAX]]
+                first = BatchFile(paths[0], what="the run")
+                return flight.GeneratorStream(first.schema, _together(paths, bucket, first.schema))
+            found = BatchFile(folder / _checked_file(request["file"]), what="the run")
+            return flight.GeneratorStream(found.schema, _whole(found, bucket, int(request["skip"])))
+        except (KeyError, ValueError, TypeError, IndexError) as error:
             raise flight.FlightServerError(f"the request is invalid: {error}") from error
         except ProcessionError as error:
             raise flight.FlightServerError(error.sentence) from error
@@ -115,6 +135,31 @@ def _folder(directory: Path, request: dict[str, Any]) -> Path:
     if not PIPELINE.fullmatch(pipeline := str(request["pipeline"])):
         raise ValueError(f"{pipeline[:80]!r} is not the id of a pipeline")
     return runs_folder(directory, pipeline, int(request["fence"]))
+
+
+def _checked_file(name: object) -> str:
+    if not FILE.fullmatch(file := str(name)):
+        raise ValueError(f"{file[:80]!r} is not the name of a run")
+    return file
+
+
+def _together(paths: Sequence[Path], bucket: int, schema: pa.Schema) -> Iterator[Any]:
+    """Yield the batches of a bucket of several runs, each with the number of its run. Ends with the number of runs that
+    were sent whole, as -1 - number: what does not fit into TOGETHER_BYTES_MAX, or has other columns, ends the reply."""
+    size = count = 0
+    for number, path in enumerate(paths):
+        found = BatchFile(path, what="the run")
+        size += found.bytes_of(bucket)
+        if found.schema != schema or size > TOGETHER_BYTES_MAX:
+            break
+        for batch in _flight_errors(found.batches(mark=bucket)):
+            yield batch, b"%d" % number
+        count += 1
+    yield _no_rows(schema), b"%d" % (-1 - count)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _whole(found: BatchFile, bucket: int, skip: int) -> Iterator[Any]:
@@ -172,7 +217,8 @@ def open_service(config: HostConfig) -> RunService:
 
 
 def serve_host(config: HostConfig, say: Callable[[str], None]) -> None:
-    """Run a host service until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start."""
+    """Run a host service until SIGTERM or SIGINT, or until its executors are gone. Raises ConfigError or StorageError
+    if it cannot start."""
     make_directory(config.directory)
     lock = lock_directory(config.directory)
     try:
@@ -181,7 +227,20 @@ def serve_host(config: HostConfig, say: Callable[[str], None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: is_over.set())
         say(f"serving the runs in {config.directory} at {service.host.location}")
-        is_over.wait()
+        _await_end(config, is_over)
         service.shutdown()
     finally:
         lock.close()
+
+
+def _await_end(config: HostConfig, is_over: threading.Event) -> None:
+    """Return when the service shall end."""
+    if config.linger_s is None:
+        is_over.wait()
+        return
+    used_s = time.monotonic()
+    while not is_over.wait(EXECUTORS_POLL_S) and (config.directory / ANNOUNCEMENT).exists():
+        if has_executors(config.directory):
+            used_s = time.monotonic()
+        elif time.monotonic() - used_s > config.linger_s:
+            return

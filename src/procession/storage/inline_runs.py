@@ -7,7 +7,7 @@ other records: `spark/manifest_routing`, where all manifests meet, checks which 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -60,6 +60,10 @@ class CellStore:
         """The rows of a run, batch by batch."""
         for cell in self.cells(run):
             yield from batches_in(cell)
+
+    def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
+        """The rows of these runs, each as `read` gives them."""
+        return [self.read(epoch, run) for run in runs]
 
 
 class CellWriter:

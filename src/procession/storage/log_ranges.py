@@ -10,8 +10,9 @@ it was written before logs had incarnations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 FIRST_GATEWAY = "gateway-0"
@@ -102,15 +103,22 @@ def laid(
             yield LogRange(gateway, start, ends[gateway], places[gateway], known)
 
 
-def cut(pieces: Iterable[LogRange], first: int, last: int) -> Iterator[LogRange]:
-    """Those parts of the pieces, laid one after the other from 0 on, that are in [first, last)."""
-    at = 0
-    for piece in pieces:
-        lower = piece.first + max(0, first - at)
-        upper = min(piece.last, piece.first + last - at)
-        if lower < upper:
-            yield replace(piece, first=lower, last=upper)
-        at += piece.last - piece.first
+def cut(pieces: Iterable[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
+    """Cut the pieces, laid one after the other from 0 on, at these edges, which ascend: the parts between the first
+    edge and the second, and so on. Each piece is looked at once for each part that it has."""
+    ahead = iter(pieces)
+    piece, at = next(ahead, None), 0
+    for first, last in pairwise(edges):
+        parts = []
+        while piece is not None:
+            end = at + piece.last - piece.first
+            lower, upper = max(first, at), min(last, end)
+            if lower < upper:
+                parts.append(replace(piece, first=piece.first + lower - at, last=piece.first + upper - at))
+            if end > last:
+                break
+            piece, at = next(ahead, None), end
+        yield tuple(parts)
 
 
 def sequence_of(number: int, first: int, pieces: Iterable[LogRange]) -> tuple[LogRange, int] | None:

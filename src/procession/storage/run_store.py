@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,10 @@ RESIDENT_ATTEMPTS = 1 << 40
 
 EVERY_BUCKET = -1
 """The bucket of a `Run` that stands for the runs of all buckets of an exchange, which are in one file."""
+
+
+FETCHED_BYTES_MAX = 64 * 1024 * 1024
+"""A task that has fetched this many bytes of small runs into memory reads the others one by one."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,9 @@ class RemoteRuns(Protocol):
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
         """The rows of a run, batch by batch."""
 
+    def read_small(self, epoch: int, runs: Sequence[Run]) -> Mapping[str, Sequence[pa.RecordBatch]]:
+        """The rows of those among these runs, all of one host and one bucket, that can be had at once, by file."""
+
 
 class RunStore:
     """The runs of one driver's incarnation: a directory with one folder an epoch.
@@ -163,6 +170,26 @@ class RunStore:
         # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
         file = BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run")
         yield from file.batches(mark=run.bucket)
+
+    def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
+        """The rows of these runs for one task, each as `read` gives them. Small ones of another host come together: a
+        request for each would cost more than its rows."""
+        fetched: dict[tuple[str, str], Sequence[pa.RecordBatch]] = {}
+        by_host: dict[str, list[Run]] = {}
+        for run in runs if self._remote is not None else ():
+            by_host.setdefault(run.host, []).append(run)
+        by_host.pop(self._host, None)
+        size = 0
+        for host, of_host in by_host.items():
+            is_worth = len({run.bucket for run in of_host}) == 1 < len(of_host)
+            if is_worth and size < FETCHED_BYTES_MAX and self._remote is not None:
+                for file, batches in self._remote.read_small(epoch, of_host).items():
+                    fetched[host, file] = batches
+                    size += sum(batch.get_total_buffer_size() for batch in batches)
+        return [
+            iter(fetched[run.host, run.file]) if (run.host, run.file) in fetched else self.read(epoch, run)
+            for run in runs
+        ]
 
     def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
         """Keep a run that came another way than by a writer of this store."""

@@ -27,7 +27,7 @@ PIPELINE_NAMES = frozenset(
     {
         *(FOLDER, "gateway", CHECKPOINT, "logs", "runs", "state", "sides", "executors"),
         *("epochs.jsonl", "driver.json", "run.json", "run.lock", "plan.json", "driver-status.json"),
-        *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program"),
+        *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program", "environment"),
     }
 )
 """What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""

@@ -302,8 +302,7 @@ class LocalPipeline:
         argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
         argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]
         argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
-        argv += ["--runs", str(settings.runs)] if settings.runs else []
-        argv += ["--master", settings.master] if settings.master else []
+        argv += _option_arguments(settings, "runs", "master", "environment_archive", "spark_secret_file")
         argv += [word for name, value in (settings.conf or {}).items() for word in ("--conf", f"{name}={value}")]
         argv += ["--host-services", "--driver-files", settings.driver_files] if settings.host_services else []
         for stream in sorted(self.input_streams):

@@ -217,6 +217,16 @@ class Settings(BaseSettings):
         description="Tasks exchange data through the host service of each executor's machine (`procession host`)"
         " and get everything else from the driver. No directory need be shared.",
     )
+    environment_archive: str | None = Field(
+        None,
+        description="Archive of `procession pack`, a path or a URL that Spark can read. Executors on other machines get"
+        " Python's packages from it, and start their host services by themselves. `procession submit` makes it.",
+    )
+    spark_secret_file: Path | None = Field(
+        None,
+        description="File with the secret of a standalone Spark cluster (`spark.authenticate.secret` of its master and"
+        " workers). Turns Spark's authentication and encryption on.",
+    )
     driver_files: str = Field(
         "127.0.0.1:0",
         description="With `host_services`: address, HOST:PORT, at which executors fetch round records, states and"

@@ -1,0 +1,242 @@
+"""Benchmark of a pipeline on several hosts: processor time and network bytes a record, by role.
+
+It runs `procession run --cluster` on network namespaces of this machine, with different numbers of executors, and reads
+what the kernel has counted for the processes of each host. All hosts share the machine's cores, so seconds would say
+nothing about a real cluster; processor time and bytes do. The same run with functions that work more shows which roles
+pay for functions. Then the time of a small epoch is compared with that on one machine. Root only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from procession.bench.processes import TICKS_S
+from procession.driver.epoch_log import EpochTail
+from procession.errors import ProcessionError
+from procession.supervisor.cluster import NamespaceCluster
+from procession.supervisor.cluster_pipeline import pipeline_directory
+from procession.supervisor.demo import write_input
+from procession.supervisor.local_pipeline import COMMAND
+from procession.supervisor.namespace_hosts import NamespaceHost, processes_of
+
+APP = """
+from procession import Pipeline
+
+ROUNDS = {rounds}
+
+def worked(record):
+    value = int(record[:10])
+    for _ in range(ROUNDS):
+        value = (value * 1103515245 + 12345) % 2147483648
+    return b"%s,%d" % (record, value)
+
+pipeline = Pipeline("spread", parallelism={tasks})
+pipeline.source("lines").map(worked).rebalance().map(worked).sink("output", to="file:output")
+"""
+NAME = "spread"
+LIGHT, HEAVY = 1, 100
+"""Rounds of the loop in each function."""
+EPOCHS = 8
+"""Epochs of a run. The first ones are not counted: programs and functions are loaded in them."""
+WARM_EPOCHS = 2
+SMALL_RECORDS = 100
+SMALL_EPOCHS = 40
+POLL_S = 0.5
+MARKS = (
+    (b" gateway ", "gateway"),
+    (b" sink ", "sink"),
+    (b" source ", "source"),
+    (b" host ", "host services"),
+    (b"deploy.master.Master", "Spark's master and workers"),
+    (b"deploy.worker.Worker", "Spark's master and workers"),
+)
+"""What the command lines of processes contain, and their roles. Others belong to the driver or to an executor."""
+
+
+@dataclass
+class Usage:
+    """Processor time of processes, and bytes that hosts have sent, as the kernel has counted them so far."""
+
+    cpu_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    """By role and process. A process that has ended keeps its last value."""
+    sent_bytes: dict[str, int] = field(default_factory=dict)
+
+    def look(self, cluster: NamespaceCluster) -> None:
+        """Read the counters of all hosts."""
+        for host in cluster.hosts:
+            pids = processes_of(host.namespace)
+            for pid in pids:
+                with suppress(OSError, IndexError, ValueError):
+                    role = _role(cluster, host, pid)
+                    self.cpu_s[role, pid] = _cpu_s(pid)
+            for pid in pids[:1]:
+                with suppress(OSError, IndexError, ValueError):
+                    self.sent_bytes[_host_role(cluster, host) + f" {host.name}"] = _sent_bytes(pid)
+
+    def by_role(self) -> dict[str, float]:
+        total: dict[str, float] = defaultdict(float)
+        for (role, _), used in self.cpu_s.items():
+            total[role] += used
+        return dict(total)
+
+    def sent_by_host(self) -> dict[str, int]:
+        total: dict[str, int] = defaultdict(int)
+        for name, sent in self.sent_bytes.items():
+            total[name.rpartition(" ")[0]] += sent
+        return dict(total)
+
+
+def measure(executors: Sequence[int], records: int) -> dict[str, Any]:
+    """Return the figures of runs with these numbers of executors, of one with functions that work more, and of small
+    epochs."""
+    with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
+        work = Path(name)
+        write_input(work / "input.txt", range(records))
+        write_input(work / "small.txt", range(SMALL_RECORDS * SMALL_EPOCHS))
+        runs: dict[str, Any] = {}
+        heavy: dict[str, Any] = {}
+        small: dict[str, float] = {}
+        for count in executors:
+            with made(count) as cluster:
+                runs[str(count)] = measure_run(cluster, work, LIGHT, records)
+                if count == executors[-1]:
+                    heavy = measure_run(cluster, work, HEAVY, records)
+                    small["cluster"] = _small_epoch_s(cluster, work)
+        small["one machine"] = _small_epoch_s(None, work)
+        small["one machine, without a Spark job"] = _small_epoch_s(None, work, is_on_spark=False)
+    return {"records": records, "executors": runs, "heavy_functions": heavy, "small_epoch_s": small}
+
+
+def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each run and each role."""
+    last = list(figures["executors"])[-1]
+    named = {f"{count} executors": run for count, run in figures["executors"].items()}
+    named[f"{last} executors, functions that work more"] = figures["heavy_functions"]
+    for name, run in named.items():
+        used = ", ".join(f"{role} {us:.2f}" for role, us in sorted(run["cpu_us_per_record"].items()))
+        yield f"{name}: processor time, µs a record: {used}"
+        sent = ", ".join(f"{role} {size:.0f}" for role, size in sorted(run["sent_bytes_per_record"].items()))
+        yield f"{'':4}bytes sent a record: {sent}"
+    for name, seconds in figures["small_epoch_s"].items():
+        yield f"an epoch of {SMALL_RECORDS} records, {name}: {seconds * 1e3:.0f} ms"
+
+
+@contextmanager
+def made(executors: int) -> Iterator[NamespaceCluster]:
+    """A cluster with this number of hosts for executors, besides one for the driver and one for gateways and sinks."""
+    cluster = NamespaceCluster(f"bench{os.getpid()}", executors + 2)
+    try:
+        cluster.up(lambda sentence: None)
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def measure_run(cluster: NamespaceCluster, work: Path, rounds: int, records: int) -> dict[str, Any]:
+    """Run an app whose functions do this many rounds of work, and return its costs a record after the first epochs."""
+    usage, before, after = Usage(), Usage(), 0
+    counted = 0
+    epoch_records = max(1, records // EPOCHS)
+    # Without a resident worker and without adaptive epochs, so that every run does the same.
+    limits = ["--epoch-records-max", str(epoch_records), "--epoch-target-s", "0"]
+    with _running(cluster, work, "input.txt", rounds, len(cluster.workers), limits) as (process, directory):
+        tail = EpochTail(directory / "epochs.jsonl")
+        while process.poll() is None:
+            for line in tail.new():
+                after = line["records_in"]
+            usage.look(cluster)
+            if not counted and after >= WARM_EPOCHS * epoch_records:
+                counted = after
+                before = Usage(dict(usage.cpu_s), dict(usage.sent_bytes))
+            time.sleep(POLL_S)
+        for line in tail.new():
+            after = line["records_in"]
+    if after <= counted or not counted:
+        raise ProcessionError("the run ended before enough epochs were committed: give more --records")
+    spent = _differences(usage.by_role(), before.by_role())
+    sent = _differences(usage.sent_by_host(), before.sent_by_host())
+    return {
+        "records": after - counted,
+        "cpu_us_per_record": {role: used / (after - counted) * 1e6 for role, used in spent.items()},
+        "sent_bytes_per_record": {role: size / (after - counted) for role, size in sent.items()},
+    }
+
+
+def _small_epoch_s(cluster: NamespaceCluster | None, work: Path, *, is_on_spark: bool = True) -> float:
+    """Return the median time of a small epoch on the cluster, or on this machine."""
+    limits = ["--epoch-records-max", str(SMALL_RECORDS), "--epoch-interval-s", "0"]
+    limits += ["--small-epoch-records-max", "0"] if is_on_spark else []
+    with _running(cluster, work, "small.txt", LIGHT, 2, limits) as (process, directory):
+        process.wait()
+    seconds = [float(line["seconds"]) for line in EpochTail(directory / "epochs.jsonl").new() if line["records"]]
+    return statistics.median(seconds[len(seconds) // 2 :])
+
+
+@contextmanager
+def _running(
+    cluster: NamespaceCluster | None, work: Path, source: str, rounds: int, tasks: int, limits: Sequence[str]
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A run that sends a file of `work`, and the directory of its driver. Raises ProcessionError if it fails."""
+    place = work / f"run-{len(list(work.iterdir()))}"
+    place.mkdir()
+    app = place / "app.py"
+    app.write_text(APP.format(rounds=rounds, tasks=tasks))
+    argv = [*COMMAND, "run", str(app), "--input", str(work / source), "--json", "--listen", "127.0.0.1:0", *limits]
+    directory = place / "pipeline"
+    if cluster is not None:
+        argv += ["--cluster", "--cluster-name", cluster.name]
+        directory = pipeline_directory(cluster.head, NAME)
+        for host in cluster.hosts:  # what an earlier run has left
+            shutil.rmtree(pipeline_directory(host, NAME), ignore_errors=True)
+    else:
+        argv += ["--dir", str(directory)]
+    with (place / "log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=place)
+    try:
+        yield process, directory
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+    if process.returncode:
+        said = (place / "log").read_text(errors="replace").strip().splitlines()
+        raise ProcessionError(f"the run ended with status {process.returncode}: {said[-1] if said else 'no output'}")
+    assert json.loads((place / "log").read_text().strip().splitlines()[-1])["is_done"]
+
+
+def _role(cluster: NamespaceCluster, host: NamespaceHost, pid: int) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    return next((role for mark, role in MARKS if mark in command), _host_role(cluster, host))
+
+
+def _host_role(cluster: NamespaceCluster, host: NamespaceHost) -> str:
+    if host == cluster.head:
+        return "driver"
+    return "gateway and sink" if host == cluster.edge else "executors"
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_S
+
+
+def _sent_bytes(pid: int) -> int:
+    """Return the bytes that the host of a process has sent to others."""
+    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.split(":")[1].split()[8]) for line in lines if not line.strip().startswith("lo:"))
+
+
+def _differences(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0) for name, value in after.items()}

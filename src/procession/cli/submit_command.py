@@ -1,0 +1,105 @@
+"""The commands `procession submit` and `procession pack`: run an app on a Spark cluster that has nothing of ours.
+
+As in `cli/main`, they only parse and print; `supervisor/submit_app` and `supervisor/run_app` do the work.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from procession.cli.command_options import AppSettings, PipelineSettings, with_groups
+from procession.cli.run_commands import EventTimeField, EventTimeUnit, Inputs, Json, Listen, event_time_arguments
+from procession.exit_status import Status
+from procession.log_format import note
+
+Packages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--package",
+        metavar="NAME",
+        help="Pack this installed package, too (repeatable). Those that the app's files import are found.",
+    ),
+]
+WithPython = Annotated[
+    bool, typer.Option("--with-python", help="Pack this Python, too, for machines that have none of its version.")
+]
+
+
+@with_groups
+def submit(
+    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    inputs: Inputs = None,
+    event_time: EventTimeField = None,
+    event_time_unit: EventTimeUnit = "s",
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
+        ),
+    ] = None,
+    listen: Listen = "127.0.0.1:7100",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            show_default="found by the route to the master",
+            help="Name or address of this machine for executors.",
+        ),
+    ] = None,
+    packages: Packages = None,
+    with_python: WithPython = False,
+    sets: AppSettings = None,
+    as_json: Json = False,
+    *,
+    given: PipelineSettings,
+) -> None:
+    """Run an app on a Spark cluster whose executors have nothing but Spark and a plain Python. Everything but the tasks
+    runs here."""
+    from procession.driver.app_values import export
+    from procession.supervisor.run_app import is_clean, run_app, sentence
+    from procession.supervisor.settings import load_settings
+    from procession.supervisor.submit_app import submitted
+
+    settings = load_settings(**given.given())
+    export(sets or [])
+    fields = event_time_arguments(event_time, event_time_unit)
+    place, settings = submitted(
+        app_file, directory, settings, note, address=address, packages=packages or [], has_python=with_python
+    )
+    figures = run_app(app_file, place, inputs or [], listen, settings, is_silent=as_json, event_time=fields)
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if not is_clean(figures):
+        raise typer.Exit(Status.UNCLEAN)
+
+
+def pack(
+    app_file: Annotated[
+        Path | None, typer.Argument(metavar="APP.PY", help="Pack what this app imports, and its modules.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The archive. It must end in .tar.gz.")] = Path(
+        "environment.tar.gz"
+    ),
+    packages: Packages = None,
+    with_python: WithPython = False,
+    as_json: Json = False,
+) -> None:
+    """Pack Procession, its dependencies and an app's modules for executors, as `submit` does."""
+    from procession.errors import UsageError
+    from procession.supervisor.app_packages import app_packages
+    from procession.supervisor.environment_archive import SUFFIX, archive_files, write_archive
+
+    if not output.name.endswith(SUFFIX):
+        raise UsageError(
+            f"{output} does not end in {SUFFIX}: Spark would lose the modes of its files.",
+            next_step=f"Use a name that ends in {SUFFIX}.",
+        )
+    needed = app_packages(app_file, packages or [])
+    write_archive(output.resolve(), archive_files(needed, has_python=with_python))
+    size = output.stat().st_size
+    figures = {"archive": str(output), "bytes": size, "packages": sorted(needed.distributions)}
+    packed = f"{len(needed.distributions)} packages and {len(needed.modules)} modules of the app"
+    print(json.dumps(figures) if as_json else f"{output}: {size / 1e6:.0f} MB, {packed}")

@@ -1,0 +1,42 @@
+"""The benchmark of a cluster counts what each role has used, also of processes that have ended."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from procession.bench.cluster_roles import Usage, _cpu_s, _sent_bytes, measure, report_lines
+from tests.systems.namespace_cluster import needs_cluster
+
+
+def test_processes_of_a_role_are_added_up_and_those_that_ended_stay() -> None:
+    usage = Usage({("executors", 1): 2.0, ("executors", 2): 3.0, ("driver", 3): 1.0}, {"executors host-2": 5})
+    usage.sent_bytes["executors host-3"] = 7
+    assert usage.by_role() == {"executors": 5.0, "driver": 1.0}
+    assert usage.sent_by_host() == {"executors": 12}
+
+
+def test_the_kernels_counters_of_a_process_are_read() -> None:
+    assert _cpu_s(os.getpid()) > 0
+    assert _sent_bytes(os.getpid()) >= 0
+
+
+def test_the_report_names_each_run_and_each_role() -> None:
+    run = {"cpu_us_per_record": {"driver": 0.5, "executors": 2.0}, "sent_bytes_per_record": {"driver": 40.0}}
+    figures = {"executors": {"1": run}, "heavy_functions": run, "small_epoch_s": {"cluster": 0.25}}
+    lines = list(report_lines(figures))
+    assert lines[0] == "1 executors: processor time, µs a record: driver 0.50, executors 2.00"
+    assert lines[-1] == "an epoch of 100 records, cluster: 250 ms"
+
+
+@needs_cluster
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_hosts_of_their_own_executors_pay_for_functions() -> None:
+    figures = measure([1], 40_000)
+    light, heavy = figures["executors"]["1"], figures["heavy_functions"]
+    assert {"driver", "executors", "gateway", "sink", "source"} <= light["cpu_us_per_record"].keys()
+    assert heavy["cpu_us_per_record"]["executors"] > 2 * light["cpu_us_per_record"]["executors"]
+    assert light["sent_bytes_per_record"]["executors"] > 0
+    assert all(seconds > 0 for seconds in figures["small_epoch_s"].values())
