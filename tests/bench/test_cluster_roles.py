@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from procession.bench.cluster_roles import Usage, _cpu_s, _sent_bytes, measure, report_lines
+from procession.bench.cluster_roles import Usage, _cpu_s, _sent_bytes, epoch_time_s, measure, report_lines
 from tests.systems.namespace_cluster import needs_cluster
 
 
@@ -20,6 +20,11 @@ def test_processes_of_a_role_are_added_up_and_those_that_ended_stay() -> None:
 def test_the_kernels_counters_of_a_process_are_read() -> None:
     assert _cpu_s(os.getpid()) > 0
     assert _sent_bytes(os.getpid()) >= 0
+
+
+def test_the_time_of_an_epoch_is_from_commit_to_commit_in_the_second_half() -> None:
+    second = 1_000_000_000
+    assert epoch_time_s([0, 50 * second, 60 * second, 62 * second, 64 * second, 67 * second]) == 2.5
 
 
 def test_the_report_names_each_run_and_each_role() -> None:
