@@ -49,7 +49,16 @@ from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
 from procession.sos import file_operations, object_file
 from procession.sos import recovery as sos_recovery
-from procession.storage import batch_file, flight_reader, host_runs, run_store, segment, shared_files, state_version
+from procession.storage import (
+    batch_file,
+    executor_host,
+    flight_reader,
+    host_runs,
+    run_store,
+    segment,
+    shared_files,
+    state_version,
+)
 from procession.storage.flight_reader import FlightAccess, FlightLog, open_log
 from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
@@ -329,6 +338,7 @@ def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
         "requests to a host service": host_runs.TICKET_FORMAT,
         "requests to a driver's file service": shared_files.REQUEST_FORMAT,
         "`host.json` (`procession host`)": host_runs.FORMAT,
+        "`procession-executor.json` (`procession submit`)": executor_host.FORMAT,
         "`volumes/*/volume.json`": sos_recovery.FORMAT,
         "`volumes/*/*.object`": object_file.FORMAT,
         "the bytes of objects: a journal of file operations": file_operations.FORMAT,
