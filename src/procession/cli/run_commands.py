@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +44,11 @@ EventTimeField = Annotated[
 ]
 EventTimeUnit = Annotated[str, typer.Option(help="Unit of numbers in that field: s, ms, us or ns since 1970.")]
 Listen = Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")]
+AppFile = Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option("--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."),
+]
 
 
 def event_time_arguments(field: str | None, unit: str) -> list[str]:
@@ -52,6 +57,15 @@ def event_time_arguments(field: str | None, unit: str) -> list[str]:
 
     checked_unit(unit)
     return [] if field is None else ["--event-time-field", field, "--event-time-unit", unit]
+
+
+def report(figures: dict[str, Any], *, as_json: bool) -> None:
+    """Print the figures of a run of an app. Exits with UNCLEAN if it did not commit its whole input."""
+    from procession.supervisor.run_app import is_clean, sentence
+
+    print(json.dumps(figures) if as_json else sentence(figures))
+    if not is_clean(figures):
+        raise typer.Exit(Status.UNCLEAN)
 
 
 @with_groups
@@ -94,16 +108,11 @@ def demo(
 
 @with_groups
 def run(
-    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    app_file: AppFile,
     inputs: Inputs = None,
     event_time: EventTimeField = None,
     event_time_unit: EventTimeUnit = "s",
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
-        ),
-    ] = None,
+    directory: Directory = None,
     listen: Listen = "127.0.0.1:7100",
     restore_from: Annotated[
         str | None,
@@ -120,7 +129,7 @@ def run(
 ) -> None:
     """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
     from procession.driver.app_values import export
-    from procession.supervisor.run_app import is_clean, run_app, sentence
+    from procession.supervisor.run_app import run_app
     from procession.supervisor.settings import load_settings
 
     values = given.given()
@@ -143,6 +152,4 @@ def run(
             cluster=hosts,
             is_restored=restore_from is not None,
         )
-    print(json.dumps(figures) if as_json else sentence(figures))
-    if not is_clean(figures):
-        raise typer.Exit(Status.UNCLEAN)
+    report(figures, as_json=as_json)

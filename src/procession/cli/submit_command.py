@@ -12,8 +12,17 @@ from typing import Annotated
 import typer
 
 from procession.cli.command_options import AppSettings, PipelineSettings, with_groups
-from procession.cli.run_commands import EventTimeField, EventTimeUnit, Inputs, Json, Listen, event_time_arguments
-from procession.exit_status import Status
+from procession.cli.run_commands import (
+    AppFile,
+    Directory,
+    EventTimeField,
+    EventTimeUnit,
+    Inputs,
+    Json,
+    Listen,
+    event_time_arguments,
+    report,
+)
 from procession.log_format import note
 
 Packages = Annotated[
@@ -31,16 +40,11 @@ WithPython = Annotated[
 
 @with_groups
 def submit(
-    app_file: Annotated[Path, typer.Argument(metavar="APP.PY", help="A Python file with a module-level Pipeline.")],
+    app_file: AppFile,
     inputs: Inputs = None,
     event_time: EventTimeField = None,
     event_time_unit: EventTimeUnit = "s",
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir", show_default=".procession/NAME", help="The pipeline's directory: log, checkpoint, state."
-        ),
-    ] = None,
+    directory: Directory = None,
     listen: Listen = "127.0.0.1:7100",
     address: Annotated[
         str | None,
@@ -60,7 +64,7 @@ def submit(
     """Run an app on a Spark cluster whose executors have nothing but Spark and a plain Python. Everything but the tasks
     runs here."""
     from procession.driver.app_values import export
-    from procession.supervisor.run_app import is_clean, run_app, sentence
+    from procession.supervisor.run_app import run_app
     from procession.supervisor.settings import load_settings
     from procession.supervisor.submit_app import submitted
 
@@ -71,9 +75,7 @@ def submit(
         app_file, directory, settings, note, address=address, packages=packages or [], has_python=with_python
     )
     figures = run_app(app_file, place, inputs or [], listen, settings, is_silent=as_json, event_time=fields)
-    print(json.dumps(figures) if as_json else sentence(figures))
-    if not is_clean(figures):
-        raise typer.Exit(Status.UNCLEAN)
+    report(figures, as_json=as_json)
 
 
 def pack(
