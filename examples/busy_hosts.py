@@ -7,7 +7,7 @@ from procession import Pipeline
 
 
 async def owner_of(line: dict[str, Any]) -> dict[str, Any]:
-    await asyncio.sleep(0.001)  # a service that takes its time
+    await asyncio.sleep(0.001)  # a slow service
     return {**line, "owner": line["host"].upper()}
 
 

@@ -8,12 +8,12 @@ from procession import Pipeline, aggregates, windows
 
 
 def row(result: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table with the key (shop, hour): a later one replaces it."""
+    """Return a row of a table with the key (shop, hour). A later row replaces it."""
     return {"shop": result["key"], "hour": result["start"], "cents": result["value"], "why": result["fired"]}
 
 
 def differences(result: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a result adds to a total: first it takes back the one that it replaces."""
+    """Yield the changes of a total by a result: first it subtracts the result that it replaces."""
     if result["replaces"] is not None:
         yield {"shop": result["key"], "cents": -result["replaces"]["value"]}
     yield {"shop": result["key"], "cents": result["value"]}

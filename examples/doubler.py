@@ -1,4 +1,4 @@
-"""Each number with its double: 1 becomes "1:2". What may go wrong with that it prints when it is run as a program."""
+"""Each number with its double: 1 becomes "1:2". Run as a program, it prints the problems that its plan has."""
 
 from procession import Pipeline
 

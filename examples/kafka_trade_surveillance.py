@@ -1,6 +1,6 @@
 """Trades from a Kafka topic; alerts for wash trades to another topic and to a PostgreSQL table, in one commit.
 
-A wash trade: somebody buys and sells as many of one symbol at one price within a few of its trades. Both outputs have
+A wash trade: one trader buys and sells the same number of a symbol at one price within a few trades. Both outputs have
 every alert once, in the order of the trades of its symbol, or neither has it. Before the first run:
 
     kafka-topics.sh --create --topic trades --partitions 4 --bootstrap-server localhost:9092   # alerts likewise

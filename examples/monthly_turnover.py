@@ -1,5 +1,5 @@
 """Sales, as lines of JSON like {"shop": "s1", "customer": "c7", "cents": 1200, "at": 1774738800}. For each shop and
-month, by the clocks of Berlin: the turnover, the number of customers, the median and the 95th percentile of a sale."""
+month, in Berlin's local time: the turnover, the number of customers, the median and the 95th percentile of a sale."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 """Events of orders, as lines of JSON like {"order": 7, "kind": "ordered", "at": 1200}. An order that is not paid within
-a minute is told when the minute has passed, and once more after another minute. "paid" and "cancelled" end an order."""
+a minute is reported after that minute, and again after another minute. "paid" and "cancelled" end an order."""
 
 from typing import Any
 

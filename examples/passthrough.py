@@ -1,4 +1,4 @@
-"""What comes in goes out: like `cat`, but in parallel, and it survives being killed."""
+"""Write the input unchanged, like `cat`, but in parallel and with recovery after a kill."""
 
 from procession import Pipeline
 

@@ -1,5 +1,5 @@
-"""Orders and payments, as lines of JSON like {"kind": "order", "order": 7, "at": 1200, "cents": 300}, put together if
-they are at most a minute apart; an order that is not paid in time is told as soon as that is known."""
+"""Orders and payments, as lines of JSON like {"kind": "order", "order": 7, "at": 1200, "cents": 300}, joined if
+they are at most a minute apart. An order that is not paid in time is emitted as soon as that is known."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ def moved(balance: float, line: str) -> tuple[float, str]:
     if what == "deposit":
         balance += float(amount)
     elif what == "withdraw":
-        balance = max(0.0, balance - float(amount))  # no more than there is
+        balance = max(0.0, balance - float(amount))  # at most the balance
     else:
         balance *= float(amount)
     return balance, f"{account} {balance:.2f}"

@@ -1,5 +1,5 @@
 """Devices that send messages, as lines of JSON like {"device": "d1"}. A device that is silent for 30 seconds by the
-clock is reported, although no message comes; and again when it is back, with the seconds that it was away."""
+clock is reported although no message comes, and reported again when it returns, with the seconds that it was silent."""
 
 from typing import Any
 

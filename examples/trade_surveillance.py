@@ -1,6 +1,6 @@
 """Trades and orders as lines of JSON; alerts, in order, for wash trades and for layering.
 
-A wash trade: somebody buys and sells as many of one symbol at one price within a few of its trades. Layering: many
+A wash trade: one trader buys and sells the same number of a symbol at one price within a few trades. Layering: many
 orders of one trader on one side are cancelled, one after the other, and then the trader trades on the other side.
 """
 
@@ -13,7 +13,8 @@ CANCELS = 3
 
 
 def looked_at(book: dict[str, Any], event: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A symbol's recent trades, and how many orders each trader has cancelled on each side since the last trade."""
+    """Return the alerts for a trade. The state has a symbol's recent trades, and each trader's cancelled orders since
+    the last trade."""
     trader, side = event["trader"], event["side"]
     alerts = []
     if event["kind"] == "cancel":

@@ -20,10 +20,10 @@ from typer.main import get_command
 
 from procession.cli.connector_group import ConnectorCommand
 from procession.cli.main import app
+from procession.deployment.settings import Settings
 from procession.planner import guarantee, strategies
 from procession.sos import sos_lifecycle
 from procession.spark import session
-from procession.supervisor.settings import Settings
 from procession.wire import draft_lifecycle, lifecycle, two_phase_commit
 from procession.wire import stream_lifecycle as stream
 
@@ -55,54 +55,58 @@ FRAME_NAMES = {
     "RefusedReply": "REFUSED",
 }
 
-# Every buffer, queue and table that a peer, a file or a user could make grow, and what holds it back.
+# Every buffer, queue and table that a peer, a file or a user could make grow, and its limit.
 LIMITS: tuple[tuple[str, str, str], ...] = (
     ("storage.host_runs", "TOGETHER_BYTES_MAX", "small runs of one machine that a task fetches with one request"),
     ("storage.run_store", "FETCHED_BYTES_MAX", "all small runs that a task has fetched into memory"),
     ("wire.frame_codec", "FRAME_BYTES_MAX", "one frame on the wire, and so one record"),
-    ("wire.connection", "HELLO_BYTES_MAX", "what a peer may send before it has said who it is"),
-    ("gateway.gateway_limits", "Limits.credits_max", "frames that a producer may send ahead (a setting)"),
+    ("wire.connection", "HELLO_BYTES_MAX", "bytes that a peer may send before its HELLO is complete"),
+    ("gateway.gateway_limits", "Limits.credits_max", "credits of a producer, in frames (a setting)"),
     (
         "gateway.gateway_limits",
         "Limits.backlog_max",
-        "records that an adaptive window lets wait for a commit (a setting)",
+        "uncommitted records that an adaptive window allows (a setting)",
     ),
     ("gateway.gateway_limits", "Limits.lag_bytes_max", "bytes in the ingress log that are not committed (a setting)"),
     ("gateway.gateway_limits", "Limits.sessions_max", "connections of producers (a setting)"),
-    ("gateway.gateway_options", "GatewayConfig.lingering_max", "refused connections that may still read why"),
+    (
+        "gateway.gateway_options",
+        "GatewayConfig.lingering_max",
+        "refused connections that stay open until the peer has read the reason",
+    ),
     ("gateway.gateway_limits", "Limits.streams_max", "streams that the gateway knows (a setting)"),
     ("gateway.gateway_limits", "Limits.streams_retired_max", "retired streams that are remembered (a setting)"),
     (
         "gateway.retired_streams",
         "DEAD_ENTRIES_MAX",
-        "entries of the retired streams' file that count no more, and as many more as count",
+        "deleted entries in the file of retired streams, in addition to the number of valid entries",
     ),
     (
         "gateway.gateway_limits",
         "Limits.reserve_bytes_max",
-        "more, by event time, for a stream that is waited for (a setting)",
+        "bytes above `lag_bytes_max` for the stream that the merge waits for, in event-time order (a setting)",
     ),
-    ("gateway.event_time_log", "OBSERVE_RECORDS_MAX", "records that are put in the order of event time in one step"),
-    ("gateway.event_time_log", "ENTRY_BYTES_MAX", "bytes of records that are gathered for the ordered log"),
+    ("gateway.event_time_log", "OBSERVE_RECORDS_MAX", "records that are sorted by event time in one step"),
+    ("gateway.event_time_log", "ENTRY_BYTES_MAX", "bytes of one entry of the ordered log"),
     (
         "gateway.gateway_limits",
         "Limits.held_bytes_max",
-        "what a session of the draft sends without a reference (a setting)",
+        "bytes that a session of the draft may send without a stable point of reference (a setting)",
     ),
     ("gateway.gateway_limits", "Limits.listed_bytes_max", "known streams in an OK of the draft"),
-    ("gateway.draft_groups", "MARKS_MAX", "places of a stream that are remembered to count by, in ACKs with counts"),
-    ("wire.draft_messages", "DEBUG_COUNT_MAX", "how often a DEBUG frame may ask for the same"),
+    ("gateway.draft_groups", "MARKS_MAX", "positions of a stream that are kept for the counts of ACK_COUNTS"),
+    ("wire.draft_messages", "DEBUG_COUNT_MAX", "repetitions that a DEBUG frame may request"),
     ("gateway.gateway_options", "GatewayConfig.append_bytes_max", "received records that wait to be appended"),
     (
         "gateway.gateway_options",
         "GatewayConfig.write_bytes_max",
-        "what a producer may leave unread before it is dropped",
+        "bytes that a producer may leave unread before its session is ended",
     ),
     ("gateway.gateway_options", "GatewayConfig.request_bytes_max", "one request at the control port"),
     ("gateway.gateway_options", "GatewayConfig.controls_max", "connections to the control port"),
     ("gateway.gateway_options", "GatewayConfig.metrics_streams_max", "streams with metrics of their own (a setting)"),
     ("gateway.gateway_metrics", "STREAMS_PAGE_MAX", "streams in one reply of the control port"),
-    ("gateway.stream_counters", "STEPS_MAX", "steps in which a stream's lag is counted"),
+    ("gateway.stream_counters", "STEPS_MAX", "intervals in which a stream's lag is counted"),
     ("gateway.gateway_options", "GatewayConfig.segment_bytes_max", "one file of the ingress log"),
     ("operators.chain", "CHAIN_RECORDS_MAX", "records that a task holds as Python objects"),
     ("api.pipeline", "PARALLELISM_MAX", "tasks of a stage"),
@@ -110,62 +114,82 @@ LIMITS: tuple[tuple[str, str, str], ...] = (
     ("storage.inline_runs", "CELL_BYTES_MAX", 'bytes of payload in a cell, with exchange="spark"'),
     ("storage.inline_runs", "TASK_BYTES_MAX", 'bytes of cells that a task or the driver holds, with exchange="spark"'),
     ("api.stage", "CONNECTIONS_MAX", "connections of a sink, and so its outputs"),
-    ("api.stage", "CONCURRENCY_MAX", "calls of an asynchronous function that may be under way in one task"),
+    ("api.stage", "CONCURRENCY_MAX", "concurrent calls of an asynchronous function in one task"),
     ("commit.sink_link", "WRITE_BYTES_MAX", "output that waits for a slow sink, per sink"),
     ("commit.round_record", "ROUNDS_KEPT", "round records that are kept"),
-    ("commit.coordinator", "REFUSALS_MAX", "times that an epoch is refused before the pipeline stops"),
+    ("commit.coordinator", "REFUSALS_MAX", "consecutive refusals of an epoch before the pipeline stops"),
     ("sdk.batching", "GatherLimits.records_max", "records that a source gathers, per stream (twice at most)"),
     ("sdk.batching", "GatherLimits.bytes_max", "bytes that a source gathers, per stream (twice at most)"),
     ("sdk.source_options", "SourceOptions.write_records_max", "records that a source encodes at once"),
     ("sdk.source_options", "SourceOptions.write_bytes_max", "bytes that a source encodes at once, or one record"),
     ("sdk.source_options", "SourceOptions.streams_at_once_max", "streams that a source reads at the same time"),
-    ("sdk.stream_progress", "PIECES_MAX", "pieces of a stream that a source counts apart until they are acknowledged"),
+    (
+        "sdk.stream_progress",
+        "PIECES_MAX",
+        "ranges of a stream that a source counts separately until they are acknowledged",
+    ),
     ("sdk.sink_server", "SESSIONS_MAX", "connections to a sink"),
-    ("sdk.sink_server", "LINGERING_MAX", "refused connections that may still read why, at a sink"),
-    ("tls", "HANDSHAKES_MAX", "connections that have not shaken hands yet, where TLS is spoken"),
-    ("connectors.file_source", "CHUNK_BYTES", "what the file source reads at once"),
-    ("connectors.file_source", "FOLLOWED_CHUNK_BYTES", "what it reads at once of each file that it follows"),
-    ("connectors.file_source", "FOLLOWED_MAX", "files that it follows"),
-    ("sdk.push_source", "BYTES_MAX", "what a sender, or a source without a spool, keeps in memory (an option)"),
-    ("connectors.pushed_sources", "SPOOL_BYTES_MAX", "what a spool keeps that is not committed (an option)"),
-    ("connectors.stdin_source", "READ_BYTES_MAX", "what is read at once from standard input"),
+    (
+        "sdk.sink_server",
+        "LINGERING_MAX",
+        "refused connections to a sink that stay open until the peer has read the reason",
+    ),
+    ("tls", "HANDSHAKES_MAX", "TLS handshakes at the same time"),
+    ("connectors.file_source", "CHUNK_BYTES", "bytes that the file source reads at once"),
+    (
+        "connectors.file_source",
+        "FOLLOWED_CHUNK_BYTES",
+        "bytes that the file source reads at once of each file that it follows",
+    ),
+    ("connectors.file_source", "FOLLOWED_MAX", "files that the file source follows"),
+    (
+        "sdk.push_source",
+        "BYTES_MAX",
+        "uncommitted bytes that a sender, or a source without a spool, keeps in memory (an option)",
+    ),
+    ("connectors.pushed_sources", "SPOOL_BYTES_MAX", "uncommitted bytes in a spool (an option)"),
+    ("connectors.stdin_source", "READ_BYTES_MAX", "bytes that are read at once from standard input"),
     ("connectors.tcp_source", "CONNECTIONS_MAX", "connections of the source of lines over TCP (an option)"),
-    ("connectors.tcp_source", "LINE_BYTES_MAX", "one line of such a connection (an option)"),
+    ("connectors.tcp_source", "LINE_BYTES_MAX", "one line that is received over TCP (an option)"),
     ("connectors.udp_source", "BYTES_MAX", "datagrams that wait to be sent; more are dropped and counted (an option)"),
     ("connectors.generator_source", "KEYS_MAX", "different keys of the generator"),
     ("connectors.framing", "RECORD_BYTES_MAX", "one line or frame of a file, a pipe or a socket"),
     ("storage.journal", "ENTRY_BYTES_MAX", "one entry of a transaction log"),
-    ("sdk.transaction_log", "ENTRIES_MAX", "entries of a transaction log, before it is replaced by a shorter one"),
-    ("sdk.transaction_log", "TRANSACTIONS_KEPT", "of the latest commits that are named in a shorter one"),
+    ("sdk.transaction_log", "ENTRIES_MAX", "entries of a transaction log before it is compacted"),
+    ("sdk.transaction_log", "TRANSACTIONS_KEPT", "latest commits that a compacted transaction log keeps"),
     ("sdk.sink_server", "INSTANCES_MAX", "instances that a sink serves"),
-    ("connectors.stdout_sink", "PIECE_BYTES_MAX", "output of the stdout sink that a crash may leave in doubt"),
+    ("connectors.stdout_sink", "PIECE_BYTES_MAX", "output of the stdout sink that may be in doubt after a crash"),
     ("supervisor.part_log", "LOG_BYTES_MAX", "the log file of one process (and one older file of the same size)"),
     ("driver.epoch_log", "LOG_BYTES_MAX", "`epochs.jsonl` (and one older file of the same size)"),
     ("sos.sos_frames", "CHUNK_BYTES_MAX", "one append to an object service"),
-    ("sos.sos_frames", "HELLO_BYTES_MAX", "what a peer may send to an object service before it has shown the secret"),
+    ("sos.sos_frames", "HELLO_BYTES_MAX", "bytes that a peer may send to an object service before it is authenticated"),
     ("sos.sos_server", "CONNECTIONS_MAX", "connections to an object service"),
-    ("sos.sos_server", "CREDITS", "requests of one connection that an object service lets wait"),
+    ("sos.sos_server", "CREDITS", "requests of one connection without a reply, at an object service"),
     ("sos.sos_server", "BATCH_BYTES_MAX", "appended bytes that wait for the disk of an object service"),
     ("sos.sos_store", "VOLUMES_MAX", "volumes of an object service"),
     ("sos.volume_rules", "OBJECTS_MAX", "objects of a volume"),
     ("sos.volume_rules", "OBJECT_BYTES_MAX", "one object"),
     ("sos.volume_rules", "OBJECT_CHUNKS_MAX", "appends to one object"),
-    ("sos.quorum_copies", "LAG_BYTES_MAX", "bytes on the way to a replica that is slower than the others"),
-    ("sos.quorum_copies", "COPY_BYTES", "bytes that are read at once for a replica that lags"),
+    ("sos.quorum_copies", "LAG_BYTES_MAX", "unacknowledged bytes to a replica that is slower than the others"),
+    ("sos.quorum_copies", "COPY_BYTES", "bytes that are read at once to fill a replica that lags"),
     (
         "gateway.gateway_directory",
         "UNREPLICATED_BYTES_MAX",
-        "changes that wait for replicas before producers do",
+        "changes that wait for replicas before producers are paused",
     ),
     ("sos.file_journal", "PENDING_BYTES_MAX", "changes of files that wait for the write quorum"),
     ("sos.file_operations", "WRITE_BYTES_MAX", "data of one record of a journal on replicas"),
     ("sos.file_operations", "NAME_BYTES_MAX", "a name in a journal on replicas"),
-    ("sos.replicated_files", "SNAPSHOT_BYTES_MIN", "a journal on replicas, if its files are small"),
+    (
+        "sos.replicated_files",
+        "SNAPSHOT_BYTES_MIN",
+        "minimum size of a journal on replicas before it is replaced by a snapshot",
+    ),
     ("sos.directory_restore", "OPEN_FILES_MAX", "files that a restore has open"),
     ("sos.replica_marker", "FENCES_MAX", "fences that a replicated directory remembers"),
     ("sos.replicated_volume", "PENDING_BYTES_MAX", "bytes that wait for the write quorum"),
     ("sos.volume_rules", "MEMBERS_MAX", "copies of a volume"),
-    ("supervisor.pipeline_run", "GIVEN_BYTES_MAX", "records that are given to `Pipeline.run` as values"),
+    ("jobs.pipeline_run", "GIVEN_BYTES_MAX", "records that are given to `Pipeline.run` as values"),
 )
 
 
@@ -184,8 +208,8 @@ def connection(moves: Mapping[Any, Mapping[Any, Mapping[Any, Any]]]) -> str:
     arrows = ""
     for state, sides in moves.items():
         for side, steps in sides.items():
-            told = [_step(frame_name(kind), state, after) for kind, after in steps.items()]
-            rows.append([f"`{state.name}`", side.value, ", ".join(told) or "nothing"])
+            listed = [_step(frame_name(kind), state, after) for kind, after in steps.items()]
+            rows.append([f"`{state.name}`", side.value, ", ".join(listed) or "nothing"])
             for after in dict.fromkeys(steps.values()):
                 frames = ", ".join(frame_name(kind) for kind, following in steps.items() if following is after)
                 arrows += f"    {state.name} --> {after.name}: {side.value} sends {frames}\n"
@@ -216,8 +240,8 @@ def machine(moves: Moves, start: enum.Enum) -> str:
     arrows = ""
     for state, steps in moves.items():
         for after in dict.fromkeys(steps.values()):
-            told = ", ".join(str(step.value) for step, following in steps.items() if following is after)
-            arrows += f"    {state.name} --> {after.name}: {told}\n"
+            listed = ", ".join(str(step.value) for step, following in steps.items() if following is after)
+            arrows += f"    {state.name} --> {after.name}: {listed}\n"
     return f"{table(['state', 'what may happen'], rows)}\n{_diagram(start, arrows)}"
 
 
@@ -264,7 +288,7 @@ def settings() -> str:
 
 def limits() -> str:
     return table(
-        ["limit", "value", "what it holds back"],
+        ["limit", "value", "what it limits"],
         ([f"`{room}.{name}`", _value(room, name), what] for room, name, what in LIMITS),
     )
 

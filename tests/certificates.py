@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it issues, as the files that programs take."""
+"""Certificates for tests: an authority and the files that it issues, in the form that programs read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trustme
 from procession.tls import ClientTls, ServerTls
 
 EXPIRED = datetime(2020, 1, 1, tzinfo=UTC)
-"""The end of a certificate that is no longer valid."""
+"""The expiry date of a certificate that is no longer valid."""
 
 
 class Pair(NamedTuple):
@@ -30,7 +30,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(str(self.ca))
 
     def issue(self, *hosts: str, name: str = "server", not_after: datetime | None = None) -> Pair:
-        """A certificate and its key. Issued again under the same name, they replace the earlier ones."""
+        """Issue a certificate and its key. They replace earlier ones of the same name."""
         issued = self._authority.issue_cert(*(hosts or ("127.0.0.1",)), not_after=not_after)
         pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         for path, blobs in (pair.cert, issued.cert_chain_pems), (pair.key, [issued.private_key_pem]):

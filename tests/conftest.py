@@ -15,7 +15,7 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("house")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it runs in the background so, and the commands that tests interrupt would inherit it.
+    # A shell ignores SIGINT in background jobs, and the commands that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,4 +1,4 @@
-"""The programs that tests contain as text, written to files, so that the type checker reads them too.
+"""Writes the programs that tests contain as text to files, so that the type checker reads them too.
 
 `python -m tests.embedded_code FOLDER` writes a file for each string of a test that is a program with an import. A test
 replaces the placeholders of its program: names in capitals and names in braces. The files declare them.
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def programs(text: str) -> Iterator[tuple[int, str, ast.Module]]:
-    """Each multi-line string of a file that is Python: its line, its text and its syntax tree."""
+    """Yield each multi-line string of a file that is Python: its line, its text and its syntax tree."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" in node.value:
             program = textwrap.dedent(node.value)
@@ -40,9 +40,10 @@ def bound_names(tree: ast.Module) -> set[str]:
 
 
 def written(text: str) -> Iterator[tuple[int, str]]:
-    """The programs of a test file, ready to be checked: the line of each, and its text with its placeholders declared.
+    """Yield the programs of a test file for the type checker: the line of each, and its text with declared
+    placeholders.
 
-    Cells of a notebook share their names, so a program may use what another program of the file assigns.
+    The cells of a notebook share their names, so a program may use a name that another program of the file assigns.
     """
     found = list(programs(text))
     shared = {name for _, _, tree in found for name in bound_names(tree)}

@@ -1,7 +1,7 @@
-"""Hostile and broken peers: what each does to an address, as coroutines on real sockets.
+"""Hostile and broken peers: each is a coroutine that attacks an address on real sockets.
 
-Invariant: an attack calls `at_height` once, while it is at its worst; then it lets go of everything. What the
-server must still be able to do meanwhile is the test's matter.
+Invariant: an attack calls `at_height` once, at its peak, and then releases everything. The test passes what the server
+must still do at that time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procession.wire.messages import Frame, Message, Notify, NotifyAck, Ok
 
 AtHeight = Callable[[], Awaitable[None]]
 Attack = Callable[[Address, bytes, AtHeight], Awaitable[None]]
-"""The second argument is a good greeting: the bytes of HELLO."""
+"""An attack: its arguments are the address, the bytes of a valid HELLO, and `at_height`."""
 
 AT_ONCE = 100
 DEADLINE_S = 30.0
@@ -60,7 +60,8 @@ async def crowd(address: Address, count: int) -> AsyncIterator[list[tuple[asynci
 
 
 def opened_and_dropped(count: int) -> Attack:
-    """So many connections, a hundred at a time: closed, reset, or left in the middle of a word."""
+    """Return an attack that opens `count` connections, a hundred at a time, and closes, resets or abandons them within
+    a frame."""
 
     async def attack(address: Address, hello: bytes, at_height: AtHeight) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
@@ -83,7 +84,7 @@ def opened_and_dropped(count: int) -> Attack:
 
 
 async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """A crowd that greets, a byte at a time, and never comes to the end of it."""
+    """Send the greeting of many peers one byte at a time, and never complete it."""
 
     async def drip(writer: asyncio.StreamWriter, word: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -101,7 +102,8 @@ async def slow_loris(address: Address, hello: bytes, at_height: AtHeight) -> Non
 
 
 async def strangers(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """What port scanners and clients of other services say; each hears an ERROR or the end, and no more."""
+    """Send what port scanners and clients of other services send. The server answers each with an ERROR or closes
+    it."""
 
     async def one(probe: bytes) -> None:
         reader, writer = await connected(address)
@@ -120,13 +122,13 @@ async def greeted_twice(address: Address, hello: bytes, at_height: AtHeight) -> 
         for _, writer in peers:
             writer.write(hello + hello)
         await at_height()
-        # A sink closes the older sessions of an instance without a word; the latest hears why.
+        # A sink closes the older sessions of an instance without a frame; the latest gets the reason.
         heard = [await heard_out(reader) for reader, _ in peers]
-        assert any(b"Hello from the initiator" in one for one in heard)
+        assert any(b"Hello from the initiator" in answer for answer in heard)
 
 
 async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """Greets, opens a stream, then sends more than was granted, as fast as it goes."""
+    """Greet, open a stream, and send more messages than the credits allow."""
     async with crowd(address, FEW) as peers:
         for stream_id, (reader, writer) in enumerate(peers, start=100):
             writer.write(hello)
@@ -140,7 +142,7 @@ async def overspending(address: Address, hello: bytes, at_height: AtHeight) -> N
 
 
 def never_reading(frame: Frame) -> Attack:
-    """Greets, then asks and asks, and never reads an answer."""
+    """Greet, send requests without end, and never read an answer."""
 
     async def attack(address: Address, hello: bytes, at_height: AtHeight) -> None:
         async with crowd(address, 4) as peers:
@@ -164,7 +166,7 @@ def never_reading(frame: Frame) -> Attack:
 
 
 async def staying(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """A crowd that says nonsense, is told so, and does not go."""
+    """Send garbage from many peers, which get an error and stay connected."""
     async with crowd(address, CROWD) as peers:
         for _, writer in peers:
             writer.write(bytes(64))
@@ -172,17 +174,17 @@ async def staying(address: Address, hello: bytes, at_height: AtHeight) -> None:
 
 
 async def half_open(address: Address, hello: bytes, at_height: AtHeight) -> None:
-    """Peers that end their half before or after the greeting, and never close the other."""
+    """Close one direction of many connections before or after the greeting, and never close the other."""
     async with crowd(address, CROWD) as peers:
         for number, (_, writer) in enumerate(peers):
-            with contextlib.suppress(OSError):  # it may have had to make room already
+            with contextlib.suppress(OSError):  # the server may have closed it already
                 writer.write(hello if number % 2 else hello[:5])
                 writer.write_eof()
         await at_height()
 
 
 async def heard_out(reader: asyncio.StreamReader) -> bytes:
-    """All that the server says until it ends, which it must."""
+    """Return everything that the server sends until it closes the connection."""
     heard = b""
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(20):
@@ -191,11 +193,11 @@ async def heard_out(reader: asyncio.StreamReader) -> bytes:
     return heard
 
 
-# What a process holds
+# Resources of a process
 
 
 def until(is_so: Callable[[], bool]) -> bool:
-    """Wait for what only looking can tell."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -203,7 +205,7 @@ def until(is_so: Callable[[], bool]) -> bool:
 
 
 def sockets(pid: int) -> int:
-    """How many sockets a process holds. Its files are not counted: it opens and closes segments meanwhile."""
+    """Return the number of sockets of a process. Files are not counted, because segments are opened and closed."""
     count = 0
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed since it was listed

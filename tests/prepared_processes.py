@@ -1,9 +1,9 @@
-"""Processes for tests, forked from one that has imported the modules already: a start takes a few milliseconds of CPU
-time instead of half a second.
+"""Processes for tests, forked from one that has already imported the modules, so that a start takes a few milliseconds
+of CPU time instead of half a second.
 
-Invariant: a process has the environment, directory and standard error stream that it is given, and randomness of its
-own; it ends as a started Python would. The server has one thread when it forks, so OpenBLAS and Arrow's allocator are
-told to start none. It ends with the test process, and its children with it.
+Invariant: a process has the environment, directory and standard error stream that it is given, and its own random
+numbers; it ends as a started Python would. The server has one thread when it forks, so OpenBLAS and Arrow's allocator
+are told to start none. It ends with the test process, and its children end with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MAL
 
 @dataclass(frozen=True)
 class Start:
-    """A program, and what a process that runs it gets."""
+    """A program, and the environment of a process that runs it."""
 
     code: str
     arguments: tuple[str, ...]
@@ -82,7 +82,7 @@ class PreparedProcess:
 
 
 class Server:
-    """The process that forks. It is asked with a `Start` for a process, and with its id for its exit status."""
+    """The process that forks. It answers a `Start` with a process, and a process id with its exit status."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
@@ -144,7 +144,7 @@ def become(start: Start) -> None:
     with open(start.log, "w") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
     random.seed()
-    importlib.reload(sys.modules["procession.faults"])  # it reads the environment
+    importlib.reload(sys.modules["procession.faults"])  # it reads the environment when it is loaded
     sys.argv = ["-c", *start.arguments]
 
 
@@ -152,7 +152,7 @@ if __name__ == "__main__":
     for name in MODULES:
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not be forked"
-    # The class as the test process pickles it.
+    # The class under the name with which the test process pickles it.
     from tests.prepared_processes import serve as serve_starts
 
     chosen = serve_starts(Connection(int(sys.argv[1])))

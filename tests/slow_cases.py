@@ -10,14 +10,14 @@ from hypothesis import settings
 
 ALL_VARIABLE = "PROCESSION_TEST_ALL"
 SHARE = 3
-"""`make test` tries one of so many examples of a long property test."""
+"""The divisor for the number of examples of a long property test in `make test`."""
 
 
 def slow(value: Any) -> Any:
-    """A case of `parametrize` that only `make test-all` runs."""
+    """Mark a case of `parametrize` that only `make test-all` runs."""
     return pytest.param(value, marks=pytest.mark.slow)
 
 
 def examples(count: int, **options: Any) -> settings:
-    """Settings of a property test with this many examples in `make test-all`, and a share of them in `make test`."""
+    """Return settings of a property test: this many examples in `make test-all`, and a share of them in `make test`."""
     return settings(max_examples=count if os.environ.get(ALL_VARIABLE) else max(1, count // SHARE), **options)

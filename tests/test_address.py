@@ -1,4 +1,4 @@
-"""Addresses: what is one, and where a server listens."""
+"""Addresses: their forms, and where a server listens."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_an_address_is_read_and_written_the_same(text: str, address: Address) ->
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:x", "host:-1", "host:65536", "host:²"])
-def test_anything_else_is_a_config_error_that_shows_how(text: str) -> None:
+def test_an_invalid_address_is_a_config_error_that_shows_the_form(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address") as caught:
         parse_address(text)
     assert "HOST:PORT" in caught.value.next_step
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
+def test_a_port_in_use_is_reported_in_one_sentence_by_the_server() -> None:
     with (
         listening_socket(Address("127.0.0.1", 0)) as first,
         pytest.raises(ConfigError, match=r"Port \d+ on 127.0.0.1 is in use"),
@@ -63,7 +63,7 @@ def test_a_server_that_may_choose_takes_its_last_port_if_it_is_free() -> None:
         assert address_of(again).port == port
 
 
-def test_a_kept_port_can_be_named_and_is_not_chosen_for_others(
+def test_a_port_used_before_can_be_named_and_is_not_chosen_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     anywhere = Address("127.0.0.1", 0)
@@ -76,14 +76,14 @@ def test_a_kept_port_can_be_named_and_is_not_chosen_for_others(
             socket.create_connection(address, timeout=10)
         with listening_socket(anywhere) as other:
             assert address_of(other) != address
-        for _ in range(2):  # over several lives, with a connection that is left behind
+        for _ in range(2):  # over several runs, with a connection that is left open
             with listening_socket(address) as again:
                 peer = socket.create_connection(address, timeout=10)
                 accepted, _ = again.accept()
                 accepted.close()
                 peer.close()
     with listening_socket(anywhere) as other:
-        assert address_of(other) != address, "who had it a moment ago may want it again"
+        assert address_of(other) != address, "its last owner may want it again"
     with listening_socket(anywhere, previous=address) as again:
         assert address_of(again) == address
 
@@ -93,7 +93,7 @@ def test_a_socket_file_is_reached_however_long_its_path_is(tmp_path: Path, name_
     folder = tmp_path / ("d" * name_chars)
     folder.mkdir(0o700)
     path = folder / "control.sock"
-    for _ in range(2):  # the file of an earlier life is in nobody's way
+    for _ in range(2):  # the file of an earlier run is replaced
         with closing(listening_file(path)) as listener:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             with closing(connected_file(path, 10.0)) as peer:

@@ -1,4 +1,4 @@
-"""Memory that is freed and allocated again at once costs page faults only the first time."""
+"""Freed memory that is allocated again soon costs page faults only the first time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, file=sys.stde
 
 
 def arrow_faults(**environment: str) -> int:
-    """Page faults of buffers that are freed and taken again after a pause, as from epoch to epoch."""
+    """Return the page faults of buffers that are freed and allocated again after a pause, as from epoch to epoch."""
     program = [sys.executable, "-c", ARROW_PROGRAM]
     others = {name: value for name, value in os.environ.items() if name != ARROW_VARIABLE}
     return int(subprocess.run(program, check=True, capture_output=True, env=others | environment).stderr)

@@ -1,6 +1,6 @@
 """The documentation as `make docs` builds it: without warnings, and with every public name in the API reference.
 
-A docstring that names an argument which the function does not have, and a broken link, are warnings.
+A docstring that names an argument that the function does not have is a warning; so is a broken link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import procession.testing
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"aggregates", "tables", "windows"}
-"""Public names that are modules: their functions have a page each."""
+"""Public names that are modules. Each has a page with its functions."""
 PATIENCE_S = 120
 
 

@@ -8,7 +8,7 @@ import threading
 from procession.background_loading import Readiness
 
 
-def test_it_is_made_ready_once_in_a_thread_after_enough_work() -> None:
+def test_kernels_are_compiled_once_in_a_thread_after_enough_work() -> None:
     threads: list[threading.Thread] = []
 
     async def work() -> None:
@@ -23,7 +23,7 @@ def test_it_is_made_ready_once_in_a_thread_after_enough_work() -> None:
     assert threads != [threading.main_thread()]
 
 
-def test_what_cannot_be_made_ready_changes_nothing() -> None:
+def test_a_failed_compilation_changes_nothing() -> None:
     def fail() -> None:
         raise RuntimeError("no such processor")
 

@@ -1,4 +1,4 @@
-"""Where caches are kept: in the environment, in the user's cache, in a place that is named, or with the pipeline."""
+"""The location of caches: in the environment, in the user's cache, in a named place, or with the pipeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from procession import cache
 
 @pytest.fixture
 def writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[Path]:
-    """The directories that can be written to; a test adds them. (Who runs tests may be able to write anywhere.)"""
+    """Return the directories that count as writable; a test adds them.
+
+    The user who runs the tests may be able to write anywhere.
+    """
     found: set[Path] = set()
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) in found)
     monkeypatch.setattr(cache, "INSTALLED", tmp_path / "prefix" / "var" / "procession")
@@ -29,7 +32,7 @@ def test_the_environment_comes_first_then_the_users_cache(
 ) -> None:
     assert cache.cache_directory() is None
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache.cache_directory() is None, "a home that cannot be written to is none"
+    assert cache.cache_directory() is None, "a home directory that is not writable is ignored"
     writable.add(tmp_path / "home")
     assert str(cache.cache_directory()).startswith(f"{tmp_path}/home/.cache/procession/")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -46,7 +49,7 @@ def test_a_home_that_is_missing_is_no_place(
     assert cache.cache_directory() is None
 
 
-def test_a_place_that_is_named_outweighs_all_others_and_numba_keeps_its_own_there(
+def test_a_named_place_overrides_all_others_and_is_used_by_numba_too(
     tmp_path: Path, writable: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writable |= {tmp_path / "named", tmp_path / "prefix"}
@@ -56,7 +59,7 @@ def test_a_place_that_is_named_outweighs_all_others_and_numba_keeps_its_own_ther
     assert os.environ[cache.NUMBA_VARIABLE] == str(tmp_path / "named" / "cache" / "numba")
 
 
-def test_where_nothing_can_be_written_to_a_pipeline_keeps_its_cache_itself(
+def test_without_a_writable_place_the_cache_is_in_the_pipelines_directory(
     tmp_path: Path, writable: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.find_place()
@@ -67,7 +70,7 @@ def test_where_nothing_can_be_written_to_a_pipeline_keeps_its_cache_itself(
     assert os.environ[cache.NUMBA_VARIABLE] == str(tmp_path / "pipeline" / "cache" / "numba")
 
 
-def test_where_numba_can_keep_its_own_beside_the_modules_it_does(
+def test_numba_keeps_its_cache_beside_the_modules_if_it_can(
     tmp_path: Path, writable: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writable |= {tmp_path / "prefix", Path(cache.__file__).parent}

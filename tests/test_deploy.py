@@ -1,4 +1,4 @@
-"""The files of deploy/: what can be checked without a container runtime or an API server."""
+"""The files of deploy/, as far as they can be checked without a container runtime or an API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", IS_LABELLED)
-def test_what_was_not_run_says_so(name: str) -> None:
+def test_files_that_were_not_run_say_so(name: str) -> None:
     assert "Not run by the project's tests" in (DEPLOY / name).read_text()
 
 
@@ -59,7 +59,7 @@ def test_systemd_accepts_a_unit(unit: Path, tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_a_unit_does_not_restart_what_a_person_must_mend() -> None:
+def test_a_unit_does_not_restart_after_an_error_that_an_operator_must_fix() -> None:
     statuses = option(DEPLOY / "systemd" / "procession@.service", "RestartPreventExitStatus")
     assert set(map(int, statuses.split())) == set(map(int, FINAL_STATUSES))
 

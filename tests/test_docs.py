@@ -1,6 +1,6 @@
-"""The documentation, held to the code: what is made is up to date, what is shown runs, what is named exists.
+"""The documentation agrees with the code: generated parts are up to date, examples run, and names exist.
 
-Invariant: a page that says something of the code which a program can check is checked here.
+Invariant: a statement about the code that a program can check is checked here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typer.main import get_command
 
 from procession import Pipeline
 from procession.cli.main import app
+from procession.deployment.settings import Settings
 from procession.errors import ProcessionError
-from procession.supervisor.settings import Settings
 from procession.wire import draft, two_phase_commit, v3
 from procession.wire.draft_messages import (
     AckCounts,
@@ -81,7 +81,7 @@ def shell_commands() -> list[tuple[str, str]]:
     ]
 
 
-def writer_of_docs() -> ModuleType:
+def docs_writer() -> ModuleType:
     spec = importlib.util.spec_from_file_location("procession_docs", ROOT / "scripts" / "docs.py")
     assert spec is not None
     assert spec.loader is not None
@@ -90,21 +90,21 @@ def writer_of_docs() -> ModuleType:
     return module
 
 
-# What is made, and what is shown
+# Generated parts and examples
 
 
-def test_every_made_part_is_what_the_code_says() -> None:
-    stale = [str(path.relative_to(ROOT)) for path in writer_of_docs().outdated()]
+def test_every_generated_part_is_up_to_date() -> None:
+    stale = [str(path.relative_to(ROOT)) for path in docs_writer().outdated()]
     assert stale == [], "bring them up to date: python scripts/docs.py"
 
 
-def test_every_made_part_is_on_a_page() -> None:
+def test_every_generated_part_is_on_a_page() -> None:
     asked_for = {name for text in TEXTS.values() for name in re.findall(r"<!-- made: ([a-z-]+) -->", text)}
-    assert asked_for == set(writer_of_docs().PARTS)
+    assert asked_for == set(docs_writer().PARTS)
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
-def test_a_python_example_runs_and_its_pipeline_is_whole(page: str, text: str) -> None:
+def test_a_python_example_runs_and_its_pipeline_is_complete(page: str, text: str) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(text, page, "exec", dont_inherit=True), names)
     for value in names.values():
@@ -119,10 +119,10 @@ def test_the_app_in_the_readme_is_short_and_is_one_of_the_examples() -> None:
 
 
 def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
-    """The command that these words reach, and the words that are left for it."""
+    """Return the command that these arguments name, and the remaining arguments."""
     command: Any = get_command(app)
     while hasattr(command, "commands"):
-        assert arguments, "a group of commands does nothing alone"
+        assert arguments, "a group of commands needs a subcommand"
         found = command.get_command(None, arguments[0])
         assert found is not None, f"there is no command {arguments[0]!r}"
         command, arguments = found, arguments[1:]
@@ -155,7 +155,7 @@ def test_a_planted_command_that_does_not_exist_is_found(line: str) -> None:
 
 
 def test_every_command_that_is_named_in_passing_exists() -> None:
-    known = {command[1:] for command, _ in writer_of_docs().every_command(get_command(app))}
+    known = {command[1:] for command, _ in docs_writer().every_command(get_command(app))}
     starts = {command[:length] for command in known for length in range(len(command) + 1)}
     for page, text in TEXTS.items():
         for named in re.findall(r"`procession ([a-z][a-z0-9 -]*)", text):
@@ -168,7 +168,7 @@ def test_every_command_that_is_named_in_passing_exists() -> None:
 def test_defaults_that_the_command_line_shows_are_those_of_the_settings() -> None:
     shown = {
         (option.name, option.show_default if isinstance(option.show_default, str) else str(option.default))
-        for _, command in writer_of_docs().every_command(get_command(app))
+        for _, command in docs_writer().every_command(get_command(app))
         for option in command.params
         if option.name in Settings.model_fields and Settings.model_fields[option.name].default is not None
     }
@@ -176,7 +176,7 @@ def test_defaults_that_the_command_line_shows_are_those_of_the_settings() -> Non
     assert shown == {(name, str(Settings.model_fields[name].default)) for name, _ in shown}
 
 
-# What is named exists
+# Names on the pages exist
 
 
 def test_every_link_leads_to_a_file_and_a_heading() -> None:
@@ -213,7 +213,8 @@ PAGES_WITH_PATHS = ["CONTRIBUTING.md", "docs/explanation/walk.md"]
 
 
 def paths_that_do_not_exist(text: str) -> list[str]:
-    """Of the files and directories that a text names: below the project, or below the source."""
+    """Return the files and directories that a text names and that are neither below the project nor below the
+    source."""
     return [path for path in NAMED_PATH.findall(text) if not any((base / path).exists() for base in (ROOT, SOURCE))]
 
 
@@ -246,7 +247,7 @@ def test_an_example_in_a_docstring_runs(module: str) -> None:
 
 
 def modules_that_do_not_exist(text: str) -> list[str]:
-    """Of the modules that a text of the source names together with their room."""
+    """Return the modules that a text names together with their room and that do not exist."""
     rooms = {name.partition("/")[0] for name in MODULE_PATHS if "/" in name}
     named = [f"{room}/{module}" for room, module in re.findall(r"`(\w+)[/.](\w+)`", text) if room in rooms]
     return [module for module in named if not (SOURCE / module).exists() and f"{module}.py" not in MODULE_PATHS]
@@ -263,7 +264,7 @@ def test_a_planted_module_that_does_not_exist_is_found() -> None:
 
 
 def sentences_in_the_code() -> set[str]:
-    """Every string of the source, with `…` for what is filled in."""
+    """Return every string of the source, with `…` for each inserted value."""
     found = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -275,12 +276,34 @@ def sentences_in_the_code() -> set[str]:
     return found
 
 
-def test_every_sentence_that_is_explained_is_one_that_the_code_says() -> None:
+def test_every_error_message_that_is_explained_is_in_the_code() -> None:
     page = TEXTS["docs/reference/errors.md"].partition("The sentences that need an explanation")[2].partition("\n**")[0]
     explained = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert len(explained) > 15
     sentences = sentences_in_the_code()
     assert [sentence for sentence in explained if sentence not in sentences] == []
+
+
+LOGGED = {"warning", "error", "exception", "critical"}
+
+
+def events_logged_as_problems() -> set[str]:
+    """The names of all events that the source logs as a warning or an error."""
+    return {
+        call.args[0].value
+        for path in SOURCE.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in LOGGED
+        if call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+    }
+
+
+def test_every_warning_and_error_is_among_the_log_events_and_every_log_event_is_logged() -> None:
+    rows = re.findall(r"^\| (`[^|]*) \|", TEXTS["docs/reference/log-events.md"], re.MULTILINE)
+    listed = {event for row in rows for event in re.findall(r"`([a-z_.]+)`", row)}
+    assert len(listed) > 50
+    assert sorted(events_logged_as_problems() - listed) == []
+    assert sorted(listed - sentences_in_the_code()) == []
 
 
 def test_every_kind_of_error_is_explained() -> None:
@@ -294,7 +317,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-# The byte tables: each row is read as a recipe, and must give the bytes that the encoders give
+# The byte tables: each row lists the fields of a frame, and must give the bytes that the encoders give
 
 FIELDS = {"u8": ">B", "u16": ">H", "u32": ">I", "u64": ">Q", "i64": ">q"}
 FRAMES: dict[str, tuple[Frame, list[Any]]] = {
@@ -330,7 +353,7 @@ TWO_PHASE: dict[str, tuple[TwoPhase, list[Any]]] = {
 
 
 def fields(recipe: str) -> list[str]:
-    """The fields of a recipe; a repeated group is one."""
+    """Return the fields of a row. A repeated group is one field."""
     return re.findall(r"\s*n × \([^)]*\)|[^,]+", recipe)
 
 

@@ -1,4 +1,4 @@
-"""The programs inside tests are found, and a name that a rename has left in one of them is an error."""
+"""The programs inside tests are type-checked, so a name that a rename left in one of them is an error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The examples, compared with a plain sequential Python program: each in this process, cut and dealt out in several
-ways; and run for real (gateway, Spark, file sink), some of them in every run of the tests and all in `make test-all`.
+"""The examples, compared with plain sequential Python programs.
 
-Invariant: of a real run, what is compared is what the sink's transaction log says is committed, and nothing else.
+Each example runs in this process with several epoch sizes and numbers of tasks, and for real with gateway, Spark and
+file sink: some in every test run, all in `make test-all`. Invariant: of a real run only the output that the sink's
+transaction log lists as committed is compared.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ WITH_SERVERS = {
     "postgres_changes_to_delta": "tests/walk/test_postgres_example.py",
     "turnover_table": "tests/walk/test_upserts.py",
 }
-"""Examples that need other systems, and their tests."""
+"""Examples that need other systems -> the tests that run them."""
 WITH_SEVERAL_INPUTS = dict.fromkeys(
     ("market_surveillance", "telecom_rating", "clickstream"), "tests/test_whole_pipelines.py"
 )
-"""Examples with several inputs or outputs, and their tests."""
+"""Examples with several inputs or outputs -> the tests that run them."""
 WITH_A_CLOCK = {"silent_devices": "tests/walk/test_clock_timers.py"}
 WITH_LANES = {"exchange_tape": "tests/walk/test_exchange_tape.py"}
 ELSEWHERE = WITH_LANES | WITH_SERVERS | WITH_SEVERAL_INPUTS | WITH_A_CLOCK
@@ -112,7 +113,7 @@ def alerts(lines: Iterable[str]) -> list[str]:
             for trade in trades[-20:]
         ):
             results.append({"alert": "wash trade", **named})
-        # What was cancelled on the other side since this trader last traded on this one.
+        # Orders cancelled on the other side since this trader's last trade on this side.
         own = [one for one in before if one["trader"] == event["trader"]]
         last = max(
             (i for i, one in enumerate(own) if (one["kind"], one["side"]) == ("trade", event["side"])), default=-1
@@ -135,8 +136,8 @@ CLICKS = [
 
 
 def visits(lines: Iterable[str]) -> list[str]:
-    """Sessions by hand: told when a click of anybody is 35 seconds behind the last, to an eighth of 30 s; or at the end
-    of the file."""
+    """Compute the sessions: each is emitted when a click of any user is 35 seconds after its last one, in steps of an
+    eighth of 30 s, or at the end of the file."""
     opened: dict[str, list[dict[str, object]]] = {}
     results: list[dict[str, object]] = []
     watermark = float("-inf")
@@ -168,7 +169,7 @@ def priced(lines: Iterable[str]) -> list[str]:
 
 
 def _paid(number: int) -> dict[str, object]:
-    """An order every second; payments for most come some time later, for a few before or much too late."""
+    """Return one order per second. Most are paid some time later, a few before the order or much too late."""
     if number % 2:
         wait = (number * 37 % 90) - 5
         return {"kind": "payment", "order": number // 2 - wait % 40, "at": number + wait % 7 - 3, "cents": number % 50}
@@ -179,7 +180,8 @@ EVENTS_PAID = [json.dumps(_paid(number)) for number in range(500)]
 
 
 def settled(lines: Iterable[str]) -> list[str]:
-    """By hand: an event waits until one of anybody's is 65 seconds behind it, to an eighth of 60 s."""
+    """Compute the joined payments: an event waits until any event is 65 seconds later, in steps of an eighth of 60
+    s."""
     waiting: list[dict[str, object]] = []
     paid: set[int] = set()
     results: list[dict[str, object]] = []
@@ -232,7 +234,7 @@ ORDER_EVENTS = [
 
 
 def overdue(lines: Iterable[str]) -> list[str]:
-    """By hand: of all open orders, those whose time has come are told before the event is looked at."""
+    """Compute the overdue orders: before each event, alarms of all open orders whose time has come are emitted."""
     due: dict[int, int] = {}
     results: list[dict[str, object]] = []
 
@@ -296,7 +298,7 @@ def bills(lines: Iterable[str]) -> list[str]:
             prices.append(event)
             continue
         valid = [one for one in prices if one["tariff"] == event["tariff"] and one["from"] <= event["at"]]
-        # Of equal starts the later one counts.
+        # If two prices start at the same time, the later record counts.
         price = max(enumerate(valid), key=lambda one: (one[1]["from"], one[0]), default=(0, None))[1]
         minutes = (event["seconds"] + 59) // 60
         results.append({"id": event["id"], "cents": None if price is None else minutes * price["cents"]})
@@ -318,7 +320,8 @@ PHONE_CALLS = [
 
 
 def call_costs(lines: Iterable[str]) -> list[str]:
-    """By hand: whole minutes, by caller, zone and day in UTC. Calls from the moon, and long ones, are none."""
+    """Compute the costs: whole minutes, by caller, zone and day in UTC. Calls from unknown zones, and too long ones,
+    are invalid."""
     costs: dict[tuple[str, str, str], int] = {}
     results = []
     for call in map(json.loads, lines):
@@ -329,7 +332,7 @@ def call_costs(lines: Iterable[str]) -> list[str]:
             costs[key] = costs.get(key, 0) + whole
             cost = f"{costs[key] // 10_000}.{costs[key] % 10_000:04}"
             results.append({"caller": call["caller"], "zone": call["zone"], "day": day, "cost": cost})
-    return [json.dumps(one, separators=(",", ":")) for one in results]
+    return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
 def _quote(number: int) -> dict[str, object]:
@@ -348,7 +351,8 @@ QUOTES = [json.dumps(_quote(number)) for number in range(500)]
 
 
 def spoofed(lines: Iterable[str]) -> list[str]:
-    """By hand: from each large order on, the next ones that the pattern needs; the earliest match wins."""
+    """Compute the alerts: after each large order, find the next events that the pattern needs; the earliest match
+    counts."""
     events = [json.loads(line) for line in lines]
     results, free_from = [], dict.fromkeys("ABC", 0)
     for last, event in enumerate(events):
@@ -385,8 +389,8 @@ SHOP_CLICKS = [json.dumps(_click(number)) for number in range(500)]
 
 
 def reminders(lines: Iterable[str]) -> list[str]:
-    """By hand: a cart is told when ten minutes have passed, to an eighth, by the first click that shows it, or at the
-    end; a user's other carts are forgotten then."""
+    """Compute the reminders: a cart is reported ten minutes later, in steps of an eighth, by the first click after
+    that, or at the end. Then the user's other carts are forgotten."""
     clicks = [json.loads(line) for line in lines]
     carts: list[dict[str, object]] = []
     results: list[dict[str, object]] = []
@@ -422,8 +426,8 @@ SALES_OF_MONTHS = [
 
 
 def turnover(lines: Iterable[str]) -> list[str]:
-    """By hand: a month is told by the first sale behind it, to a quarter of an hour; of one month, shop by shop. Late
-    sales are dropped."""
+    """Compute the turnover: a month is emitted by the first sale that is later, in steps of a quarter of an hour, shop
+    by shop. Late sales are dropped."""
     held: dict[tuple[int, int, str], list[dict[str, int]]] = {}
     results: list[dict[str, object]] = []
     zone, watermark = ZoneInfo("Europe/Berlin"), 0
@@ -468,7 +472,7 @@ LATE_SALES = [
 
 
 def corrected(lines: Iterable[str]) -> list[str]:
-    """By hand: all sales of each shop and hour in one dictionary, and which hours were told."""
+    """Compute the corrections, from all sales of each shop and hour in one dictionary and the hours already emitted."""
     cents: dict[tuple[int, str], int] = {}
     emitted: set[tuple[int, str]] = set()
     totals: dict[str, int] = {}
@@ -566,7 +570,7 @@ def long_calls(lines: Iterable[str]) -> list[str]:
 
 
 def _trade(number: int) -> dict[str, object]:
-    """A trade every seven seconds; each eighth record cancels one that is up to three minutes old."""
+    """Return one trade every seven seconds. Each eighth record cancels a trade of the last three minutes."""
     chance = random.Random(number)
     if number % 8 == 7:
         older = chance.choice([before for before in range(max(0, number - 24), number) if before % 8 != 7])
@@ -579,7 +583,8 @@ TRADES = [json.dumps(_trade(number)) for number in range(500)]
 
 
 def largest_trades(lines: Iterable[str]) -> list[str]:
-    """By hand: all trades that count, in one dictionary; a minute is told by the first record behind it."""
+    """Compute the largest trades, from all valid trades in one dictionary. A minute is emitted by the first record
+    after it."""
     counting: dict[tuple[int, str], dict[int, int]] = {}
     emitted: dict[tuple[int, str], list[int]] = {}
     results: list[dict[str, object]] = []
@@ -625,7 +630,7 @@ SHIPPING = [
 
 
 def shipped_orders(lines: Iterable[str]) -> list[str]:
-    """By hand: an order is told by the last of its three records, if all are within a day."""
+    """Compute the shipped orders: each is emitted at the last of its three records, if all are within a day."""
     seen: dict[int, dict[str, int]] = {}
     results: list[dict[str, object]] = []
     for event in map(json.loads, lines):
@@ -637,7 +642,7 @@ def shipped_orders(lines: Iterable[str]) -> list[str]:
     return [json.dumps(result, separators=(",", ":")) for result in results]
 
 
-# The example, the sink's output file, its input, and what a sequential program makes of it.
+# The example, the sink's output file, its input, and the output of a sequential program.
 CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = {
     "passthrough": ("passthrough-output-0", TEXT, list),
     "doubler": ("doubler-output-0", NUMBERS, doubled),
@@ -668,7 +673,7 @@ CASES: dict[str, tuple[str, list[str], Callable[[Iterable[str]], list[str]]]] = 
 
 
 FOR_REAL = ("running_balances", "sales_day")
-"""Run for real every time, beside `long_words`: one has states that go from epoch to epoch, one waits for the end."""
+"""Examples that run for real in every test run, beside `long_words`: one keeps states, one waits for the end."""
 
 
 def run_example(name: str, given: bytes, cwd: Path) -> None:
@@ -683,7 +688,7 @@ def run_example(name: str, given: bytes, cwd: Path) -> None:
         "--listen",
         "127.0.0.1:0",
     ]
-    # Small epochs, so that what is compared was cut into several.
+    # Small epochs, so that the output comes from several of them.
     arguments += ["--epoch-records-max", "200", "--json"]
     command = [sys.executable, "-m", "procession", *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
@@ -707,7 +712,7 @@ def test_an_example_is_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_example_writes_what_a_sequential_program_would_have_written(name: str) -> None:
+def test_an_example_writes_the_output_of_a_sequential_program(name: str) -> None:
     output, lines, reference = CASES[name]
     pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
     (source,) = (source.name for source in pipeline.graph().sources)
@@ -722,7 +727,7 @@ def test_an_example_writes_what_a_sequential_program_would_have_written(name: st
     "name",
     [pytest.param(name, marks=() if name in FOR_REAL else pytest.mark.slow) for name in CASES if name != "long_words"],
 )
-def test_an_example_commits_what_a_sequential_program_would_have_written(name: str, tmp_path: Path) -> None:
+def test_an_example_commits_the_output_of_a_sequential_program(name: str, tmp_path: Path) -> None:
     output, lines, reference = CASES[name]
     run_example(name, "".join(f"{line}\n" for line in lines).encode(), tmp_path)
     found = committed(tmp_path / "output" / output)
@@ -746,7 +751,7 @@ def test_a_line_that_cannot_be_decoded_becomes_a_dead_letter_and_the_others_are_
     assert (document["message_id"], document["stage"]) == (len(head), "lines")
 
 
-def test_the_doubler_prints_what_may_go_wrong_with_it_in_five_cases() -> None:
+def test_the_doubler_prints_its_problems_in_five_cases() -> None:
     command = [sys.executable, str(EXAMPLES / "doubler.py")]
     output = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=True).stdout
     names = ("zero-guarantee", "correct-if-committed", "at-most-once", "at-least-once", "effectively-once")

@@ -1,4 +1,4 @@
-"""How commands end: the one table, in the code and on the page, and commands that are held to it."""
+"""The exit statuses of commands: one table, the same in the code and on the page, which commands follow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_the_page_has_the_statuses_that_the_code_has() -> None:
 
 
 def _trace(error: ProcessionError) -> str:
-    """As Spark hands on what a process of its own raised."""
+    """Return an error as Spark passes it on from a process of its own."""
     try:
         raise error
     except ProcessionError:
         return f"[STREAM_FAILED] Query terminated: {traceback.format_exc()} SQLSTATE: 38000\n=== Streaming Query ==="
 
 
-def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of_sparks() -> None:
+def test_an_error_that_needs_an_operator_is_recognized_in_the_traceback_of_a_process_of_spark() -> None:
     result = error_in_text(
         _trace(StorageError("Cannot sync gateway/log: Input/output error.", next_step="Check the disk."))
     )
@@ -47,7 +47,7 @@ def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of
     assert status_of(result) is Status.ACT
     passing = error_in_text(_trace(DiskError("Cannot sync gateways: Input/output error.", next_step="Start it again.")))
     assert passing is not None
-    assert status_of(passing) is Status.UNCLEAN, "whoever is started again recovers"
+    assert status_of(passing) is Status.UNCLEAN, "a restart recovers from it"
     away = error_in_text(_trace(RoundError("The gateway is away.")))
     assert isinstance(away, RoundError)
     assert away.explain() == "The gateway is away."
@@ -66,7 +66,7 @@ def test_what_an_operator_must_act_on_is_heard_through_the_trace_of_a_process_of
         (ProcessionError.from_dict(UsageError("x", next_step="y").as_dict()), Status.USAGE),
     ],
 )
-def test_an_error_says_who_must_act_and_the_status_says_it_too(error: ProcessionError, status: Status) -> None:
+def test_an_error_and_its_status_say_who_must_act(error: ProcessionError, status: Status) -> None:
     assert status_of(error) is status
 
 

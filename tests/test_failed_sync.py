@@ -1,7 +1,7 @@
-"""A sync that fails, at each place in turn, and a start after it: what was promised since survives the machine.
+"""Each sync in turn fails, and the process starts again: everything promised since then survives a power cut.
 
-Each story is told once with every one of its syncs failing. Whoever meets the failure ends; another life begins on what
-is read back; what it promises must be there when the machine loses its power.
+Each scenario runs once for each of its syncs, which then fails. The process whose sync fails ends. The next run starts
+from what can be read; what it promises must survive when the machine loses its power.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def shown_epochs(directory: Path, end: int) -> bytes:
 
 
 class Sink:
-    """One output over several lives. `voted` is what it has said, and was not told about."""
+    """One output over several runs. `voted` has its votes without a decision."""
 
     def __init__(self, directory: Path, open_output: Callable[[Path], Output]) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class Sink:
         return participant
 
     def live(self) -> bool:
-        """Until all is committed, or a sync fails."""
+        """Run until all is committed, or a sync fails."""
         try:
             participant = self.life()
             if self.voted is not None and self.voted in participant.uncommitted:
@@ -97,7 +97,7 @@ class Sink:
 @pytest.mark.parametrize(
     ("open_output", "shown"), [(open_file, shown_file), (open_epochs, shown_epochs)], ids=["file", "epochs"]
 )
-def test_a_sink_keeps_its_votes_and_what_it_committed_whichever_sync_fails(
+def test_a_sink_keeps_its_votes_and_its_committed_output_whichever_sync_fails(
     open_output: Callable[[Path], Output], shown: Callable[[Path, int], bytes], tmp_path: Path
 ) -> None:
     fails_at = 0
@@ -116,17 +116,17 @@ def test_a_sink_keeps_its_votes_and_what_it_committed_whichever_sync_fails(
         assert shown(left, after.committed_end) == b"".join(ROUNDS)
         if first_ended_well:
             break
-    assert 5 < fails_at < SYNCS_MAX, "many syncs failed, and in the end none did"
+    assert 5 < fails_at < SYNCS_MAX, "every sync failed once, and the last run had no failure"
 
 
 def write_as_spark(path: Path, text: str) -> None:
-    """Nothing is synced."""
+    """Write a file without a sync, as Spark does."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
 
 
 def drive(root: Path) -> int:
-    """A driver takes over and brings one epoch through; gives the epoch for which phase 2 may go out."""
+    """Take over as a driver and commit one epoch. Returns the epoch for which phase 2 may be sent."""
     checkpoint = Checkpoint.claim(root, name="p", fingerprint="f")
     checkpoint.places.keep("gateway-0", LogLocation("somewhere", "g0"))
     epoch = checkpoint.log.committed + 1
@@ -139,7 +139,7 @@ def drive(root: Path) -> int:
     return epoch
 
 
-def test_what_a_driver_decided_is_decided_for_every_successor_whichever_sync_fails(tmp_path: Path) -> None:
+def test_a_drivers_decision_holds_for_every_successor_whichever_sync_fails(tmp_path: Path) -> None:
     fails_at = 0
     while (fails_at := fails_at + 1) < SYNCS_MAX:
         place = tmp_path / str(fails_at)
@@ -161,11 +161,11 @@ def test_what_a_driver_decided_is_decided_for_every_successor_whichever_sync_fai
         assert all(successor.log.is_committed(epoch) and successor.rounds.read(epoch) for epoch in decided)
         if is_over:
             break
-    assert 20 < fails_at < SYNCS_MAX, "many syncs failed, and in the end none did"
+    assert 20 < fails_at < SYNCS_MAX, "every sync failed once, and the last run had no failure"
 
 
 def test_a_commit_that_another_process_failed_to_sync_is_decided_only_by_a_new_file(tmp_path: Path) -> None:
-    """As when another process of the driver's fails to sync it: a second sync of the same file succeeds in vain."""
+    """Another process of the driver has failed to sync the file, so a second sync of it succeeds without writing."""
     place = tmp_path / "before"
     place.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -206,7 +206,7 @@ def test_the_name_of_every_directory_that_is_made_is_on_disk(tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         disk = LinuxDisk(place, patch)
         make_directory(place / "a" / "b" / "c")
-        (place / "a" / "d").mkdir()  # by somebody who was killed before its sync
+        (place / "a" / "d").mkdir()  # by a process that was killed before its sync
         make_directory(place / "a" / "d" / "e")
         left = disk.crash(tmp_path / "after")
     assert (left / "a" / "b" / "c").is_dir()

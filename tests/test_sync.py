@@ -1,4 +1,4 @@
-"""A disk that fails to sync: whichever sync it is, its caller gets a StorageError."""
+"""When any sync fails, its caller gets a StorageError."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def statefile(place: Path) -> None:
 
 
 def spark_files(place: Path) -> None:
-    """As Spark makes them: nothing is synced by itself."""
+    """Write files as Spark does, without a sync."""
     for part in ("offsets", "commits"):
         (place / part).mkdir()
         (place / part / "0").write_text('v1\n{}\n{"log": 1}' if part == "offsets" else "v1\n{}")
@@ -71,7 +71,7 @@ def spark_files(place: Path) -> None:
 
 
 def checkpoint(place: Path) -> None:
-    """A second driver copies what the first one has."""
+    """Copy the first driver's checkpoint as a second driver does."""
     first = Checkpoint.claim(place / "checkpoint", name="p", fingerprint="f")
     spark_files(first.directory)
     Checkpoint.claim(place / "checkpoint", name="p", fingerprint="f")
@@ -123,5 +123,5 @@ def test_whichever_sync_fails_it_is_reported_with_the_file_and_a_next_step(
         assert str(place) in str(error)
         assert error.next_step
         fault.unlink()
-        faults.disk("sync")  # whoever asks while the disk is good begins to count anew
-    assert 1 < number < SYNCS_MAX, "at least one sync failed, and in the end none did"
+        faults.disk("sync")  # without a fault, this call resets the count of syncs
+    assert 1 < number < SYNCS_MAX, "at least one sync failed, and the last run had no failure"

@@ -1,4 +1,4 @@
-"""Times are exact: what a user writes is what is compared, to the nanosecond."""
+"""Times are exact: the written value is compared to the nanosecond."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SECONDS_MAX = TIME_MAX // NS - 1
 
 
 def written(time: float) -> int:
-    """The nearest whole number of nanoseconds to what a float prints as, by the arithmetic of fractions."""
+    """Return the whole number of nanoseconds nearest to the decimal number that a float prints as, computed with
+    fractions."""
     return round(Fraction(repr(time)) * NS)
 
 
@@ -39,7 +40,7 @@ def test_a_float_is_the_decimal_number_that_it_prints_as(times: list[float]) -> 
 
 
 @given(st.integers(-(TIME_MAX // 1000), TIME_MAX // 1000))
-def test_a_float_of_microseconds_comes_back_as_it_was(micros: int) -> None:
+def test_a_float_of_microseconds_is_converted_back_unchanged(micros: int) -> None:
     time = micros / 10**6
     assert in_unit(nanoseconds(time)) == time
 
@@ -85,7 +86,7 @@ def test_a_time_that_is_no_number_or_too_large_is_refused(time: Any) -> None:
 
 
 @pytest.mark.parametrize("time", ["1", None, True, b"1", timedelta(1)])
-def test_what_is_no_time_is_refused_by_its_type(time: Any) -> None:
+def test_a_value_of_another_type_than_a_time_is_refused(time: Any) -> None:
     with pytest.raises(TypeError, match=f"the time is a {type(time).__name__}"):
         nanoseconds(time)
 

@@ -64,7 +64,7 @@ async def echoing(tls: ServerTls, handshake_timeout_s: float = TIMEOUT_S) -> Asy
 
 
 async def said(address: Address, tls: ClientTls, host: str = "127.0.0.1") -> tuple[bytes, bytes]:
-    """What comes back, and the certificate of who said it."""
+    """Send to a server, and return its answer and its certificate."""
     reader, writer = await asyncio.open_connection(*address, ssl=tls.context(), server_hostname=host)
     try:
         writer.write(b"hello")
@@ -75,7 +75,7 @@ async def said(address: Address, tls: ClientTls, host: str = "127.0.0.1") -> tup
 
 
 async def refused(address: Address, tls: ClientTls, host: str = "127.0.0.1") -> str | None:
-    """What a person would be told."""
+    """Return the error that a user would get."""
     try:
         await said(address, tls, host)
     except (OSError, asyncio.IncompleteReadError) as error:
@@ -83,7 +83,7 @@ async def refused(address: Address, tls: ClientTls, host: str = "127.0.0.1") -> 
     return None
 
 
-def test_both_sides_say_what_they_mean(authority: Authority, run: Run) -> None:
+def test_both_sides_exchange_data_over_tls(authority: Authority, run: Run) -> None:
     async def test() -> None:
         async with echoing(authority.server()) as address:
             assert (await said(address, ClientTls(authority.ca)))[0] == b"hello"
@@ -91,7 +91,7 @@ def test_both_sides_say_what_they_mean(authority: Authority, run: Run) -> None:
     run(test())
 
 
-def test_who_is_not_to_be_trusted_is_not_spoken_to(authority: Authority, run: Run, tmp_path: Path) -> None:
+def test_a_server_with_an_untrusted_certificate_is_refused(authority: Authority, run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         async with echoing(authority.server()) as address:
             stranger = ClientTls(Authority(tmp_path / "another").ca)
@@ -101,7 +101,7 @@ def test_who_is_not_to_be_trusted_is_not_spoken_to(authority: Authority, run: Ru
     run(test())
 
 
-def test_a_client_must_show_a_certificate_of_the_authority_where_that_is_asked_for(
+def test_a_client_must_present_a_certificate_of_the_authority_if_one_is_required(
     authority: Authority, run: Run, tmp_path: Path
 ) -> None:
     async def test() -> None:
@@ -129,9 +129,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on(authority: Aut
     run(test())
 
 
-def test_a_renewal_that_is_half_there_changes_nothing_until_it_is_whole(
-    authority: Authority, run: Run, tmp_path: Path
-) -> None:
+def test_an_incomplete_renewal_of_a_certificate_has_no_effect(authority: Authority, run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         tls = authority.server()
         async with echoing(tls) as address:
@@ -174,7 +172,7 @@ def test_connections_without_a_handshake_do_not_block_others(authority: Authorit
     run(test())
 
 
-def test_a_handshake_has_its_time_and_a_stranger_is_sent_away(authority: Authority, run: Run) -> None:
+def test_a_handshake_has_a_time_limit(authority: Authority, run: Run) -> None:
     async def test() -> None:
         async with echoing(authority.server(), handshake_timeout_s=0.2) as address:
             reader, writer = await asyncio.open_connection(*address)
@@ -185,7 +183,7 @@ def test_a_handshake_has_its_time_and_a_stranger_is_sent_away(authority: Authori
             await reader.read()
             writer.close()
             while await refused(address, ClientTls(authority.ca)) is not None:
-                pass  # on a busy machine its own handshake may take longer than is allowed: then it comes again
+                pass  # on a busy machine its own handshake may time out; then it reconnects
 
     run(test())
 

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, done by a program: its files are found, and its test passes."""
+"""Executes docs/tutorial.md: its files are found, and its test passes."""
 
 from __future__ import annotations
 

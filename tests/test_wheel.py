@@ -1,4 +1,4 @@
-"""The wheel that users install: it has everything that the checkout has, and works without it."""
+"""The wheel that users install has every file of the package, and works without the checkout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The three whole pipelines among the examples, compared with plain sequential Python programs: market surveillance,
-telecom rating and a clickstream. Each in this process, cut and dealt out in several ways, and run for real."""
+telecom rating and a clickstream.
+
+Each runs in this process with several epoch sizes and numbers of tasks, and with real processes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ Record = dict[str, Any]
 
 
 def outputs(name: str, inputs: dict[str, list[Record]]) -> Outputs:
-    """What the example writes, however its input is cut and dealt out."""
+    """Return the output of the example, after checking that it is the same for several epoch sizes and numbers of
+    tasks."""
     pipeline: Pipeline = runpy.run_path(str(EXAMPLES / f"{name}.py"))["pipeline"]
     found = run(pipeline, inputs)
     for epochs, tasks in ((37, 2), (200, 3)):
@@ -39,7 +43,10 @@ def outputs(name: str, inputs: dict[str, list[Record]]) -> Outputs:
 
 
 def market() -> tuple[list[Record], list[Record], list[Record]]:
-    """Events, limits, and the alerts: by construction. What a trader does is two minutes behind what it did before."""
+    """Return events, limits, and the alerts that follow from their construction.
+
+    The rounds are two minutes apart, so that the actions of one do not mix with those of the one before.
+    """
     chance = random.Random(22)
     events, limits, alerts = [], [], []
     for round_number in range(40):
@@ -63,7 +70,7 @@ def market() -> tuple[list[Record], list[Record], list[Record]]:
     return events, limits, alerts
 
 
-def test_market_surveillance_finds_what_was_done() -> None:
+def test_market_surveillance_finds_every_planted_case() -> None:
     events, limits, alerts = market()
     assert {alert["alert"] for alert in alerts} == {"limit", "spoofing"}
     assert outputs("market_surveillance", {"events": events, "limits": limits})["alerts"] == alerts
@@ -90,7 +97,7 @@ def month_of(at: datetime) -> tuple[int, int]:
 
 
 def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], list[Record]]:
-    """Bills and calls without a price, one call after the other."""
+    """Compute bills and calls without a price, one call after the other."""
     bills: list[Record] = []
     unrated: list[Record] = []
     sums: dict[tuple[int, int, str], list[Any]] = {}
@@ -135,7 +142,7 @@ def billed(prices: list[Record], calls: list[Record]) -> tuple[list[Record], lis
 
 
 def telephony() -> tuple[list[Record], list[Record]]:
-    """Prices and calls."""
+    """Return prices and calls."""
     chance = random.Random(7)
     prices = [
         {"tariff": tariff, "zone": zone, "valid_from": f"2026-{month:02}-15T00:00:00Z", "per_minute": f"0.{cents}"}
@@ -148,7 +155,7 @@ def telephony() -> tuple[list[Record], list[Record]]:
     ]
     calls = []
     for number in range(400):
-        # Through two changes of the month, and up to two days late.
+        # Over two ends of a month, and up to two days late.
         at = datetime(2026, 2, 10, tzinfo=UTC) + timedelta(hours=number * 4, seconds=-chance.choice([0, 0, 170_000]))
         keys = {"tariff": chance.choice("bp"), "zone": chance.choice(["EU", "US"]), "customer": chance.choice("xyz")}
         calls.append({"id": number, **keys, "at": at.isoformat(), "seconds": chance.randrange(1, 600)})
@@ -208,7 +215,7 @@ def test_the_clickstream_has_visits_purchases_and_the_busiest_users() -> None:
         assert purchase["paid_at"] - purchase["cart_at"] <= 3600
 
 
-# All three, run for real
+# All three, with real processes
 
 
 @pytest.mark.slow  # tests/walk/test_daily_files.py runs files in event-time order every time
@@ -252,6 +259,6 @@ def test_a_real_run_writes_the_bytes_of_a_run_in_this_process(name: str, tmp_pat
 
 
 def without_positions(letters: bytes) -> list[Record]:
-    """Dead letters without the positions of their records, which are other ones in a file."""
+    """Return dead letters without the positions of their records, which are different in a file."""
     found = [json.loads(letter) for letter in letters.splitlines()]
     return [{name: letter[name] for name in letter if name not in ("stream_id", "message_id")} for letter in found]

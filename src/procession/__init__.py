@@ -1,7 +1,6 @@
-"""Procession: every record, once, in order. A stream processor for Python people that runs on Spark."""
+"""Procession: every record, once, in order. A stream processor for Python that runs on Spark."""
 
-# Names are imported on first use, so that commands and connectors do not load what only an app needs.
-# Our Ctrl-C handler is not installed yet while this module is imported, so it imports nothing else.
+# Names are imported on first use, so that commands and connectors load only the modules that they use.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from procession.api.pipeline import Pipeline

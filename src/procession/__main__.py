@@ -1,7 +1,8 @@
 """The command `procession`, also as `python -m procession`.
 
-Invariant: Ctrl-C ends it without a traceback: at once while modules are imported, which must not be interrupted
-half-way; then as an ordinary exit; then as the command's own handlers do. Calls `cli/main`.
+Invariant: Ctrl-C ends the command without a traceback. It ends the process at once while modules are imported, because
+an import must not be interrupted half-way. Later it is an ordinary exit, then the command's own handlers decide. Calls
+`cli/main`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 
 from procession.allocation import keep_arrow_memory
+from procession.pandas_loading import defer_pandas
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     keep_arrow_memory()
+    defer_pandas()
     is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # unless it is ignored, as under nohup
     if is_handled:
         signal.signal(signal.SIGINT, _leave_at_once)

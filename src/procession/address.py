@@ -1,7 +1,7 @@
 """Addresses: HOST:PORT as people write it, or a socket file, and the socket that listens there.
 
-Invariant: an unusable address is a ConfigError with one sentence. A server with a free choice of port prefers its last
-port, because its peers remember it. Used by the gateway, the sinks and their clients. Imports only `errors`.
+Invariant: an unusable address is a ConfigError with one sentence. A server that may choose its port prefers its last
+port, because its peers remember that port. Used by the gateway, the sinks and their clients. Imports only `errors`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from procession.errors import ConfigError, UsageError
 
 SILENCE_S = 30
 PORTS_TO_CHOOSE_FROM = range(20_000, 32_000)
-"""Below the system's range for outgoing connections, so that no other program takes the port during a restart."""
+"""Ports that a server may choose. They are below the system's range for outgoing connections, so no other program takes
+the port during a restart."""
 PORT_TRIES = 32
 BACKLOG = 128
 SOCKET_FILE = "unix:"
@@ -57,7 +58,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def other_port(text: str) -> Address:
-    """Any free port of the host of this HOST:PORT."""
+    """Return the host of this HOST:PORT with port 0, which stands for any free port."""
     return Address(parse_address(text).host, 0)
 
 
@@ -83,7 +84,7 @@ def peer_of(connected: socket.socket | None) -> str:
         if connected.family != socket.AF_UNIX:
             return str(Address(*connected.getpeername()[:2]))
         credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    except OSError:  # already disconnected
+    except (OSError, ValueError):  # already disconnected; uvloop's sockets then raise ValueError
         return "unknown"
     pid, uid, _ = struct.unpack("3i", credentials)
     return f"process {pid} of user {uid}"
@@ -184,8 +185,8 @@ def notice_silence(connected: socket.socket | None, silence_s: float = SILENCE_S
 
 
 def send_at_once(connected: socket.socket | None) -> None:
-    """Send small replies without waiting until the peer has acknowledged earlier ones, which takes 40 ms. asyncio does
-    this for sockets that it made itself, not for those of a listener that it was given."""
+    """Send small replies at once, without waiting for the peer's acknowledgement of earlier replies, which takes 40 ms.
+    asyncio does this for sockets that it made, but not for sockets from a listener that it was given."""
     if connected is not None and connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -208,13 +209,13 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _chosen(address: Address) -> socket.socket:
-    """Like `_bound`, but not a port that is reserved or was just released."""
+    """Bind like `_bound`, but not to a port that is reserved or was just released."""
     listener = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the next process that uses it
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lets the next process bind this port
         listener.listen(BACKLOG)
     except OSError:
         listener.close()

@@ -1,7 +1,8 @@
-"""Compiles expensive kernels in the background, once there is enough work to pay for it.
+"""Compiles expensive kernels in the background when there is enough work to pay for it.
 
-Invariant: a process with little work never pays, one with much work pays once, and nothing waits meanwhile. `gateway`
-and `sdk`, which decode and encode many frames, count their work here and continue without kernels until they are ready.
+Invariant: a process with little work never compiles, a process with much work compiles once, and no code waits for the
+result. `gateway` and `sdk` decode and encode many frames. They count this work here and run without kernels until the
+kernels are ready.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ log = structlog.get_logger("readiness")
 
 
 class Readiness:
-    """Counts work, and calls `make_ready` once, in a thread, after this amount of it."""
+    """Counts work. After a given amount, calls `make_ready` once, in a thread."""
 
     def __init__(self, make_ready: Callable[[], None], *, after: int) -> None:
         self._make_ready = make_ready
@@ -30,5 +31,5 @@ class Readiness:
     def _try(self) -> None:
         try:
             self._make_ready()
-        except Exception as error:  # without compiled kernels everything works, only slower
+        except Exception as error:  # without compiled kernels everything works, but more slowly
             log.warning("kernels.not_compiled", reason=str(error))

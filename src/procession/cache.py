@@ -1,8 +1,9 @@
-"""The cache: the directory for data derived from the installation: Spark's links, class archive and compiled kernels.
+"""The cache: a directory for data derived from the installation, such as Spark's links, the class archive and compiled
+kernels.
 
-Invariant: it can be deleted at any time and is created again. It is the directory in `PROCESSION_CACHE_DIR`, or in the
-Python environment, or in the user's cache if the environment is read-only. If none is writable, a pipeline keeps its
-cache in its own directory.
+Invariant: the cache can be deleted at any time and is created again. Its directory is `PROCESSION_CACHE_DIR`, or a
+directory in the Python environment, or in the user's cache if the environment is read-only. If none is writable, a
+pipeline keeps its cache in its own directory.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ VARIABLE = "PROCESSION_CACHE_DIR"
 NUMBA_VARIABLE = "NUMBA_CACHE_DIR"
 
 INSTALLED = Path(sys.prefix) / "var" / "procession"
-"""Created by `procession warm`, which the setup calls. It may be read-only later."""
+"""The cache in the Python environment, created by `procession warm`, which the setup calls. It may become read-only."""
 
 
 def cache_directory() -> Path | None:
-    """Return the first writable candidate, or None."""
+    """Return the first writable candidate for the cache directory, or None."""
     return next((place for place in _places() if _is_writable(place)), None)
 
 
@@ -35,7 +36,7 @@ def _places() -> list[Path]:
 
 
 def _is_writable(place: Path) -> bool:
-    """Whether it is a writable directory, or can be created."""
+    """Whether this is a writable directory or can be created as one."""
     while not place.exists() and place != place.parent:
         place = place.parent
     return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -44,7 +45,8 @@ def _is_writable(place: Path) -> bool:
 def find_place(fallback: Path | None = None) -> None:
     """Set the cache directories of this process and its children; `fallback` is used if no other is writable.
 
-    Without it numba would only look next to its modules and in the user's home."""
+    Without this setting, numba would look only next to its modules and in the user's home.
+    """
     if cache_directory() is None and fallback is not None and not os.environ.get(VARIABLE):
         os.environ[VARIABLE] = str(fallback)
     is_named = bool(os.environ.get(VARIABLE))

@@ -1,6 +1,6 @@
-"""Compiled kernels: a loop over numbers or bytes, compiled by numba for given types.
+"""Compiled kernels: loops over numbers or bytes that numba compiles for given types.
 
-Invariant: the result is cached where numba can write (see `cache`); otherwise it is compiled for this process only.
+Invariant: the compiled code is cached where numba can write (see `cache`); otherwise it lasts for this process only.
 Importing this module imports numba, which takes half a second.
 """
 

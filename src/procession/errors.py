@@ -1,7 +1,7 @@
 """Errors: each class says who must act.
 
 Invariant: an error has fields, a sentence for its reader and, if possible, a next step. It can be pickled, because it
-crosses process boundaries (Spark's workers, the driver, the supervisor). Imports nothing of ours.
+crosses process boundaries (Spark's workers, the driver, the supervisor). Imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class ProcessionError(Exception):
             raise AttributeError(name) from None
 
     def explain(self) -> str:
-        """The sentence and the next step as one text for a terminal."""
+        """Return the sentence and the next step as one text for a terminal."""
         sentence = _as_sentence(self.sentence)
         return f"{sentence}\n  Next: {_as_sentence(self.next_step)}" if self.next_step else sentence
 
     def as_dict(self) -> dict[str, Any]:
-        """The error as a JSON object."""
+        """Return the error as a JSON object."""
         kind = type(self).__name__
         return {"kind": kind, "sentence": self.sentence, "next_step": self.next_step, "fields": self.fields}
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> ProcessionError:
-        """The error from a JSON object. An unknown kind becomes a `ProcessionError`."""
+        """Create an error from a JSON object. An unknown kind becomes a `ProcessionError`."""
         kinds: dict[str, type[ProcessionError]] = {kind.__name__: kind for kind in ProcessionError.__subclasses__()}
         kind = (kinds | {"UsageError": UsageError, "DiskError": DiskError}).get(document["kind"], ProcessionError)
         return kind(document["sentence"], next_step=document["next_step"], **document["fields"])
 
 
 def _as_sentence(text: str) -> str:
-    """The text with a capital and a full stop.
+    """Return the text with a capital letter and a full stop.
 
-    If the first word is not a plain word it is left as it is: it may be the name of a file.
+    A first word that is not a plain word stays unchanged, because it may be the name of a file.
     """
     first, _, rest = text.partition("\n")
     ended = first if first.endswith((".", ":", "?", "!", "…")) else f"{first}."
@@ -70,11 +70,11 @@ def _rebuild(kind: type[ProcessionError], sentence: str, next_step: str, fields:
 
 
 class LocalProtocolError(ProcessionError):
-    """Our code did something that the protocol forbids: a bug in Procession."""
+    """This program broke the protocol, which is a bug in Procession."""
 
 
 class RemoteProtocolError(ProcessionError):
-    """The peer broke the protocol. `sentence` is the reason that the ERROR frame carries."""
+    """The peer broke the protocol. `sentence` is the reason in the ERROR frame."""
 
 
 class StorageError(ProcessionError):
@@ -84,7 +84,7 @@ class StorageError(ProcessionError):
 class DiskError(StorageError):
     """A write or a sync failed, perhaps temporarily.
 
-    The process ends, is started again and recovers from disk. The operator must act only if it keeps failing.
+    The process ends, is started again and recovers from disk. The operator must act only if the error repeats.
     """
 
 
@@ -97,7 +97,7 @@ class UsageError(ConfigError):
 
 
 class PlanError(ProcessionError):
-    """The pipeline cannot run as it is declared: its author must act. Names the stage and a way out."""
+    """The pipeline cannot run as it is declared: its author must act. The error names the stage and a solution."""
 
 
 class RecordError(ProcessionError):
@@ -109,20 +109,20 @@ class RoundError(ProcessionError):
 
 
 class FencedError(ProcessionError):
-    """A later driver has taken over: this one must stop and change nothing more."""
+    """A later driver has taken over: this driver must stop and change nothing more."""
 
 
 _IN_A_TRACE = re.compile(r"^procession\.errors\.(StorageError|DiskError|ConfigError|RoundError): (.+)$", re.MULTILINE)
 
 
 def error_in_text(text: str) -> ProcessionError | None:
-    """The error that the trace of one of Spark's processes contains, if a user needs only its sentence. It has a next
-    step if an operator must act."""
+    """Return the error in the trace of one of Spark's processes, if a user needs only its sentence. The error has a
+    next step if an operator must act."""
     found = _IN_A_TRACE.findall(text)
     if not found:
         return None
     kind, sentence = found[-1]
-    next_step = "Fix that, and start again: nothing is lost. logs/spark.log has the trace."
+    next_step = "Fix the cause, and start again: nothing is lost. logs/spark.log has the trace."
     if kind == "RoundError":
         next_step = ""
     return ProcessionError.from_dict({"kind": kind, "sentence": sentence, "next_step": next_step, "fields": {}})

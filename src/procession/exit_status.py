@@ -1,7 +1,7 @@
 """Exit statuses of all commands.
 
-Invariant: there is one table for all commands, here and in docs/reference/commands.md. Scripts and supervisors decide
-by the status what to do next.
+Invariant: there is one table for all commands, here and in docs/reference/commands.md. Scripts and supervisors choose
+their next step by the status.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procession.errors import DiskError, ProcessionError, UsageError
 
 class Status(enum.IntEnum):
     DONE = 0
-    """Everything was done, and verified output is clean."""
+    """The command did everything, and verified output is clean."""
     UNCLEAN = 1
     """The work is incomplete, or verified output is not clean. A restart may help."""
     USAGE = 2
@@ -22,7 +22,7 @@ class Status(enum.IntEnum):
     ACT = 3
     """An operator must act. A restart does not help."""
     INTERRUPTED = 130
-    """Ctrl-C ended a search that had found nothing so far."""
+    """Ctrl-C ended a search that had found no problem so far."""
 
 
 FINAL_STATUSES = frozenset({Status.USAGE, Status.ACT})
@@ -36,7 +36,7 @@ def hear_interrupts() -> None:
 
 
 def status_of(error: ProcessionError) -> Status:
-    """Return the status of an error. One with a next step needs an operator; a disk error may be temporary."""
+    """Return the status of an error. An error with a next step needs an operator; a disk error may be temporary."""
     if isinstance(error, UsageError):
         return Status.USAGE
     if isinstance(error, DiskError):

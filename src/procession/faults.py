@@ -1,11 +1,11 @@
 """Fault points: named points at which a test makes the process die or its disk fail.
 
-Invariant: without the environment variables it is off and nearly free. `PROCESSION_FAULT` has `name` or `name@k` (the
-k-th time the point is reached), comma-separated for several. `PROCESSION_FAULT_FILE` names a file into which a test
-writes the name of a point at run time. The process removes the file before it dies, so that the fault happens once and
-the test can see it. `pause:name` stops the process at the point with SIGSTOP. With `disk:full` or `disk:sync` the file
-stays, and every write or sync fails while it exists, or from the k-th on (`disk:sync@k`). `disk:torn` kills the process
-in the middle of its next write.
+Invariant: without the environment variables, fault points are off and nearly free. `PROCESSION_FAULT` has `name` or
+`name@k` (the k-th time that the point is reached), or several of them, separated by commas. `PROCESSION_FAULT_FILE`
+names a file into which a test writes the name of a point at run time. The process removes the file before it dies, so
+that the fault happens once and the test can see it. `pause:name` stops the process at the point with SIGSTOP. With
+`disk:full` or `disk:sync` the file stays, and every write or sync fails while it exists, or from the k-th on
+(`disk:sync@k`). `disk:torn` kills the process in the middle of its next write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _file = Path(os.environ[FILE_VARIABLE]) if os.environ.get(FILE_VARIABLE) else No
 
 
 def point(name: str) -> None:
-    """Die by SIGKILL if this point is armed and this is the armed visit."""
+    """Kill the process with SIGKILL if this point is armed and this is the armed visit."""
     if not _points and _file is None:
         return
     if name in _points:
@@ -45,7 +45,7 @@ def point(name: str) -> None:
     if _points.get(name) == 0 or (_file is not None and _is_taken(_file, name)):
         die()
     if _file is not None and _is_taken(_file, f"pause:{name}"):
-        os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT
+        os.kill(os.getpid(), signal.SIGSTOP)  # the process stops here until SIGCONT
 
 
 def die() -> NoReturn:
@@ -70,7 +70,7 @@ def _is_taken(file: Path, name: str) -> bool:
 
 
 def disk(what: str) -> None:
-    """Raise the OSError of a full disk (before a write) or of a failed sync, if the file says so."""
+    """Raise the OSError of a full disk (before a write) or of a failed sync, if the fault file demands it."""
     if _file is None:
         return
     try:

@@ -1,7 +1,7 @@
 """Format numbers: the version of a file or message format, so that another release knows whether it can read it. Pure.
 
 Invariant: a newer or invalid number is refused with one sentence that names the release to start. Data without a number
-is older than format numbers; its reader passes the number that stands for it. `docs/reference/formats.md` lists all
+is older than format numbers; its reader passes the number that such data has. `docs/reference/formats.md` lists all
 formats.
 """
 
@@ -13,7 +13,7 @@ from procession.errors import StorageError
 
 
 def is_known_format(found: object, newest: int) -> bool:
-    """Whether this is a format number up to the newest one. `True` is not, although it equals 1."""
+    """Whether this is a format number up to the newest number. `True` is not a format number, although it equals 1."""
     return isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= newest
 
 

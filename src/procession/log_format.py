@@ -2,7 +2,8 @@
 
 Invariant: an event has a name that can be searched for, `part.what_happened`, a level and fields; sentences go into
 fields. No event contains a secret. `PROCESSION_LOG` is the lowest level that is written, `PROCESSION_LOG_FORMAT` is
-`text` or `json`. Commands write from `info` on, a program that only uses the SDK from `warning` on.
+`text` or `json`. Commands write events from `info` on. A program that only uses the SDK writes events from `warning`
+on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NOTE_PREFIX = "note: "
 """Prefix of a line for people, from a part that continues to run."""
 ERROR_PREFIX = "error: "
 NOTED = "command.noted"
-"""The same as a log event, for logs in JSON."""
+"""The name of the log event for a note, for logs in JSON."""
 FAILED = "command.failed"
 
 
@@ -76,7 +77,7 @@ def _event_in(line: str, name: str) -> dict[str, Any] | None:
         return None
     try:
         event = json.loads(line)
-    except ValueError:  # truncated, or not ours
+    except ValueError:  # truncated, or not a log event of this package
         return None
     return event if isinstance(event, dict) and event.get("event") == name else None
 
@@ -138,5 +139,5 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def keep_logs() -> None:
-    """Set up the log of one of our commands. The supervisor writes the standard error stream to a file."""
+    """Set up the log of a command of this package. The supervisor writes the standard error stream to a file."""
     configure("info")

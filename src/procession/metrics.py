@@ -1,6 +1,6 @@
 """Metrics: serves figures to Prometheus at an HTTP port.
 
-Invariant: a producer of figures only defines metrics, not how they are served. They are collected when Prometheus
+Invariant: a producer of figures only defines metrics, not how they are served. Figures are collected when Prometheus
 reads them, and cost nothing otherwise. One reader is served at a time, in a separate thread. prometheus-client is
 imported only if the port is used.
 """

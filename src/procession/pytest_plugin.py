@@ -1,6 +1,6 @@
 """The pytest plugin: the fixture `run_pipeline`. pytest finds it by the entry point `pytest11`.
 
-Invariant: importing it is cheap, since pytest loads it with every test run where Procession is installed.
+Invariant: the import is cheap, because pytest loads the plugin in every test run where Procession is installed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 
 @pytest.fixture
 def run_pipeline() -> Callable[..., Any]:
-    """`procession.testing.run_everywhere`: run a pipeline on records with several schedules, and check that they write
-    the same bytes."""
+    """Return `procession.testing.run_everywhere`, which runs a pipeline with several schedules and checks that they
+    write the same bytes."""
     from procession.testing.schedules import run_everywhere
 
     return run_everywhere

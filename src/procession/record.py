@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 
 ORDER = "order_"
-"""Prefix of the columns with the rows' order key, the most significant first: the sequence, then the numbers that
-distinguish the results of one record. Rows that need no sorting have none."""
+"""Prefix of the columns with the rows' order key, the most significant column first: the sequence, then numbers that
+distinguish the results of one record. Rows that need no sorting have no such columns."""
 
 COLUMNS = ("key", "event_time", "stream_id", "message_id")
 """The columns of a record besides its payload."""
@@ -21,15 +21,15 @@ def stream_id(name: bytes) -> int:
 
 
 SHARE_SHIFT = 40
-"""The bits of a stream's id below the number of the source that it belongs to, if a connector sends it for one."""
+"""Number of lower bits of a stream's id if a source reads a URL. The bits above them are the number of the source."""
 
 
 def share_of(source: str) -> int:
-    """The number of a source that reads a URL: the upper bits of the ids of its streams. Two such sources of a pipeline
-    must not have the same."""
+    """Return the number of a source that reads a URL: the upper bits of the ids of its streams. It must be unique in a
+    pipeline."""
     return stream_id(b"source " + source.encode()) >> SHARE_SHIFT
 
 
 def id_in_share(share: int, stream: int) -> int:
-    """The id of a connector's stream within the share of its source."""
+    """Return the id of a connector's stream within the share of its source."""
     return share << SHARE_SHIFT | stream & (1 << SHARE_SHIFT) - 1

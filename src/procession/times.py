@@ -1,8 +1,7 @@
-"""Times: moments and lengths of time, exact, as whole nanoseconds.
+"""Times: points in time and durations, exact, as whole nanoseconds.
 
-Invariant: a user's value is taken as the decimal number that it is written as: a float is the number that it prints as,
-never its binary expansion. Only fractions of a nanosecond are rounded, half to even. A `datetime` without a time zone
-is in UTC. Pure.
+Invariant: a user's value is taken as the decimal number that Python prints for it, never as the binary expansion of a
+float. Only fractions of a nanosecond are rounded, half to even. A `datetime` without a time zone is in UTC. Pure.
 
     >>> nanoseconds(1700000000.1), nanoseconds(1700000000100, "ms")
     (1700000000100000000, 1700000000100000000)
@@ -67,7 +66,8 @@ def _exact(time: Any, unit: Unit) -> int:
     elif isinstance(time, int):
         return time * UNITS[unit]
     elif isinstance(time, float):
-        # Floats of this size are finer than microseconds: the nearest float to a number of microseconds prints as it.
+        # A float of this size is finer than microseconds, and the float nearest to a number of microseconds prints as
+        # that number.
         if unit == "s" and abs(time) < TIME_MAX // NS and (micros := round(time * 1e6)) / 1e6 == time:
             return micros * 1_000
         text = float.__repr__(time)
@@ -96,7 +96,7 @@ def of_delta(delta: timedelta) -> int:
 
 
 def length(time: Any) -> int | None:
-    """Convert a user's duration to nanoseconds: seconds as a number, or a timedelta. None if it is invalid."""
+    """Convert a user's duration to nanoseconds: seconds as a number, or a timedelta. Returns None if it is invalid."""
     if isinstance(time, timedelta):
         return of_delta(time)
     try:
@@ -106,5 +106,5 @@ def length(time: Any) -> int | None:
 
 
 def in_unit(ns: int, unit: Unit = "s") -> int | float:
-    """Convert nanoseconds to a unit: an int if it is whole, else the nearest float."""
+    """Convert nanoseconds to a unit. Returns an int if the result is whole, else the nearest float."""
     return ns // UNITS[unit] if ns % UNITS[unit] == 0 else ns / UNITS[unit]

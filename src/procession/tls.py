@@ -1,4 +1,4 @@
-"""TLS: the certificate that a program presents, what it trusts, and a listening socket that speaks TLS.
+"""TLS: a program's certificate, the authorities that it trusts, and a listening socket that speaks TLS.
 
 Invariant: files are read for each connection, so a renewed certificate is used from the next connection on, without a
 restart. An incomplete renewal changes nothing. Used by the gateway, the sinks and their clients.
@@ -21,7 +21,7 @@ from procession.errors import ConfigError, UsageError
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HANDSHAKES_MAX = 64
-"""Maximum number of concurrent handshakes. Beyond it the oldest one is cancelled."""
+"""Maximum number of concurrent handshakes. Beyond it, the oldest handshake is cancelled."""
 PAUSE_S = 0.1
 """Pause after a failed accept, so that a lack of file descriptors does not cause a busy loop."""
 
@@ -53,13 +53,13 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """A client's trust: the authority and host name of the server. With `cert`, the client presents a certificate."""
+    """The authority and host name that a client trusts. With `cert`, the client presents a certificate."""
 
     ca: Path
     cert: Path | None = None
     key: Path | None = None
     name: str | None = None
-    """The name that the server's certificate must have, if not the host's."""
+    """The name that the server's certificate must have. None: the name of the host."""
 
     def context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -108,9 +108,10 @@ def complaint(error: BaseException) -> str | None:
 async def connect(
     address: tuple[str, int], tls: ClientTls | None, limit: int = LINE_BYTES_MAX
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Like `asyncio.open_connection`; `limit` is the maximum line length.
+    """Connect like `asyncio.open_connection`, with TLS if given. `limit` is the maximum line length.
 
-    Unusable files, perhaps in the middle of a renewal, raise ConnectionError, so that the caller retries."""
+    Unusable files, perhaps in the middle of a renewal, raise ConnectionError, so that the caller retries.
+    """
     if tls is None:
         return await asyncio.open_connection(*address, limit=limit)
     try:
@@ -142,7 +143,7 @@ class TlsListener:
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        """Stop accepting. Open connections stay."""
+        """Stop accepting connections. Open connections stay open."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
         self._listening.close()
@@ -165,7 +166,7 @@ class TlsListener:
     async def _handshake(self, accepted: socket.socket) -> None:
         peer = _peer(accepted)
         try:
-            # The loop owns the socket now, and closes it if this fails or is cancelled.
+            # The event loop owns the socket now, and closes it if this fails or is cancelled.
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 accepted,
@@ -185,7 +186,7 @@ def _peer(accepted: socket.socket) -> str:
 
 
 class _Certificates:
-    """A server's context, created again when one of its files changes."""
+    """A server's TLS context. It is created again when one of its files changes."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls = tls
@@ -216,7 +217,7 @@ def _fingerprint(path: Path) -> tuple[int, int, int] | None:
 
 def _present(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
-        # Otherwise OpenSSL would ask on the terminal for the password of an encrypted key.
+        # Without the empty password, OpenSSL would ask on the terminal for the password of an encrypted key.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as error:
         raise ConfigError(

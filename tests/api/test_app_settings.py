@@ -9,10 +9,10 @@ from typing import Any, Literal
 import pytest
 
 from procession import Pipeline, PlanError
+from procession.deployment.settings import load_settings
 from procession.driver import app_values
 from procession.driver.app_file import load_app
 from procession.errors import ConfigError, UsageError
-from procession.supervisor.settings import load_settings
 from procession.testing import with_settings
 
 APP = """
@@ -29,7 +29,7 @@ events.filter(lambda event: event["count"] > limit).sink("alerts", to="file:outp
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    # Set and unset, so that what `export` puts there is taken back.
+    # Set and unset, so that the values of `export` are removed afterwards.
     for name in ("PROCESSION_APP_MAX_COUNT", "PROCESSION_APP_TOKEN"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -42,7 +42,7 @@ def values(app: Path) -> dict[str, Any]:
     return {setting.name: setting.value for setting in load_app(app).graph.settings}
 
 
-def test_the_command_line_counts_before_the_environment_the_file_and_the_default(
+def test_a_value_on_the_command_line_overrides_the_environment_the_file_and_the_default(
     app: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROCESSION_APP_TOKEN", "t")
@@ -56,7 +56,7 @@ def test_the_command_line_counts_before_the_environment_the_file_and_the_default
     assert values(app) == {"max-count": 6, "token": "a=b"}
 
 
-def test_explain_shows_settings_with_their_origin_and_no_secret(app: Path) -> None:
+def test_explain_shows_each_setting_with_its_origin_and_hides_secrets(app: Path) -> None:
     app_values.export(["token=hunter2"])
     settings_text = "\n".join(
         f"{setting.name} = {setting.shown} ({setting.origin})" for setting in load_app(app).graph.settings
@@ -68,7 +68,7 @@ def test_explain_shows_settings_with_their_origin_and_no_secret(app: Path) -> No
     assert "\nsettings\n  limit = 1.5 (default)\n" in pipeline.explain()
 
 
-def test_a_setting_without_a_value_says_how_to_give_one(app: Path) -> None:
+def test_the_error_for_a_setting_without_a_value_says_how_to_set_it(app: Path) -> None:
     with pytest.raises(PlanError, match="needs the setting 'token', which has no value") as caught:
         load_app(app)
     assert caught.value.next_step == (
@@ -83,14 +83,14 @@ def test_a_misspelt_setting_is_refused(app: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[app", "app = 3"])
-def test_a_file_that_cannot_be_read_is_one_sentence(app: Path, text: str) -> None:
+def test_an_unreadable_settings_file_is_reported_in_one_sentence(app: Path, text: str) -> None:
     Path("procession.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"procession.toml (cannot be read|has app = 3)"):
         load_app(app)
 
 
 @pytest.mark.parametrize("pair", ["limit", "=3", "a b=3", "-x=3"])
-def test_what_is_no_pair_is_refused(pair: str) -> None:
+def test_an_option_that_is_not_a_name_and_a_value_is_refused(pair: str) -> None:
     with pytest.raises(UsageError, match="is not a setting"):
         app_values.export([pair])
 
@@ -108,12 +108,12 @@ def test_what_is_no_pair_is_refused(pair: str) -> None:
         (list[int], [1, 2], [1, 2]),
     ],
 )
-def test_a_value_is_read_as_what_it_is_declared_to_be(kind: Any, given: Any, value: Any) -> None:
+def test_a_value_is_parsed_as_its_declared_type(kind: Any, given: Any, value: Any) -> None:
     with with_settings(limit=given):
         assert Pipeline("p").setting("limit", kind) == value
 
 
-def test_a_value_of_another_kind_is_refused_and_a_secret_is_not_shown() -> None:
+def test_a_value_of_another_type_is_refused_without_showing_a_secret() -> None:
     with with_settings(limit="many"):
         with pytest.raises(
             PlanError, match="setting 'limit' is 'many' from with_settings: Input should be a valid int"
@@ -124,10 +124,10 @@ def test_a_value_of_another_kind_is_refused_and_a_secret_is_not_shown() -> None:
     assert "many" not in f"{caught.value} {caught.value.next_step}"
 
 
-def test_a_setting_is_asked_for_in_one_way() -> None:
+def test_an_invalid_declaration_of_a_setting_is_refused() -> None:
     pipeline = Pipeline("p")
     assert pipeline.setting("limit", int, default=3) == pipeline.setting("limit", int, default=3)
-    with pytest.raises(PlanError, match="asks for the setting 'limit' twice"):
+    with pytest.raises(PlanError, match="reads the setting 'limit' twice"):
         pipeline.setting("limit", int, default=4)
     with pytest.raises(PlanError, match="cannot name a setting"):
         pipeline.setting("a b")
@@ -135,7 +135,7 @@ def test_a_setting_is_asked_for_in_one_way() -> None:
         pipeline.setting("other", type("Strange", (), {}))
 
 
-def test_a_default_is_of_the_declared_type() -> None:
+def test_a_default_of_another_type_than_declared_is_refused() -> None:
     assert repr(Pipeline("p").setting("limit", float, default=80)) == "80"
     assert repr(Pipeline("p").setting("limit", float, default="80")) == "80.0"
     assert Pipeline("p").setting("limit", float, default=None) is None

@@ -31,12 +31,13 @@ def joined_pipeline(**options: Any) -> Pipeline:
 
 
 def combinations(records: list[dict[str, Any]]) -> list[list[int]]:
-    """Each three records in all ways, in the order of the last of them, and then as the joins have them."""
+    """Return each combination of three matching records, in the order of their last records and then in that of the
+    joins."""
     found = []
-    for a in (one for one in records if one["kind"] == "a"):
-        near = [one for one in records if one["key"] == a["key"] and abs(one["at"] - a["at"]) <= WITHIN]
-        for b in (one for one in near if one["kind"] == "b"):
-            for c in (one for one in near if one["kind"] == "c"):
+    for a in (record for record in records if record["kind"] == "a"):
+        near = [record for record in records if record["key"] == a["key"] and abs(record["at"] - a["at"]) <= WITHIN]
+        for b in (record for record in near if record["kind"] == "b"):
+            for c in (record for record in near if record["kind"] == "c"):
                 first, second, third = a["id"], b["id"], c["id"]
                 last = max(first, second, third)
                 pair = (max(first, second), min(first, second))
@@ -46,7 +47,7 @@ def combinations(records: list[dict[str, Any]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_each_combination_comes_out_once_where_its_last_record_stood(seed: int) -> None:
+def test_each_combination_is_emitted_once_at_the_position_of_its_last_record(seed: int) -> None:
     chance = random.Random(seed)
     now, records = 0, []
     for number in range(120):
@@ -60,13 +61,13 @@ def test_each_combination_comes_out_once_where_its_last_record_stood(seed: int) 
         assert found["joined"] == expected
 
 
-def test_explain_names_the_joins_in_a_row() -> None:
+def test_explain_names_the_consecutive_joins() -> None:
     explained = joined_pipeline(name="triples").explain()
     assert "triples-1" in explained
     assert "triples-2" in explained
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_an_invalid_join_is_refused() -> None:
     pipeline = Pipeline("p")
     stage = pipeline.source()
     options: Any = {"within_s": 5, "key": len, "time": len}
@@ -78,7 +79,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
         stage.join_all(Pipeline("q").source(), join=lambda one, two: one, **options)
 
 
-def test_what_is_not_a_stream_is_refused_with_what_the_stage_takes() -> None:
+def test_an_argument_that_is_not_a_stream_is_refused_with_what_the_stage_takes() -> None:
     source = Pipeline("p").source(codec="json")
     with pytest.raises(PlanError) as caught:
         source.as_of(5, join=max, key=len, time=len, valid_from=len)  # type: ignore[call-overload]

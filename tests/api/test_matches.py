@@ -25,7 +25,7 @@ def test_a_match_is_one_node_with_its_bounds_in_nanoseconds() -> None:
     assert (operator.within, operator.lateness, operator.skip) == (2 * 10**9, 5 * 10**8, SkipRule.NONE)
 
 
-def test_without_a_key_that_of_key_by_counts() -> None:
+def test_a_stage_without_a_key_uses_that_of_key_by() -> None:
     pipeline = Pipeline("p")
     pipeline.source().key_by(len).match(TWO, within_s=1)
     assert pipeline._nodes[-1].key == RecordKey((len,))

@@ -30,12 +30,12 @@ def pieced() -> Pipeline:
     return pipeline
 
 
-def test_a_piece_does_what_its_stages_do() -> None:
+def test_a_piece_computes_what_its_stages_compute() -> None:
     found = run(pieced(), {"numbers": [0, 1, 2, 3, 2]}, epochs=2)
     assert found["counts"] == [[2, 1], [3, 1], [2, 2]]
 
 
-def test_names_begin_with_that_of_the_piece_so_that_it_can_be_used_twice_and_explain_shows_groups() -> None:
+def test_stage_names_begin_with_the_name_of_the_piece_and_explain_shows_groups() -> None:
     explained = pieced().explain()
     assert "pieces (each is a group of stages)\n  small: small-least\n" in explained
     assert "  counted/at_least: at_least-least\n  counted: counted-map-stateful-3\n" in explained
@@ -43,21 +43,21 @@ def test_names_begin_with_that_of_the_piece_so_that_it_can_be_used_twice_and_exp
     assert [stage.get("piece") for stage in stages] == [None, "small", "counted/at_least", "counted", None]
 
 
-def test_the_same_piece_twice_needs_two_names() -> None:
+def test_a_piece_that_is_used_twice_needs_two_names() -> None:
     stage = Pipeline("p").source(codec="json").apply(at_least, 1)
     with pytest.raises(PlanError, match="two stages named 'at_least-least'"):
         stage.apply(at_least, 2)
 
 
 @pytest.mark.parametrize("piece", [lambda stage: stage, partial(at_least, least=3)])
-def test_a_piece_without_a_name_is_asked_for_one(piece: Any) -> None:
+def test_a_piece_without_a_name_is_refused_until_one_is_given(piece: Any) -> None:
     stage = Pipeline("p").source(codec="json")
     with pytest.raises(PlanError, match="which has no name"):
         stage.apply(piece)
     assert stage.apply(piece, name="mine") is not None
 
 
-def test_a_piece_that_returns_nothing_is_refused_and_the_group_is_over() -> None:
+def test_a_piece_that_returns_nothing_is_refused() -> None:
     stage = Pipeline("p").source(codec="json")
     with pytest.raises(PlanError, match="the piece 'nothing' returned nothing"):
         stage.apply(lambda stage: None, name="nothing")

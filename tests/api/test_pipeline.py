@@ -29,7 +29,7 @@ def test_the_example_in_the_docstring_runs() -> None:
     assert doctest.testmod(pipeline_module).failed == 0
 
 
-def test_stages_stand_in_the_order_in_which_they_were_written_each_behind_its_parent() -> None:
+def test_stages_are_in_the_order_in_which_they_were_written_each_after_its_parent() -> None:
     pipeline = Pipeline("p", parallelism=3)
     words = pipeline.source("in", codec="text").flat_map(str.split)
     words.filter(str.isalpha).sink("letters", to="file:a")
@@ -51,7 +51,7 @@ def test_stages_stand_in_the_order_in_which_they_were_written_each_behind_its_pa
     ]
 
 
-def test_dead_letters_are_one_more_sink() -> None:
+def test_dead_letters_add_a_sink() -> None:
     graph = small(dead_letter="file:dead").graph()
     assert graph.on_error is OnError.DEAD_LETTER
     assert graph.dead_letter is graph.sinks[-1]
@@ -59,7 +59,7 @@ def test_dead_letters_are_one_more_sink() -> None:
     assert small().graph().dead_letter is None
 
 
-def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_changed_number_of_connections_on_an_old_checkpoint_is_refused_with_a_next_step(tmp_path: Path) -> None:
     def claim(connections: int) -> None:
         pipeline = Pipeline("p", order="key")
         pipeline.source("in").sink("out", to="file:out", connections=connections)
@@ -75,13 +75,13 @@ def test_another_number_of_connections_on_an_old_checkpoint_is_refused_with_what
         claim(1)
 
 
-def test_several_connections_and_a_total_order_are_refused_with_two_ways_out() -> None:
+def test_several_connections_with_a_total_order_are_refused_with_two_alternatives() -> None:
     for pipeline, order in ((Pipeline("p"), None), (Pipeline("p", order="key"), "total")):
         with pytest.raises(PlanError) as caught:
             pipeline.source().sink("out", to="file:out", order=order, connections=2)  # type: ignore[arg-type]
         assert "sink 'out' has 2 connections" in caught.value.sentence
         assert 'order="key"' in caught.value.next_step
-        assert "or leave connections away" in caught.value.next_step
+        assert "or omit connections" in caught.value.next_step
     for number in (0, 65, True, "2"):
         with pytest.raises(PlanError, match="connections="):
             Pipeline("p", order="key").source().sink("out", to="file:out", connections=number)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "a flag that is a word": (lambda: Pipeline("p", preserve_order="no"), "neither True nor False"),  # type: ignore[arg-type]
     "strictness as a word": (lambda: Pipeline("p", strict="yes"), "strict='yes'"),  # type: ignore[arg-type]
     "a stream that is no id": (lambda: Pipeline("p").source(streams=[1.5]), "not all ids"),  # type: ignore[list-item]
-    "order and preserve_order": (lambda: Pipeline("p", order="key", preserve_order=True), "both say"),
+    "order and preserve_order": (lambda: Pipeline("p", order="key", preserve_order=True), "exclude each other"),
     "a stage with no tasks": (lambda: Pipeline("p").source().map(bytes, parallelism=0), "of stage 'map-1' is out of"),
     "a function that is not asynchronous": (
         lambda: Pipeline("p").source().map_async(bytes),
@@ -152,7 +152,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_a_plan_error_at_its_line_with_a_way_out(mistake: str) -> None:
+def test_a_mistake_is_a_plan_error_that_names_its_line_and_a_next_step(mistake: str) -> None:
     act, sentence = MISTAKES[mistake]
     with pytest.raises(PlanError) as caught:
         act()
@@ -161,7 +161,7 @@ def test_a_mistake_is_a_plan_error_at_its_line_with_a_way_out(mistake: str) -> N
 
 
 @pytest.mark.parametrize("word", ["map", "filter", "flat_map", "key_by", "peek", "add_timestamps", "rebalance"])
-def test_a_coroutine_function_or_one_with_other_arguments_is_refused_where_it_is_given(
+def test_a_coroutine_function_or_one_with_wrong_arguments_is_refused_at_once(
     word: str,
 ) -> None:
     place = Pipeline("p").source()
@@ -183,7 +183,7 @@ def test_a_stage_is_shown_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("codec", ["bytes", "text", "json", "msgpack", "arrow"])
-def test_a_sink_has_the_codec_of_its_source_unless_it_says_another(codec: Any) -> None:
+def test_a_sink_has_the_codec_of_its_source_by_default(codec: Any) -> None:
     pipeline = Pipeline("p")
     stage = pipeline.source("in", codec=codec).filter(bool).map(list)
     stage.sink("out", to="file:out")
@@ -198,7 +198,7 @@ def test_a_sink_has_the_codec_of_its_source_unless_it_says_another(codec: Any) -
     assert out.framing is (SinkFraming.RAW if codec in ("msgpack", "arrow") else SinkFraming.LINES)
 
 
-def test_sources_of_different_codecs_before_one_sink_ask_for_its_codec() -> None:
+def test_a_sink_after_sources_with_different_codecs_must_name_its_codec() -> None:
     def sink(first: Any, second: Any, **options: Any) -> PayloadCodec:
         pipeline = Pipeline("p")
         one = pipeline.source("one", codec=first, streams=[1])
@@ -206,7 +206,7 @@ def test_sources_of_different_codecs_before_one_sink_ask_for_its_codec() -> None
         return pipeline.graph().sinks[0].codec
 
     assert sink("json", "json") is PayloadCodec.JSON
-    assert sink("text", "bytes") is PayloadCodec.BYTES, "they are written alike"
+    assert sink("text", "bytes") is PayloadCodec.BYTES, "both codecs write the same bytes"
     assert sink("text", "json", codec="json") is PayloadCodec.JSON
     with pytest.raises(PlanError) as caught:
         sink("text", "json")
@@ -214,7 +214,7 @@ def test_sources_of_different_codecs_before_one_sink_ask_for_its_codec() -> None
     assert 'codec="json"' in caught.value.next_step
 
 
-def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_until_it_says_so(tmp_path: Path) -> None:
+def test_a_sink_whose_codec_differs_from_its_checkpoint_is_refused_unless_it_is_named(tmp_path: Path) -> None:
     def claim(source: Any = "json", **options: Any) -> None:
         pipeline = Pipeline("p")
         pipeline.source("in", codec=source).sink("out", to="file:out", **options)
@@ -228,11 +228,11 @@ def test_a_sink_that_would_write_another_codec_than_its_checkpoint_is_refused_un
     (tmp_path / "pipeline.json").write_text(json.dumps(document))  # as it was before sinks had their source's codec
     with pytest.raises(PlanError) as caught:
         claim()
-    assert "'out' does not say its codec and would write json" in caught.value.sentence
+    assert "'out' names no codec and would write json" in caught.value.sentence
     assert 'codec="bytes"' in caught.value.next_step
     claim(codec="json")
-    claim()  # what was said once is remembered
+    claim()  # a codec that was named once is remembered
     claim(codec="text")
     with pytest.raises(PlanError, match="was made when it wrote text"):
         claim()
-    claim(source="bytes")  # text and bytes are written alike
+    claim(source="bytes")  # text and bytes are written as the same bytes

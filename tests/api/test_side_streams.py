@@ -27,7 +27,7 @@ def kinds(pipeline: Pipeline) -> list[Kind]:
     return [node.kind for node in pipeline._nodes]
 
 
-def test_rules_without_an_update_are_their_latest_record() -> None:
+def test_without_an_update_the_state_is_the_latest_rule() -> None:
     pipeline, records, rules = pair()
     records.with_broadcast(rules, apply=max)
     assert Kind.MAP_STATEFUL not in kinds(pipeline)
@@ -62,7 +62,7 @@ def test_a_broadcast_with_an_invalid_argument_is_refused(options: dict[str, Any]
         records.with_broadcast(rules, **({"apply": max} | options))
 
 
-def test_both_streams_are_of_one_pipeline() -> None:
+def test_streams_of_two_pipelines_are_refused() -> None:
     _, records, _ = pair()
     _, _, other = pair()
     with pytest.raises(PlanError, match="rules"):
@@ -71,7 +71,7 @@ def test_both_streams_are_of_one_pipeline() -> None:
         as_of(records, other, key=len)
 
 
-def test_versions_of_a_stream_are_joined_by_key_behind_a_merge() -> None:
+def test_versions_of_a_stream_are_joined_by_key_after_a_merge() -> None:
     pipeline, records, versions = pair()
     as_of(records, versions, key=len, late="drop", versions_max=5, unit="ms", name="rates")
     node = pipeline._nodes[-1]

@@ -50,8 +50,8 @@ def test_two_sources_cannot_take_the_same_streams() -> None:
             pipeline.source("c", streams=streams)
 
 
-def test_a_source_of_a_url_has_streams_of_its_own() -> None:
-    with pytest.raises(PlanError, match="its streams are those of the URL"):
+def test_a_source_with_a_url_has_its_own_streams() -> None:
+    with pytest.raises(PlanError, match="the URL defines its streams"):
         Pipeline("p").source("a", from_="file:*.log", streams=["x"])
     (node,) = _with_sink(Pipeline("p"), from_="file:*.log").graph().sources
     assert (node.share is not None, node.ends) == (True, True)
@@ -62,7 +62,7 @@ def _with_sink(pipeline: Pipeline, **options: Any) -> Pipeline:
     return pipeline
 
 
-def test_the_files_of_a_url_are_one_stream_in_event_time_order_and_named_partitions_are_one_each() -> None:
+def test_in_event_time_order_all_files_of_a_url_are_one_stream_and_each_named_partition_is_one() -> None:
     pipeline = Pipeline("p", order_by="event_time")
     (node,) = _with_sink(pipeline, from_="file:*.log", event_time_field="at", event_time_unit="ms").graph().sources
     assert node.share is not None
@@ -76,7 +76,9 @@ def test_the_files_of_a_url_are_one_stream_in_event_time_order_and_named_partiti
 
 
 def test_files_in_event_time_order_need_a_field_with_the_time() -> None:
-    with pytest.raises(PlanError, match="ordered by event time, but the records of source 'in' have none") as caught:
+    with pytest.raises(
+        PlanError, match="ordered by event time, but the records of source 'in' have no event time"
+    ) as caught:
         Pipeline("p", order_by="event_time").source("in", from_="file:*.log", codec="json")
     assert "event_time_field" in str(caught.value.next_step)
 
@@ -91,6 +93,6 @@ def test_files_in_event_time_order_need_a_field_with_the_time() -> None:
         ({"from_": "file:a", "event_time_field": "at", "event_time_unit": "m"}, "unit='m' is not known"),
     ],
 )
-def test_an_event_time_field_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_event_time_field_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Pipeline("p").source("in", **options)

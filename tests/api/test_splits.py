@@ -11,7 +11,7 @@ from procession.api.splits import OUTPUTS_MAX
 from procession.planner.graph import Kind
 
 
-def test_a_split_without_names_has_two_outputs_behind_one_call() -> None:
+def test_a_split_without_names_has_two_outputs_after_one_call() -> None:
     pipeline = Pipeline("p")
     outputs = pipeline.source("in").split(bool)
     _, split, *nodes = pipeline._nodes
@@ -47,7 +47,7 @@ def test_named_outputs_come_in_the_order_of_their_names() -> None:
         (("a", "b"), {"value": lambda: None}, "cannot be called with one argument"),
     ],
 )
-def test_outputs_that_make_no_split_are_refused(outputs: tuple[str, ...], options: Any, sentence: str) -> None:
+def test_invalid_outputs_of_a_split_are_refused(outputs: tuple[str, ...], options: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Pipeline("p").source().split(str, *outputs, **options)
 
@@ -59,5 +59,5 @@ def test_a_tag_must_be_a_function_of_one_record() -> None:
         Pipeline("p").source().split(None)  # type: ignore[arg-type]
 
 
-def test_as_many_outputs_as_allowed_are_taken() -> None:
+def test_a_split_with_the_largest_number_of_outputs_is_accepted() -> None:
     assert len(Pipeline("p").source().split(str, *(f"o{number}" for number in range(OUTPUTS_MAX)))) == OUTPUTS_MAX

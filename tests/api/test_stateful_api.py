@@ -26,7 +26,7 @@ KEYED: dict[str, Callable[[Stage], Stage]] = {
 
 
 @pytest.mark.parametrize("word", KEYED)
-def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_told_what_to_write(word: str) -> None:
+def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_refused_with_what_to_write(word: str) -> None:
     source = Pipeline("p").source()
     before = source.key_by(len).map(list).rebalance(parallelism=3).flat_map(list).merge(source.key_by(max))
     stage = KEYED[word](before)
@@ -48,7 +48,7 @@ def test_a_keyed_stage_has_the_key_of_the_key_by_before_it_or_is_told_what_to_wr
     assert "after the merge" in caught.value.next_step
 
 
-def test_windows_and_aggregates_are_by_the_key_of_key_by_and_their_results_are_not() -> None:
+def test_windows_and_aggregates_use_the_key_of_key_by_and_their_results_have_no_key() -> None:
     source = Pipeline("p").source()
     for way, kinds in ((source, ("window", "aggregate")), (source.key_by(len), ("window_by_key", "aggregate_by_key"))):
         nodes = way._pipeline._nodes
@@ -59,7 +59,7 @@ def test_windows_and_aggregates_are_by_the_key_of_key_by_and_their_results_are_n
         totals.aggregate(aggregates.collect())
         assert nodes[-1].kind is Kind.AGGREGATE
     source.key_by(len).reduce(max).distinct()
-    assert nodes[-1].key == RecordKey((len,)), "a stage that takes the key hands it on"
+    assert nodes[-1].key == RecordKey((len,)), "a stage that uses the key passes it on"
 
 
 def counted(state: int, value: Any) -> tuple[int, Any]:
@@ -89,12 +89,12 @@ async def awaited(state: int, value: Any) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("function", [7, None, awaited])
 @pytest.mark.parametrize("word", ["map_stateful", "filter_stateful", "flat_map_stateful", "reduce"])
-def test_a_step_is_a_function_that_need_not_be_awaited(word: str, function: Any) -> None:
+def test_an_async_step_is_refused(word: str, function: Any) -> None:
     with pytest.raises(PlanError, match=rf"\.{word}\(\) was given"):
         getattr(Pipeline("p").source(), word)(function, key=len)
 
 
-def test_what_is_not_an_aggregate_or_a_window_is_refused() -> None:
+def test_an_argument_that_is_no_aggregate_or_window_is_refused() -> None:
     source = Pipeline("p").source()
     with pytest.raises(PlanError, match="aggregate"):
         source.aggregate(max)  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def test_timers_in_event_time_are_one_node_with_its_step_and_lateness_in_nanosec
     assert node.operator.step_ns == 5 * 10**8
 
 
-def test_without_a_key_that_of_key_by_counts() -> None:
+def test_a_stage_without_a_key_uses_that_of_key_by() -> None:
     pipeline = Pipeline("p")
     process(pipeline.source().key_by(len))
     assert pipeline._nodes[-1].key == RecordKey((len,))
@@ -66,7 +66,7 @@ def test_a_clock_and_an_option_of_event_time_contradict_each_other(word: str) ->
     value: Any = {"time": len, "unit": "ms", "step_s": 2, "lateness_s": 1}[word]
     with pytest.raises(PlanError, match=rf"has clock= and {word}=") as caught:
         process(records, key=len, clock=clock, **{word: value})
-    assert f"leave {word} away" in caught.value.next_step
+    assert f"omit {word}" in caught.value.next_step
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,19 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, Message
 from typer.testing import CliRunner
 
 from procession.bench import conflux, conflux_figures, conflux_report
 from procession.bench.conflux_contestants import CONTESTANTS, ConfluxSetup
-from procession.bench.stamped_reader import AppendedMessages, Emission, Poll, StampingConsumer, stamps_of
+from procession.bench.stamped_reader import (
+    AppendedMessages,
+    Emission,
+    Poll,
+    StampingConsumer,
+    numbers_of,
+    stamps_of,
+)
 from procession.bench.stamped_records import (
     RECORD,
     StampedSource,
@@ -32,11 +40,12 @@ from procession.bench.stamped_records import (
 from procession.bench.window_sort_driver import SegmentOnRows
 from procession.bench.workload import StageFunction, expected_count
 from procession.cli.main import app
+from procession.connectors.kafka_lane_messages import BLOCK_HEADER, FRONTIER_HEADER, ORDER_HEADER
 from procession.errors import StorageError
 from procession.testing import run
+from procession.wire.lane_blocks import encode_records, lane_batch
+from tests.bench.test_conflux_figures import MS, stamps
 from tests.systems.kafka_broker import needs_kafka
-
-MS = 1_000_000
 
 
 def records(numbers: list[int], created_ns: int = 1) -> Any:
@@ -45,18 +54,18 @@ def records(numbers: list[int], created_ns: int = 1) -> Any:
     return made
 
 
-def test_a_source_makes_each_number_once_with_the_time_of_its_creation() -> None:
+def test_a_source_creates_each_number_once_with_its_creation_time() -> None:
     before_ns = time.time_ns()
     source = StampedSource("numbers", 2500, 0.0)
     (stream,) = source.streams()
     made = np.concatenate([records_of(batch.payloads) for batch in source.read(stream, 99)])
-    assert made["number"].tolist() == list(range(100, 2500)), "a source continues behind the last commit"
+    assert made["number"].tolist() == list(range(100, 2500)), "a source continues after the last commit"
     assert before_ns <= made["created_ns"].min() <= made["created_ns"].max() <= time.time_ns()
 
 
 @pytest.mark.parametrize("workload", ["listing1", "w1", "w2"])
 @pytest.mark.parametrize("contestant", ["lanes", "blocks", "ordered", "sequential"])
-def test_every_ordered_contestant_gives_the_sequential_run(workload: str, contestant: str) -> None:
+def test_every_ordered_contestant_produces_the_output_of_a_sequential_run(workload: str, contestant: str) -> None:
     pipeline = conflux_pipeline(workload, contestant, 0, "kafka://127.0.0.1:9/t", 2)
     inputs = [bytes(record) for record in records(list(range(300)))]
     found = records_of(pa.array(run(pipeline, {"numbers": inputs}, epochs=70)["output"], pa.binary()))
@@ -64,7 +73,7 @@ def test_every_ordered_contestant_gives_the_sequential_run(workload: str, contes
     assert found["processed_ns"].min() > MS, "the last stage stamps every record"
 
 
-def test_the_baseline_does_the_same_to_rows() -> None:
+def test_the_baseline_computes_the_same_rows() -> None:
     stages = [StampedStage(StageFunction.FILTER, 0), StampedStage(StageFunction.MAP, 0, is_last=True)]
     payload = payload_of(records(list(range(20))))
     batch = pa.record_batch({"number": list(range(20)), "payload": payload})
@@ -82,23 +91,18 @@ def test_a_stage_burns_the_stated_time() -> None:
     assert time.thread_time_ns() - before_ns >= 1_000_000
 
 
-class Message:
-    def __init__(self, partition: int, error: object = None) -> None:
-        self._partition, self._error = partition, error
-
-    def partition(self) -> int:
-        return self._partition
-
-    def error(self) -> object:
-        return self._error
+def message(partition: int, value: bytes | None = None, header: str | None = None) -> Message:
+    headers = [(header, b"")] if header else None
+    return Message(topic="t", partition=partition, offset=0, value=value, headers=headers)
 
 
 class Consumer:
     def poll(self, timeout: float) -> Message | None:
-        return Message(1) if timeout else None
+        return message(1) if timeout else None
 
     def consume(self, count: int, timeout: float) -> list[Message]:
-        return [Message(0), Message(1), Message(0), Message(1, error="end of partition")]
+        end = Message(topic="t", partition=1, error=KafkaError(KafkaError._PARTITION_EOF))
+        return [message(0), message(1), message(0), end]
 
     def assign(self, places: object) -> str:
         return "assigned"
@@ -114,7 +118,31 @@ def test_a_consumer_notes_when_it_returns_messages_and_how_many_of_each_partitio
     assert consumer.assign([]) == "assigned"
 
 
-def test_stamps_of_partitions_and_polls_meet_at_the_record() -> None:
+def test_the_second_pass_finds_the_records_of_plain_messages_and_of_blocks() -> None:
+    block = lane_batch(
+        pa.record_batch(
+            {
+                "payload": payload_of(records([4, 5])),
+                "key": pa.array([b"", b""]),
+                "event_time": pa.nulls(2, pa.int64()),
+                "order_0": pa.array([4, 5]),
+            }
+        )
+    )
+    messages = [
+        message(0, b"order keys", ORDER_HEADER),
+        message(0, records([2]).tobytes()),
+        message(0, encode_records(7, block), BLOCK_HEADER),
+        message(0, records([9]).tobytes()),
+        message(0, b"frontier", FRONTIER_HEADER),
+    ]
+    numbers, counts = numbers_of(messages)
+    assert numbers.tolist() == [2, 4, 5, 9]
+    assert counts.tolist() == [0, 1, 2, 1, 0]
+    assert [some.tolist() for some in numbers_of([])] == [[], []]
+
+
+def test_stamps_of_partitions_and_polls_are_joined_by_record() -> None:
     # Partition 0 has the records 1, 3 and a frontier, then 6; partition 1 has 2 and 5 in one message and a frontier.
     appended = {
         0: AppendedMessages(np.array([1, 3, 6]), np.array([0, 1, 3]), np.array([10, 11, 12, 30])),
@@ -141,49 +169,10 @@ def test_a_record_without_a_time_is_an_error() -> None:
     ("numbers", "is_ordered", "sentence"),
     [([1, 2, 3], True, "3 records"), ([1, 2, 4, 3, 5, 6, 8, 9], True, "record 4"), ([1] * 8, False, "record 1")],
 )
-def test_an_output_that_is_not_right_is_found(numbers: list[int], is_ordered: bool, sentence: str) -> None:
+def test_a_wrong_output_is_found(numbers: list[int], is_ordered: bool, sentence: str) -> None:
     with pytest.raises(StorageError, match=sentence):
         conflux.check_numbers(np.array(numbers), 10, is_ordered=is_ordered)
     conflux.check_numbers(expected_numbers(10)[::-1], 10, is_ordered=False)
-
-
-def stamps(count: int, wait_ms: int) -> dict[str, Any]:
-    """Records that are created every ten milliseconds and emitted after a time."""
-    created_ns = np.arange(count, dtype=np.int64) * 10 * MS
-    steps = {"processed_ns": 0.25, "sunk_ns": 0.5, "consumed_ns": 0.75, "emitted_ns": 1.0}
-    waits = {name: created_ns + int(share * wait_ms * MS) for name, share in steps.items()}
-    return {"number": np.arange(count), "created_ns": created_ns, **waits}
-
-
-def test_latencies_are_between_the_stamps() -> None:
-    found = conflux_figures.run_figures(stamps(1000, 40), 1000)
-    means = {name: round(latency["mean_ms"]) for name, latency in found["latency"].items()}
-    assert means == {
-        "end_to_end": 40,
-        "source_to_process": 10,
-        "source_to_sink": 20,
-        "source_to_merger": 30,
-        "sink_to_merger": 10,
-        "merger": 10,
-    }
-    assert found["completion_s"] == pytest.approx(9.99 + 0.04)
-    assert found["latency"]["end_to_end"]["cdf_ms"] == [40.0] * conflux_figures.CURVE_POINTS
-
-
-def test_throughput_is_counted_over_a_window_of_three_seconds() -> None:
-    emitted_ns = np.concatenate([np.arange(100) * 10 * MS, np.array([9_000 * MS])])  # 100 in a second, then a pause
-    curve = dict(conflux_figures.sliding_throughput(emitted_ns, 0, 9_000 * MS))
-    assert curve[1.0] == pytest.approx(100, abs=1), "a window before which the run begins is shorter"
-    assert curve[3.0] == pytest.approx(100 / 3, abs=1)
-    assert curve[5.0] == 0
-    assert curve[9.0] == pytest.approx(1 / 3, abs=0.1)
-
-
-def test_the_published_ratios_are_those_of_the_issue() -> None:
-    found = conflux_figures.paper_ratios()
-    assert 1.67 <= found["throughput"] <= 1.79
-    assert found["mean_latency"] == pytest.approx(0.63, abs=0.005)
-    assert found["p99_latency"] == pytest.approx(0.71, abs=0.005)
 
 
 def measured() -> dict[str, Any]:
@@ -199,14 +188,7 @@ def measured() -> dict[str, Any]:
     return {**setup, "workloads": {"listing1": workload}, "paper": paper}
 
 
-def test_medians_are_over_rounds_and_ratios_within_a_round() -> None:
-    found = measured()["workloads"]["listing1"]
-    assert found["contestants"]["lanes"]["latency"]["end_to_end"]["mean_ms"] == pytest.approx(41)
-    assert found["ratios_to_baseline"]["lanes"]["mean_latency"] == pytest.approx(41 / 101)
-    assert "baseline" not in found["ratios_to_baseline"]
-
-
-def test_the_report_has_the_six_plots_and_needs_nothing_else(tmp_path: Path) -> None:
+def test_the_report_has_six_plots_and_loads_no_other_file(tmp_path: Path) -> None:
     figures = measured()
     conflux_report.write_report(tmp_path / "report.html", figures)
     page = (tmp_path / "report.html").read_text()
@@ -225,7 +207,7 @@ def test_plots_are_also_files(tmp_path: Path) -> None:
     )
 
 
-def test_lines_tell_each_contestant_and_the_published_ratios() -> None:
+def test_the_summary_has_a_line_for_each_contestant_and_the_published_ratios() -> None:
     text = "\n".join(conflux.report_lines(measured()))
     assert all(name in text for name in CONTESTANTS)
     assert "published, Conflux to its baseline: throughput 1.72, mean 0.63, p99 0.71" in text
@@ -239,10 +221,10 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_measurement(tmp_p
 
 def test_two_epochs_may_be_in_flight() -> None:
     given = ConfluxSetup(1_000_000, 0, 1, 100_000)
-    assert (given.in_flight, given.warm_records, given.lanes_of("listing1")) == (200_000, 500_000, 2)
+    assert (given.in_flight, given.warm_records, given.lanes_of("listing1")) == (200_000, 2_000_000, 2)
 
 
-def test_a_run_that_is_stopped_has_the_figures_of_the_workloads_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_reports_the_workloads_that_were_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured_workload(_: ConfluxSetup, workload: str, *__: object) -> str:
         if workload == "w2":
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from procession.bench.control_step import ControlSize, Step
 from procession.cli.main import app
 
 OF_SETUP = "leader: gateways join"
-"""Each gateway that joins for the first time rewrites the file of members. That happens once in its life."""
+"""A gateway that joins for the first time rewrites the file of members, so this cost may grow. It occurs once."""
 
 
 def least(steps: Callable[[ControlSize], Iterator[Step]], gateways: int) -> list[Step]:
@@ -25,7 +25,7 @@ def least(steps: Callable[[ControlSize], Iterator[Step]], gateways: int) -> list
 @pytest.mark.parametrize(
     "steps", [control_plane._leader_steps, control_plane._offset_steps, control_plane._round_steps]
 )
-def test_no_step_that_is_repeated_bends(steps: Callable[[ControlSize], Iterator[Step]]) -> None:
+def test_no_repeated_step_gets_more_expensive_with_the_size(steps: Callable[[ControlSize], Iterator[Step]]) -> None:
     found = {gateways: least(steps, gateways) for gateways in (60, 600)}
     factors = growth(found)
     factors.pop(OF_SETUP, None)
@@ -40,7 +40,7 @@ def test_a_step_whose_cost_grows_with_the_size_is_named() -> None:
     assert growth({10: even[0]}) == {}
 
 
-def test_the_report_has_every_step_and_the_command_its_figures() -> None:
+def test_the_report_has_every_step_and_the_command_prints_its_figures() -> None:
     figures = measure([2, 20], 1)
     lines = "\n".join(report_lines(figures))
     assert all(name in lines for name in figures["sizes"]["20"])

@@ -1,4 +1,4 @@
-"""The overhead of order is judged by rounds, and more is better in both figures."""
+"""The overhead of order is computed round by round; in both figures more is better."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def rounds(*figures: tuple[float, float]) -> list[dict[str, float]]:
     return [{"records_per_second": rate, "cpu_us_per_record": cpu_us} for rate, cpu_us in figures]
 
 
-def test_the_median_is_over_ratios_of_one_round() -> None:
+def test_the_median_is_taken_over_the_ratios_within_each_round() -> None:
     found = {
         "ordered": rounds((90, 1.0), (50, 1.0), (200, 1.1)),
         "unordered": rounds((100, 1.0), (50, 0.9), (250, 1.0)),
@@ -22,7 +22,7 @@ def test_the_median_is_over_ratios_of_one_round() -> None:
     assert result["throughput_low"] < result["throughput"] < result["throughput_high"]
 
 
-def test_one_round_is_its_own_quartile() -> None:
+def test_with_one_round_all_quartiles_are_its_ratio() -> None:
     assert quartile([0.5], 1) == quartile([0.5], 3) == 0.5
 
 

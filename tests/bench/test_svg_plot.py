@@ -1,4 +1,4 @@
-"""Plots are whole SVG documents that show each curve once, within the axes, under its name."""
+"""Plots are complete SVG documents that show each curve once, within the axes and with its name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_ticks_are_round_and_reach_the_greatest_value(maximum: float, step: floa
     assert svg_plot.rounded_up(maximum) == pytest.approx(end)
 
 
-def test_a_range_of_nothing_is_one() -> None:
+def test_an_empty_range_has_the_ticks_0_and_1() -> None:
     assert svg_plot.rounded_up(0.0) == 1.0
 
 
@@ -52,5 +52,5 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert heights[2] == pytest.approx(4 * heights[0], abs=0.3)
 
 
-def test_nothing_is_drawn_of_nothing() -> None:
+def test_a_plot_without_data_draws_nothing() -> None:
     assert svg_plot.curves("t", "x", "y", {}) == svg_plot.bars("t", "y", {}) == ""

@@ -46,7 +46,7 @@ def test_the_log_holds_ten_digits_for_each_number(tmp_path: Path) -> None:
     assert batches[1].column("payload")[9_999].as_py() == b"0000059999"
 
 
-def test_an_output_that_is_right_is_counted(tmp_path: Path) -> None:
+def test_a_correct_output_is_counted(tmp_path: Path) -> None:
     assert workload.check_output(output(tmp_path / "o", RIGHT), 100, is_ordered=True) == 85
     assert workload.check_output(output(tmp_path / "o", RIGHT[::-1]), 100, is_ordered=False) == 85
 
@@ -56,26 +56,28 @@ def test_an_output_that_is_right_is_counted(tmp_path: Path) -> None:
     [
         (RIGHT[:-1], False, "84 records"),
         ([*RIGHT, 99], False, "86 records"),
-        ([2, 1, *RIGHT[2:]], True, "record 1 came out behind record 2"),
-        ([1, 1, *RIGHT[2:]], True, "record 1 came out behind record 1"),
-        ([1, 1, *RIGHT[2:]], False, "not all of them"),
-        ([0, *RIGHT[1:]], True, "not all of them"),
+        ([2, 1, *RIGHT[2:]], True, "record 1 came out after record 2"),
+        ([1, 1, *RIGHT[2:]], True, "record 1 came out after record 1"),
+        ([1, 1, *RIGHT[2:]], False, "not the expected ones"),
+        ([0, *RIGHT[1:]], True, "not the expected ones"),
     ],
 )
-def test_an_output_that_is_not_right_is_found(tmp_path: Path, numbers: list[int], is_ordered: bool, why: str) -> None:
+def test_a_wrong_output_is_found(tmp_path: Path, numbers: list[int], is_ordered: bool, why: str) -> None:
     with pytest.raises(StorageError, match=why):
         workload.check_output(output(tmp_path / "o", numbers), 100, is_ordered=is_ordered)
 
 
 @pytest.mark.parametrize("pieces", [[b"abc", b"de"], [b"a", b"bcde"], [b"abcde"]])
-def test_what_is_committed_as_the_loop_wrote_it_passes_however_it_is_cut(tmp_path: Path, pieces: list[bytes]) -> None:
+def test_committed_output_equal_to_that_of_the_loop_passes_however_it_is_divided(
+    tmp_path: Path, pieces: list[bytes]
+) -> None:
     (tmp_path / "one").write_bytes(b"abc")
     (tmp_path / "two").write_bytes(b"de")
     loop.check_equal([tmp_path / "one", tmp_path / "two"], iter(pieces))
 
 
 @pytest.mark.parametrize("pieces", [[b"abc"], [b"abcd"], [b"abd"], [b"abcdef"], [b"abcde", b"f"]])
-def test_what_is_committed_otherwise_than_the_loop_wrote_it_is_found(tmp_path: Path, pieces: list[bytes]) -> None:
+def test_committed_output_that_differs_from_that_of_the_loop_is_found(tmp_path: Path, pieces: list[bytes]) -> None:
     (tmp_path / "one").write_bytes(b"abc")
     (tmp_path / "two").write_bytes(b"de")
     with pytest.raises(StorageError):

@@ -18,7 +18,7 @@ CHECKPOINT = "0123456789ab"
 
 
 class FakeSupervisor:
-    """Everybody is there, and every producer is done at once."""
+    """A supervisor whose parts all run, and whose producers are all done at once."""
 
     def __init__(self) -> None:
         self.deaths: list[Death] = []
@@ -46,8 +46,8 @@ class FakeProxies:
 
 
 class FakeCluster:
-    """Two sinks, a checkpoint, producers and a gateway; what a producer sends is committed at once, but for its last
-    `swallowed` records."""
+    """Two sinks, a checkpoint, producers and a gateway. The records of a producer are committed at once, except its
+    last `swallowed` records."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -59,10 +59,11 @@ class FakeCluster:
         self.rounds: dict[int, RoundRecord] = {}
         self.committed = -1
         self.swallowed = 0
+        self.is_incomplete = False
         self._end = 0
 
     def commit(self, path: Path, records: int | None = None) -> None:
-        """The first records of that file are visible at both sinks, and were decided."""
+        """Make the first records of the file visible at both sinks, as decided."""
         lines = path.read_bytes().splitlines()[:records]
         data = b"".join(line + b" 00000000\n" for line in lines)
         start, self._end = self._end, self._end + len(data)
@@ -79,7 +80,7 @@ class FakeCluster:
         self.rounds[self.committed] = RoundRecord(self.committed, 1, "", 0, 0, parts)
 
     def acknowledge(self, path: Path, last: int) -> None:
-        """Its producer is told so, and so it is decided."""
+        """Acknowledge the producer's records up to `last`, as decided."""
         assert self.positions is not None
         self.heard[stream_id_of(path)] = self.positions[stream_id_of(path)] = last
 

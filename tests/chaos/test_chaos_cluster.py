@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from procession.chaos import systems
+from procession.chaos.machine_scenarios import MACHINES
 from procession.chaos.scenario import STANDARD, ClusterParts
 from procession.chaos.scenario_catalogue import BY_NAME
 from procession.chaos.system_parts import KAFKA_CLUSTER, LAKE_CLUSTER, POSTGRES_CLUSTER, SYSTEM_CLUSTERS
@@ -29,7 +30,7 @@ CHAOS = (sys.executable, "-m", "procession", "chaos")
         (["--report", "/proc/chaos"], 3, "choose another directory with --report"),
     ],
 )
-def test_what_cannot_be_done_is_reported_in_a_sentence_before_anything_is_begun(
+def test_invalid_arguments_are_reported_in_one_sentence_before_anything_starts(
     arguments: list[str], status: int, sentence: str
 ) -> None:
     run = subprocess.run([*CHAOS, *arguments], capture_output=True, text=True, check=False)
@@ -67,15 +68,15 @@ def test_the_list_names_every_scenario() -> None:
     assert json.loads(listed.stdout).keys() == BY_NAME.keys()
 
 
-def test_every_scenario_is_run_once_however_short_the_time() -> None:
+def test_every_scenario_runs_once_even_in_a_short_time() -> None:
     over = time.monotonic() - 1
-    for cluster in (STANDARD, *SYSTEM_CLUSTERS):
+    for cluster in (STANDARD, MACHINES, *SYSTEM_CLUSTERS):
         own = sorted(name for name, scenario in BY_NAME.items() if scenario.cluster is cluster)
         assert sorted(run.scenario for run in _drawn([], 7, over, cluster)) == own
     assert [run.scenario for run in _drawn(["crash-sink", "none"], 7, over)] == ["crash-sink", "none"]
 
 
-def test_long_scenarios_are_run_in_the_first_turn_only() -> None:
+def test_long_scenarios_run_in_the_first_turn_only() -> None:
     names = [run.scenario for run, _ in zip(_drawn([], 7, float("inf")), range(3 * len(BY_NAME)), strict=False)]
     own = {name for name, scenario in BY_NAME.items() if scenario.cluster is STANDARD}
     long = {name for name in own if BY_NAME[name].is_long}
@@ -89,7 +90,7 @@ def test_the_same_seed_draws_the_same_runs() -> None:
     assert first == again != other
 
 
-def test_a_pattern_stands_for_all_scenarios_that_match() -> None:
+def test_a_pattern_selects_all_scenarios_that_match() -> None:
     names = _matching(["kafka-*", "none", "kafka-mixed"])
     assert set(names) == {"none", *(name for name in BY_NAME if name.startswith("kafka-"))}
     assert len(names) == len(set(names))
@@ -107,10 +108,11 @@ def without_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_kafka")
-def test_a_system_that_is_not_installed_is_left_out_in_one_line_unless_it_was_asked_for() -> None:
+def test_a_system_that_is_not_installed_is_skipped_with_one_line_unless_it_was_requested() -> None:
     sentences: list[str] = []
-    assert _clusters([], sentences.append) == [one for one in (*SYSTEM_CLUSTERS, STANDARD) if one is not KAFKA_CLUSTER]
-    assert sentences == ["left out: the scenarios of the cluster kafka. There is no Kafka broker. Run scripts/kafka."]
+    others = [system for system in SYSTEM_CLUSTERS if system is not KAFKA_CLUSTER]
+    assert _clusters([], sentences.append) == [*others, MACHINES, STANDARD]
+    assert sentences == ["omitted: the scenarios of the cluster kafka. There is no Kafka broker. Run scripts/kafka."]
     assert _clusters(["delta-two-sinks", "postgres-mixed"], sentences.append) == [POSTGRES_CLUSTER, LAKE_CLUSTER]
     with pytest.raises(ConfigError, match="There is no Kafka broker"):
         _clusters(["postgres-mixed", "kafka-mixed"], sentences.append)

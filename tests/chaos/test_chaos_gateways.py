@@ -1,4 +1,4 @@
-"""The gateways of a chaos run join, answer, leave and come back under the same name. Nothing of Spark is started."""
+"""The gateways of a chaos run join, answer, leave and return under the same name. Spark is not started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.secret import Secret, find_secret
 
 PATIENCE_S = 60.0
-"""It ends a hang, and measures nothing."""
+"""The longest wait of a test. It only ends a hang."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def until(cluster: ChaosCluster, holds: Callable[[], bool]) -> None:
         cluster.supervisor.watch(0.05)
 
 
-def test_one_more_gateway_joins_leaves_and_comes_back_under_its_name(cluster: ChaosCluster) -> None:
+def test_a_third_gateway_joins_leaves_and_returns_under_its_name(cluster: ChaosCluster) -> None:
     until(cluster, lambda: cluster.has_joined(SECOND))
     assert cluster.gateways() == [*GATEWAYS]
     for _ in range(2):
@@ -49,8 +49,8 @@ def test_one_more_gateway_joins_leaves_and_comes_back_under_its_name(cluster: Ch
     assert not cluster.supervisor.deaths
 
 
-def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: ChaosCluster) -> None:
-    """So the driver, and a producer that is sent elsewhere, come through a proxy, however they have heard of it."""
+def test_the_leader_lists_the_addresses_of_proxies_for_all_gateways(cluster: ChaosCluster) -> None:
+    """The driver and redirected producers use these addresses, so they connect through a proxy."""
     cluster.start_gateway(THIRD)
     until(cluster, lambda: all(cluster.has_joined(name) for name in (SECOND, THIRD)))
     with ControlClient(cluster.directory / GATEWAY) as leader:
@@ -63,7 +63,7 @@ def test_where_the_leader_says_that_gateways_are_their_proxies_stand(cluster: Ch
         assert gateways[name]["listen"] == str(address(listen))
         assert gateways[name]["control"] == str(address(control))
         with ControlClient(gateways[name]["control"], secret) as driver:
-            assert driver.status()["next_sequence"] >= 0, "and behind it there is somebody"
+            assert driver.status()["next_sequence"] >= 0, "the proxy forwards to a gateway"
 
 
 def test_a_missing_gateway_is_not_waited_for_and_running_ones_are_observed(cluster: ChaosCluster) -> None:
@@ -73,7 +73,7 @@ def test_a_missing_gateway_is_not_waited_for_and_running_ones_are_observed(clust
     cluster.supervisor.hold(GATEWAY)
     until(cluster, lambda: cluster.supervisor.pid(GATEWAY) is None)
     before = time.monotonic()
-    assert not cluster.has_joined(SECOND), "only the leader knows"
+    assert not cluster.has_joined(SECOND), "only the leader knows who has joined"
     assert not cluster.let_go(SECOND)
     assert cluster.statuses().keys() == {SECOND}
     assert time.monotonic() - before < PATIENCE_S

@@ -1,4 +1,4 @@
-"""The supervisor of a chaos run, with real processes: which ends are deaths, and which of them we asked for."""
+"""The supervisor of a chaos run, with real processes: which exits count as deaths, and which deaths we caused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(ST
 RAISES = "import signal\ndef end(*_): raise ValueError\nsignal.signal(signal.SIGTERM, end)\n"
 SAYS_TRACE = "print('Traceback (most recent call last)', flush=True)\n"
 OTHER = part("other", FOREVER)
-"""Somebody must be there: a supervisor whose parts are all done has nothing to watch."""
+"""A part that keeps running: a supervisor whose parts are all done watches nothing."""
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_a_part_that_ends_unasked_counts_as_dead_and_is_restarted(
     supervisor: ChaosSupervisor,
 ) -> None:
     supervisor.start(part("one", "pass"))
-    one = death(supervisor)
-    assert (one.status, one.is_ours) == (0, False)
+    unasked = death(supervisor)
+    assert (unasked.status, unasked.is_ours) == (0, False)
     watch_until(supervisor, lambda: len(supervisor.deaths) > 1)
 
 
@@ -74,13 +74,13 @@ def test_a_finite_part_is_done_only_with_status_0(supervisor: ChaosSupervisor) -
         (RAISES, True, False),
     ],
 )
-def test_who_is_asked_to_end_must_do_so_in_an_orderly_way(
+def test_a_part_that_is_asked_to_end_must_end_in_an_orderly_way(
     supervisor: ChaosSupervisor, tmp_path: Path, code: str, is_finite: bool, is_ours: bool
 ) -> None:
     if is_finite:
         supervisor.finite.add("one")
     assert ask_to_end(supervisor, tmp_path / "told", code).is_ours is is_ours
-    assert supervisor.wait_ready("one"), "it is started again"
+    assert supervisor.wait_ready("one"), "the part is restarted"
 
 
 def test_a_kill_explains_signal_9_and_nothing_else(supervisor: ChaosSupervisor, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_kill_explains_signal_9_and_nothing_else(supervisor: ChaosSupervisor, 
     pid = supervisor.pid("two")
     assert pid is not None
     wait_for_end([pid])
-    supervisor.kill("two")  # it has ended by itself, and the supervisor has not noticed yet
+    supervisor.kill("two")  # the part has ended, and the supervisor has not noticed yet
     assert not death(supervisor).is_ours
 
 
@@ -113,9 +113,9 @@ def test_a_spare_that_dies_is_reported(supervisor: ChaosSupervisor, tmp_path: Pa
     supervisor.start(part("driver", WAIT + telling(report) + FOREVER, report, spare=("spare",)))
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
     os.kill(supervisor.spare_pid("driver") or 0, signal.SIGKILL)
-    one = death(supervisor)
-    assert (one.is_spare, one.is_ours) == (True, False)
-    assert str(one) == "the spare of driver ended with signal 9"
+    spare = death(supervisor)
+    assert (spare.is_spare, spare.is_ours) == (True, False)
+    assert str(spare) == "the spare of driver ended with signal 9"
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
 
 
@@ -128,9 +128,7 @@ def test_a_part_that_is_not_ready_in_time_is_reported_and_restarted_without_limi
     assert supervisor.deaths[0].last_lines == "was not ready within 0.01 s"
 
 
-def test_a_supervisor_that_is_asked_to_stop_does_not_wait_for_parts(
-    supervisor: ChaosSupervisor, tmp_path: Path
-) -> None:
+def test_a_supervisor_that_is_stopped_does_not_wait_for_parts(supervisor: ChaosSupervisor, tmp_path: Path) -> None:
     report = tmp_path / "told"
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + telling(report) + FOREVER
     supervisor.start(part("deaf", deaf, report, stop_timeout_s=PATIENCE_S))

@@ -1,4 +1,4 @@
-"""Clocks that can be set from outside: the time of day of a real process jumps, and nothing else does."""
+"""Clocks that can be set from outside: the time of day of a real process jumps, and its waits do not change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(t
 
         first = int(lines()[0])
         for off_s in (HOUR_S, -HOUR_S, 0):
-            clocks.set("two", 7 * HOUR_S)  # another part's clock is another part's
+            clocks.set("two", 7 * HOUR_S)  # another part's clock does not change
             clocks.set("one", off_s)
             now, as_float, is_steady = lines()
             assert off_s <= int(now) - first < off_s + HOUR_S // 2
@@ -47,7 +47,7 @@ def test_the_time_of_day_of_a_process_jumps_while_it_runs_and_its_waits_do_not(t
             assert is_steady == "True"
 
 
-def test_where_nothing_can_compile_no_clock_is_set_and_the_reason_is_reported(tmp_path: Path) -> None:
+def test_without_a_compiler_no_clock_is_set_and_the_reason_is_reported(tmp_path: Path) -> None:
     clocks = ProcessClocks(tmp_path)
     clocks.why_not = "there is no C compiler"
     clocks.make()

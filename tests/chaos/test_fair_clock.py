@@ -1,4 +1,4 @@
-"""A deadline counts the time in which a process hangs, not the time in which it waits for a core."""
+"""A deadline counts the time in which processes run or sleep, not the time in which they wait for a core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from procession.chaos.fair_clock import SHARE_MIN, CpuTime, CpuTimeReader, FairClock
 
 
-def test_a_second_in_which_all_sleep_counts_in_full() -> None:
+def test_a_second_in_which_all_threads_sleep_counts_in_full() -> None:
     clock = FairClock(0.0)
     for second in range(1, 11):
         clock.tick(float(second), CpuTime())
@@ -19,7 +19,7 @@ def test_a_second_in_which_all_sleep_counts_in_full() -> None:
     assert clock.between(2.5, 4.0) == 1.5
 
 
-def test_a_second_in_which_work_waits_for_a_core_counts_as_far_as_it_had_one() -> None:
+def test_a_second_in_which_threads_wait_for_a_core_counts_by_the_share_that_they_ran() -> None:
     clock = FairClock(0.0)
     clock.tick(10.0, CpuTime(ran_s=5.0, waited_s=15.0))
     clock.tick(20.0, CpuTime(ran_s=10.0, waited_s=0.0))
@@ -29,14 +29,14 @@ def test_a_second_in_which_work_waits_for_a_core_counts_as_far_as_it_had_one() -
     assert clock.between(10.0, 23.0) == 13.0
 
 
-def test_a_deadline_ends_on_the_busiest_machine_and_one_that_is_still_to_begin_has_not() -> None:
+def test_a_deadline_passes_even_on_the_busiest_machine_and_never_before_its_start() -> None:
     clock = FairClock(0.0)
     clock.tick(100.0, CpuTime(ran_s=0.1, waited_s=1000.0))
     assert clock.between(0.0, 100.0) == pytest.approx(100.0 * SHARE_MIN)
     assert clock.between(150.0, 100.0) == -50.0
 
 
-def test_the_kernel_tells_how_long_the_threads_of_a_session_ran() -> None:
+def test_the_run_time_of_a_sessions_threads_is_read_from_the_kernel() -> None:
     cpu_times = CpuTimeReader()
     code = "print(1, flush=True); input(); sum(range(5_000_000)); print(2, flush=True); input()"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""How the harness reports faults with and without effect. The cluster is a fake that counts epochs."""
+"""The harness reports faults with and without effect. The cluster is a fake that counts epochs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FakeSupervisor:
 
 
 class FakeCluster:
-    """Everybody is well, whatever the fault file says."""
+    """A cluster whose parts all run well, regardless of the fault file."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class FakeCluster:
 
 
 class FakeMonitor:
-    """At every look an epoch is committed; and `death` comes at the third, if there is one."""
+    """A monitor that commits an epoch at every look and calls `dies` at the third."""
 
     is_settled = True
 
@@ -59,7 +59,7 @@ class FakeMonitor:
             self.epoch += 1
             if self.epoch == 3:
                 self._dies()
-            assert self.epoch < 10 * FAULT_EPOCHS_MAX, f"waited in vain for {what}"
+            assert self.epoch < 10 * FAULT_EPOCHS_MAX, f"timed out waiting for {what}"
 
 
 @pytest.fixture
@@ -73,21 +73,21 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
 
 
 @pytest.mark.parametrize("do", [FaultAction.FULL, FaultAction.BAD_SYNC])
-def test_a_part_that_goes_on_with_a_bad_disk_has_failed(harness: Harness, do: FaultAction) -> None:
+def test_a_part_that_continues_with_a_bad_disk_has_failed(harness: Harness, do: FaultAction) -> None:
     harness._injector.do(FaultStep(do, LEFT, detail="3" if do is FaultAction.BAD_SYNC else ""))
-    with pytest.raises(Failed, match=f"on {LEFT}.*as if nothing had been"):
+    with pytest.raises(Failed, match=f"on {LEFT}.*it had no effect during"):
         harness._until_happened(FaultStep(do, LEFT))
 
 
 @pytest.mark.parametrize("do", [FaultAction.FULL, FaultAction.BAD_SYNC])
-def test_a_part_that_ends_of_its_bad_disk_is_what_was_wanted(harness: Harness, do: FaultAction) -> None:
+def test_a_part_that_ends_because_of_its_bad_disk_has_passed(harness: Harness, do: FaultAction) -> None:
     history = harness.history
     harness._monitor = cast(Any, FakeMonitor(lambda: history.event(1.0, LEFT, f"{LEFT} ended with status 3")))
     harness._until_happened(FaultStep(do, LEFT))
     assert not history.notes
 
 
-def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None:
+def test_a_fault_point_that_is_never_reached_is_reported_in_a_note(harness: Harness) -> None:
     harness._until_happened(FaultStep(FaultAction.ARM, LEFT, detail="sink:before-vote"))
     assert harness.history.notes == ["arm sink:before-vote on sink-left did not happen within 0 s"]
 
@@ -99,6 +99,6 @@ def test_a_fault_point_that_is_never_reached_is_a_note(harness: Harness) -> None
         (FaultStep(FaultAction.WORKER, WORKER, detail="3"), "worker 3 on worker found none"),
     ],
 )
-def test_a_fault_without_effect_is_a_note(harness: Harness, step: FaultStep, note: str) -> None:
+def test_a_fault_without_effect_is_reported_in_a_note(harness: Harness, step: FaultStep, note: str) -> None:
     harness._take(step)
     assert harness.history.notes == [note]

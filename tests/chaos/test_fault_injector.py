@@ -1,4 +1,4 @@
-"""Which exits a step allows, and how long its fault lasts. No cluster is started."""
+"""The exits that a step allows, and how long its fault lasts. No cluster is started."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def death(status: int, text: str) -> Death:
         (EXIT_CLEAR, f"Traceback (most recent call last)\nOSError: {FULL}", False),
     ],
 )
-def test_a_bad_disk_excuses_only_a_clear_end_that_names_it(status: int, text: str, is_covered: bool) -> None:
+def test_a_bad_disk_excuses_only_an_exit_whose_message_names_it(status: int, text: str, is_covered: bool) -> None:
     assert AllowedExit((EXIT_CLEAR,), FULL).covers(death(status, text)) is is_covered
 
 
-def test_a_part_may_notice_once_and_late_that_what_it_depends_on_was_away(tmp_path: Path) -> None:
+def test_a_dependant_may_fail_once_after_the_part_that_it_needs_was_away(tmp_path: Path) -> None:
     cluster = FakeCluster(tmp_path)
     history = History(0, cluster=replace(STANDARD, dependants={"gateway": ("left", "right")}))
     injector = FaultInjector(cast(Cluster, cluster), history)
@@ -58,7 +58,7 @@ def test_a_part_may_notice_once_and_late_that_what_it_depends_on_was_away(tmp_pa
     assert not injector.is_allowed_exit(replace(failed, part="right", status=EXIT_CLEAR))
 
 
-def test_what_waits_for_its_occasion_lasts_from_then_on_and_not_for_ever() -> None:
+def test_a_fault_that_waits_for_its_occasion_lasts_from_then_on_with_a_limit_on_the_wait() -> None:
     occasions: list[str] = []
     undo = Undo(2.0, "link", lambda: None, limit=20.0, has_happened=lambda: bool(occasions))
     assert not undo.is_due(3.0)
@@ -74,7 +74,7 @@ def behave(path: Path, text: str) -> Behaviour:
     return Behaviour(path)
 
 
-def test_a_wayward_sink_writes_down_what_it_has_done_and_nothing_else(tmp_path: Path) -> None:
+def test_a_faulty_sink_logs_the_faults_that_it_caused_and_nothing_else(tmp_path: Path) -> None:
     behaviour = behave(tmp_path / "behaviour", "abort_on=2")
     misdeeds = injected_faults_file(tmp_path / "behaviour")
     assert [behaviour.is_turn("abort_on"), behaviour.happens("abort_chance")] == [False, False]
@@ -84,7 +84,7 @@ def test_a_wayward_sink_writes_down_what_it_has_done_and_nothing_else(tmp_path: 
     assert misdeeds.read_text() == "abort_on\n"
 
 
-def test_a_wayward_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_like_every_part(tmp_path: Path) -> None:
+def test_a_faulty_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_as_other_parts_do(tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     fault.write_text("disk:sync")
     argv = [sys.executable, "-m", "procession.chaos.faulty_sink", str(tmp_path / "right"), "--listen", "127.0.0.1:0"]
@@ -100,14 +100,14 @@ def test_a_wayward_sink_with_a_bad_disk_ends_with_a_sentence_and_a_status_like_e
     assert "Traceback" not in ended.stderr
 
 
-def test_what_a_wayward_sink_feels_like_is_drawn_from_the_seed_that_it_was_given(tmp_path: Path) -> None:
-    def feelings(seed: int) -> list[bool]:
+def test_the_faults_of_a_faulty_sink_are_drawn_from_its_seed(tmp_path: Path) -> None:
+    def draws(seed: int) -> list[bool]:
         behaviour = behave(tmp_path / "behaviour", f"abort_chance=0.5,seed={seed}")
         return [behaviour.happens("abort_chance") for _ in range(40)]
 
     random.seed(1)
-    once = feelings(7)
+    once = draws(7)
     random.seed(2)
-    assert once == feelings(7)
-    assert once != feelings(8)
+    assert once == draws(7)
+    assert once != draws(8)
     assert 0 < sum(once) < 40

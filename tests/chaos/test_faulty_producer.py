@@ -1,4 +1,4 @@
-"""A faulty producer at a gateway: which answers it must get, and how it reports a missing one."""
+"""A faulty producer at a gateway: which answers it must get, and how it reports one that is missing."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_producer_that_goes_back_gets_an_error_every_time_and_loses_its_session(gateway: Address, path: Path) -> None:
-    rogue = FaultyProducer(gateway, path)
+    faulty = FaultyProducer(gateway, path)
     for number in range(3):
-        rogue._is_rejected = False
-        assert rogue._back()
-        assert rogue._is_rejected
-        assert rogue._went_back == number + 1
+        faulty._is_rejected = False
+        assert faulty._back()
+        assert faulty._is_rejected
+        assert faulty._went_back == number + 1
 
 
 @pytest.mark.parametrize("fault", ["zero", "duplicates"])
-def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
+def test_repeated_records_count_as_a_fault_when_the_gateway_has_received_them_again(
     gateway: Address, path: Path, tmp_path: Path, fault: str
 ) -> None:
     assert getattr(FaultyProducer(gateway, path), f"_{fault}")()
@@ -70,38 +70,38 @@ def test_a_deed_is_done_when_the_gateway_has_had_what_it_had_before(
             time.sleep(0.02)
 
 
-def test_a_fight_is_a_deed_when_it_is_lost(gateway: Address, path: Path) -> None:
+def test_a_fight_for_a_stream_counts_as_a_fault_when_it_is_lost(gateway: Address, path: Path) -> None:
     assert FaultyProducer(gateway, path)._fight()
 
 
 @pytest.mark.parametrize("fault", [fault for fault in PRODUCER_FAULTS if fault != "reopen"])
-def test_a_fault_that_met_no_gateway_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    rogue = FaultyProducer(Address("127.0.0.1", 1), path)
+def test_a_fault_that_found_no_gateway_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    faulty = FaultyProducer(Address("127.0.0.1", 1), path)
     tries: list[str] = []
 
     def comes_back_late() -> bool:
         tries.append(fault)
         if len(tries) < 20:
             raise SessionLost("closed")
-        rogue._is_rejected = len(tries) > 30
-        return len(tries) > 30  # it may be refused its stream at first: that is no deed, either
+        faulty._is_rejected = len(tries) > 30
+        return len(tries) > 30  # a refusal of its stream does not count as a fault, either
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(rogue, f"_{fault}", comes_back_late)
-    monkeypatch.setattr(rogue, "finish", lambda end: None)
-    rogue.run(fault)
+    monkeypatch.setattr(faulty, f"_{fault}", comes_back_late)
+    monkeypatch.setattr(faulty, "finish", lambda end: None)
+    faulty.run(fault)
     assert len(tries) == 30 + REPETITIONS
 
 
-def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_position(
+def test_the_producer_logs_its_acknowledgements_and_the_id_of_a_line_is_its_position(
     gateway: Address, path: Path, tmp_path: Path
 ) -> None:
-    log = tmp_path / "rogue.acks"
-    rogue = FaultyProducer(gateway, path, AckLog(log))
+    log = tmp_path / "faulty.acks"
+    faulty = FaultyProducer(gateway, path, AckLog(log))
     lines = path.read_bytes().splitlines(keepends=True)
     last = sum(map(len, lines[:-1]))
     with ControlClient(tmp_path / "gateway") as driver, ThreadPoolExecutor(1) as thread:
-        done = thread.submit(rogue.finish, len(lines))
+        done = thread.submit(faulty.finish, len(lines))
         limit = time.monotonic() + PATIENCE_S
         while (seen := [stream["seen"] for stream in driver.status()["streams"]]) != [last]:
             assert time.monotonic() < limit, seen
@@ -116,16 +116,18 @@ def test_what_it_is_told_is_committed_it_notes_down_and_the_id_of_a_line_is_its_
     assert acknowledged([log]) == {stream_id_of(path): last}
 
 
-def test_a_gateway_that_never_says_so_is_broken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rogue = FaultyProducer(Address("127.0.0.1", 1), path)
+def test_a_gateway_that_never_reports_an_id_that_goes_back_is_broken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = FaultyProducer(Address("127.0.0.1", 1), path)
 
-    def nothing_is_said() -> bool:
-        rogue._went_back += 1
-        rogue._unanswered += 1
+    def without_an_answer() -> bool:
+        faulty._went_back += 1
+        faulty._unanswered += 1
         return True
 
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(rogue, "_back", nothing_is_said)
+    monkeypatch.setattr(faulty, "_back", without_an_answer)
     with pytest.raises(GatewayMisbehaved, match="never reported it"):
-        rogue.run("back")
-    assert rogue._went_back == WENT_BACK_MAX
+        faulty.run("back")
+    assert faulty._went_back == WENT_BACK_MAX

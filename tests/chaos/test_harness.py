@@ -1,7 +1,7 @@
 """Scenarios on one cluster of real processes, and planted violations that the harness must find.
 
-Each scenario briefly, by a fixed seed: three in every test run, all in `make test-all`; `make chaos` is the real thing.
-What is planted comes last: after it the cluster is good for nothing.
+Each scenario runs briefly with a fixed seed: three in every test run, all in `make test-all`. `make chaos` runs them in
+full. The planted violations come last, because the cluster cannot be used after them.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ STEPS_MAX = 3
 SECONDS_MAX = 1.5
 LOAD = Load(rate=200.0, seconds=10.0, faulty_producer_records=300)
 DEADLINE_S = 120.0
-"""Other tests and builds may run on the same machine; a stall is looked for with a deadline of its own."""
+"""Long, because other tests may run on the same machine. The test of a stall sets a shorter one."""
 
 
 SHORT = ("crash-sink-in-a-round", "network-truncates", "producer-repeats")
-"""What every test run does. A driver takes long to come back: those that kill it are left to `make test-all`."""
+"""The scenarios of every test run. Only `make test-all` kills the driver, because its restart takes long."""
 
 
 OF_THE_MACHINE = ("the harness itself was stopped", "was left out")
-"""Notes that say nothing about the run: a machine that was busy, or has no C compiler. All others are about something
-that was to be done and had no effect."""
+"""Notes about the machine: it was busy, or has no C compiler. Every other note reports a step without effect."""
 
 
 def scenarios() -> list[ParameterSet]:
-    """Every scenario of the standard cluster; the short selection first, so that a test run starts one cluster and
-    ends soon. `test_systems` has those with other systems."""
+    """Return every scenario of the standard cluster, the short selection first, so that a test run starts one cluster.
+
+    `test_systems` has the scenarios with other systems.
+    """
     own = [name for name, scenario in BY_NAME.items() if scenario.cluster is STANDARD]
     names = [*SHORT, *(name for name in own if name not in SHORT)]
     return [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in names]
 
 
 def brief(name: str) -> ScenarioRun:
-    """The first steps of a scenario, none of them long; of faults of the network one on each link instead."""
+    """Return the first steps of a scenario, shortened; for network faults one step for each link."""
     steps = schedule(BY_NAME[name], random.Random(SEED))
     on_links = {step.on: step for step in steps if step.do is FaultAction.NETWORK}
     chosen = tuple(on_links.values()) if len(on_links) > 2 else steps[:STEPS_MAX]
@@ -68,7 +69,7 @@ def brief(name: str) -> ScenarioRun:
 
 
 class World:
-    """The cluster, and what was committed on it in all tests so far."""
+    """The cluster, and the output that all tests so far have committed on it."""
 
     def __init__(self, cluster: ChaosCluster) -> None:
         self.cluster = cluster
@@ -90,9 +91,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("name", scenarios())
-def test_every_record_once_in_order_whatever_is_done(world: World, name: str) -> None:
+def test_every_record_is_committed_once_in_order_under_every_fault(world: World, name: str) -> None:
     history = world.harness().run([brief(name)])
-    assert history.outcome is Outcome.CLEAN, f"{history.sentence()}\n{[one.log_tails for one in history.failures]}"
+    assert history.outcome is Outcome.CLEAN, (
+        f"{history.sentence()}\n{[failure.log_tails for failure in history.failures]}"
+    )
     assert not [note for note in history.notes if not any(cause in note for cause in OF_THE_MACHINE)]
     assert history.committed > 0
     assert not history.recoveries.down
@@ -112,14 +115,14 @@ NOTHING = ScenarioRun("none", (FaultStep(FaultAction.NOTHING, delay_s=600.0),))
 def test_a_death_that_no_step_caused_is_a_failure(
     world: World, part: str, number: signal.Signals, sentence: str
 ) -> None:
-    def murder(history: History) -> None:
+    def kill_once(history: History) -> None:
         pid = world.cluster.supervisor.pid(part)
         if history.spans and pid is not None and not victims:
             victims.append(pid)
             os.kill(pid, number)
 
     victims: list[int] = []
-    history = world.harness(show=murder).run([NOTHING])
+    history = world.harness(show=kill_once).run([NOTHING])
     assert history.outcome is Outcome.VIOLATED
     assert history.failures[0].kind == "death"
     assert history.failures[0].sentence.startswith(f"{sentence}, and no injected fault")
@@ -127,7 +130,7 @@ def test_a_death_that_no_step_caused_is_a_failure(
 
 
 @pytest.mark.slow
-def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None:
+def test_a_stall_is_a_failure_with_the_last_log_lines_of_every_part(world: World) -> None:
     world.cluster.supervisor.hold(LEFT)
     history = world.harness(deadline_s=5.0).run([NOTHING])
     world.cluster.supervisor.release(LEFT)
@@ -141,7 +144,7 @@ def test_a_stall_is_a_failure_with_the_story_of_every_part(world: World) -> None
 
 
 @pytest.mark.slow
-def test_a_planted_double_is_a_violation(world: World) -> None:
+def test_a_planted_duplicate_is_a_violation(world: World) -> None:
     history = world.harness().run(
         [ScenarioRun("planted", (FaultStep(FaultAction.BEHAVE, RIGHT, detail="double=1", seconds=600.0),))]
     )

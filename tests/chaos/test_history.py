@@ -23,7 +23,7 @@ def clean() -> History:
     return history
 
 
-def test_a_recovery_is_timed_only_if_the_part_was_down_alone() -> None:
+def test_a_recovery_is_timed_only_if_no_other_part_was_down() -> None:
     recoveries = Recoveries()
     recoveries.hit("gateway", 1.0)
     recoveries.back("gateway", 2.0)
@@ -36,7 +36,7 @@ def test_a_recovery_is_timed_only_if_the_part_was_down_alone() -> None:
     assert recoveries.figures()["gateway"] == {"kills": 2, "recovered": 2, "timed": 1, "p50_s": 1.0, "p99_s": 1.0}
 
 
-def test_a_part_that_is_hit_again_before_it_is_back_has_recovered_once() -> None:
+def test_a_part_that_fails_again_before_its_recovery_has_recovered_once() -> None:
     recoveries = Recoveries()
     for now in (1.0, 1.2, 1.4):
         recoveries.hit("source-0", now)
@@ -44,13 +44,13 @@ def test_a_part_that_is_hit_again_before_it_is_back_has_recovered_once() -> None
     assert (recoveries.events, recoveries.recovered["source-0"], recoveries.times_s["source-0"]) == (3, 1, [])
 
 
-def test_quantiles_of_few_values_are_values() -> None:
+def test_a_quantile_of_few_values_is_one_of_them() -> None:
     assert quantile([], 0.5) is None
     assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
     assert quantile([1.0, 2.0, 3.0], 0.99) == 3.0
 
 
-def test_a_run_is_clean_only_if_it_was_compared_to_the_end() -> None:
+def test_a_run_is_clean_only_if_all_output_was_compared() -> None:
     assert clean().outcome is Outcome.CLEAN
     stopped = clean()
     stopped.was_stopped = True
@@ -64,14 +64,14 @@ def test_a_run_is_clean_only_if_it_was_compared_to_the_end() -> None:
     assert "stall in crash-sink: nothing was committed" in failed.sentence()
 
 
-def test_the_verdict_says_how_many_events_an_hour_there_were_and_of_what_parts() -> None:
+def test_the_verdict_counts_events_per_hour_by_part() -> None:
     sentence = clean().sentence()
     assert sentence.startswith("1 crashes, 1,000 records: 0 lost, 0 doubled, 0 out of order; clean (seed 7, 10 s)")
     assert "360 kill-and-restart events an hour (sink 1), 0 pauses and 0 other faults, in 1 scenarios" in sentence
     assert "sink: 1 killed, 1 back at work, p50 1.5 s, p99 1.5 s" in sentence
 
 
-def test_the_page_needs_nothing_else_and_holds_the_picture_and_the_figures() -> None:
+def test_the_page_loads_no_other_file_and_has_the_plot_and_the_figures() -> None:
     history = clean()
     history.failures.append(RunFailure("death", "gateway ended", "crash-sink", "<events> of all parts"))
     text = page(history)

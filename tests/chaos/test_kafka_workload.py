@@ -40,7 +40,7 @@ class FakeCluster:
 
 
 def published(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes, bytes, int]]:
-    """What one workload publishes to one partition within two seconds."""
+    """Return the records that one workload publishes to one partition within two seconds."""
     times = iter((0.0, 2.0))
     monkeypatch.setattr(kafka_workload, "Producer", FakeProducer)
     monkeypatch.setattr("procession.chaos.kafka_workload.time.monotonic", lambda: next(times, 2.0))
@@ -54,7 +54,7 @@ def published(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     return cast(FakeProducer, workload._producer).published
 
 
-def test_a_second_workload_goes_on_after_the_records_of_the_first(
+def test_a_second_workload_continues_after_the_records_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = published(tmp_path, monkeypatch) + published(tmp_path, monkeypatch)

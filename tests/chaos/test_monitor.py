@@ -42,7 +42,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
+def test_decided_output_may_be_visible_and_acknowledged(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.acknowledge(world.path, 51)
     world.monitor.poll()
@@ -50,7 +50,7 @@ def test_what_was_decided_may_be_visible_and_acknowledged(world: World) -> None:
 
 
 @pytest.mark.parametrize("decided", [None, 51])
-def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: World, decided: int | None) -> None:
+def test_an_acknowledgement_beyond_what_is_decided_is_a_violation(world: World, decided: int | None) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = {} if decided is None else {world.id: decided}
     with pytest.raises(
@@ -60,14 +60,14 @@ def test_a_producer_that_is_told_more_than_is_decided_is_a_violation(world: Worl
     assert info.value.kind == "violation"
 
 
-def test_a_gateway_that_says_more_than_is_decided_is_a_violation(world: World) -> None:
+def test_a_gateway_that_reports_more_than_is_decided_is_a_violation(world: World) -> None:
     world.fake.gateway_says = [{"id": world.id, "name": "s0000.txt", "committed": 102, "seen": 102}]
     world.fake.positions = {world.id: 51}
     with pytest.raises(Failed, match=r"s0000\.txt is acknowledged up to 102, but committed up to 51"):
         world.monitor.poll()
 
 
-def test_acknowledgements_are_not_judged_while_a_driver_takes_over(world: World) -> None:
+def test_acknowledgements_are_not_checked_while_a_driver_takes_over(world: World) -> None:
     world.fake.heard = {world.id: 102}
     world.fake.positions = None
     world.monitor.poll()
@@ -76,14 +76,14 @@ def test_acknowledgements_are_not_judged_while_a_driver_takes_over(world: World)
         world.monitor.check()
 
 
-def test_what_is_visible_and_not_decided_is_a_violation(world: World) -> None:
+def test_visible_output_without_a_decision_is_a_violation(world: World) -> None:
     world.fake.commit(world.path)
     world.fake.committed = -1
     with pytest.raises(Failed, match="is visible, but no round decided to commit it"):
         world.monitor.poll()
 
 
-def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None:
+def test_acknowledged_records_that_are_missing_are_counted(world: World) -> None:
     world.fake.commit(world.path, COUNT - 2)
     world.fake.acknowledge(world.path, 51 * (COUNT - 2))
     world.monitor.poll()
@@ -95,7 +95,7 @@ def test_what_was_acknowledged_and_is_not_there_is_counted(world: World) -> None
     ("heard", "is_named", "why"),
     [(False, True, "No producer logged its acknowledgements"), (True, False, "No round record named")],
 )
-def test_what_was_never_held_against_a_decision_is_not_clean(
+def test_output_that_was_never_compared_with_a_decision_is_not_clean(
     world: World, heard: bool, is_named: bool, why: str
 ) -> None:
     world.fake.commit(world.path)

@@ -1,4 +1,4 @@
-"""The continuous check of outputs: every planted damage in a sink's files is found at the next poll."""
+"""The continuous check of outputs: every planted fault in a sink's files is found at the next poll."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lines = list[bytes]
 
 
 class Files:
-    """Two streams, and two sinks that write what they are told."""
+    """The files of two streams, and of two sinks to which a test commits lines."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,12 +60,12 @@ def interleaved() -> Lines:
 def test_a_record_is_unique_has_fifty_bytes_and_a_key_from_a_to_j() -> None:
     made = [record(tag(stream), number) for stream in range(3) for number in range(500)]
     assert len(set(made)) == len(made)
-    assert {len(one) for one in made} == {RECORD_BYTES}
-    assert {one.split()[2] for one in made} == {bytes([key]) for key in KEYS}
+    assert {len(payload) for payload in made} == {RECORD_BYTES}
+    assert {payload.split()[2] for payload in made} == {bytes([key]) for key in KEYS}
     assert unsalted([made[0] + b" 12345678"]) == {tag(0): [made[0]]}
 
 
-def test_streams_may_interleave_and_come_bit_by_bit(files: Files) -> None:
+def test_streams_may_interleave_and_arrive_in_small_parts(files: Files) -> None:
     lines = interleaved()
     for start in range(0, len(lines), 7):
         files.commit(lines[start : start + 7], salt=b"%08d" % start)
@@ -75,7 +75,7 @@ def test_streams_may_interleave_and_come_bit_by_bit(files: Files) -> None:
     assert {verdict.outcome for verdict in files.outputs.compare_all().values()} == {Outcome.CLEAN}
 
 
-def test_what_is_not_there_yet_is_missing_and_not_wrong(files: Files) -> None:
+def test_records_that_have_not_arrived_are_missing_and_not_wrong(files: Files) -> None:
     files.commit(interleaved()[:-1])
     assert files.outputs.poll() == []
     assert files.outputs.missing() == [
@@ -94,20 +94,20 @@ DAMAGES: dict[str, Callable[[Lines], Lines]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_a_planted_damage_is_found_and_named(files: Files, what: str) -> None:
+def test_a_planted_fault_is_found_and_named(files: Files, what: str) -> None:
     files.commit(DAMAGES[what](interleaved()))
     wrong = files.outputs.poll()
     assert any(what in sentence for sentence in wrong), wrong
 
 
-def test_sinks_that_were_given_different_runs_of_an_epoch_are_found(files: Files) -> None:
+def test_sinks_with_different_attempts_of_an_epoch_are_found(files: Files) -> None:
     files.commit(interleaved(), ("left",), salt=b"aaaaaaaa")
     assert files.outputs.poll() == []
     files.commit(interleaved(), ("right",), salt=b"bbbbbbbb")
     assert "left and right differ" in files.outputs.poll()[0]
 
 
-def test_committed_output_that_is_gone_is_found(files: Files) -> None:
+def test_missing_committed_output_is_found(files: Files) -> None:
     files.commit(interleaved())
     (files.directory / "right.data").write_bytes(b"")
     assert any("committed output is missing" in sentence for sentence in files.outputs.poll())

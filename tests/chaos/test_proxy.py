@@ -1,4 +1,4 @@
-"""The proxy on real sockets: without a fault it changes nothing, and each fault does what it says."""
+"""The proxy on real sockets: without a fault it changes nothing, and each fault has its documented effect."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from queue import Queue
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from procession.address import Address
-from procession.chaos.frame_splitter import FrameSplitter, LineSplitter
 from procession.chaos.proxy import FAULTS, HAS_WAY, Proxies, Proxy, ProxyFault
 from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
@@ -24,11 +20,11 @@ from procession.wire.messages import Hello, Message, Phase1, Phase2, Reply
 LINK = "link"
 GREETING = v3.encode(Hello("0.0.1", b"", "test", "test"))
 PATIENCE_S = 30.0
-"""It ends a hang, and measures nothing."""
+"""The longest wait of a test. It only ends a hang."""
 
 
 class Server:
-    """Takes connections and keeps them for the test to look at."""
+    """Accepts connections and keeps them for the test."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -38,11 +34,11 @@ class Server:
     def _serve(self) -> None:
         while True:
             try:
-                door = self._listener.accept()[0]
+                connection = self._listener.accept()[0]
             except OSError:
                 return
-            door.settimeout(PATIENCE_S)
-            self.accepted.put(door)
+            connection.settimeout(PATIENCE_S)
+            self.accepted.put(connection)
 
     @property
     def address(self) -> Address:
@@ -59,7 +55,7 @@ class World:
         self.proxies = proxies
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
-        """A client, and the server's end of the same connection: the one on which its greeting arrives."""
+        """Return a client's socket and the server's socket of the same connection, found by the client's greeting."""
         client = socket.create_connection(self.proxies.address(LINK), timeout=PATIENCE_S)
         client.sendall(GREETING)
         while True:
@@ -88,17 +84,17 @@ def word(message: Phase1 | Phase2 | Reply) -> bytes:
     return v3.encode(two_phase_commit.wrap(message))
 
 
-def receive(door: socket.socket, count: int) -> bytes:
+def receive(connection: socket.socket, count: int) -> bytes:
     data = b""
-    while len(data) < count and (piece := door.recv(count - len(data))):
+    while len(data) < count and (piece := connection.recv(count - len(data))):
         data += piece
     return data
 
 
-def is_lost(door: socket.socket) -> bool:
-    """Whether the connection is over, one way or the other."""
+def is_lost(connection: socket.socket) -> bool:
+    """Whether the connection is closed or reset."""
     try:
-        while door.recv(65536):
+        while connection.recv(65536):
             pass
     except ConnectionError:
         return True
@@ -106,16 +102,16 @@ def is_lost(door: socket.socket) -> bool:
 
 
 @contextmanager
-def silence(door: socket.socket) -> Iterator[None]:
-    """Nothing comes meanwhile."""
-    door.settimeout(0.3)
+def silence(connection: socket.socket) -> Iterator[None]:
+    """Check that nothing arrives on the connection for 0.3 s."""
+    connection.settimeout(0.3)
     with pytest.raises(TimeoutError):
-        door.recv(1)
-    door.settimeout(PATIENCE_S)
+        connection.recv(1)
+    connection.settimeout(PATIENCE_S)
     yield
 
 
-def test_without_a_fault_every_byte_goes_both_ways_and_so_do_the_ends(world: World) -> None:
+def test_without_a_fault_all_bytes_and_the_end_are_passed_on_in_both_directions(world: World) -> None:
     client, server = world.pair()
     up, down = frame(b"up" * 100_000), frame(b"down")
     threading.Thread(target=client.sendall, args=(up,), daemon=True).start()
@@ -128,7 +124,7 @@ def test_without_a_fault_every_byte_goes_both_ways_and_so_do_the_ends(world: Wor
     assert client.recv(1) == b""
 
 
-def test_cut_resets_what_is_open_and_lets_nothing_new_through_until_it_is_over(world: World) -> None:
+def test_a_cut_resets_open_connections_and_blocks_new_ones_until_it_is_over(world: World) -> None:
     client, _ = world.pair()
     world.put("cut")
     assert is_lost(client)
@@ -139,7 +135,7 @@ def test_cut_resets_what_is_open_and_lets_nothing_new_through_until_it_is_over(w
     world.pair()
 
 
-def test_silence_holds_everything_back_and_then_delivers_it(world: World) -> None:
+def test_a_silence_holds_all_bytes_back_and_delivers_them_at_its_end(world: World) -> None:
     client, server = world.pair()
     world.put("silent")
     client.sendall(frame(b"held"))
@@ -159,7 +155,7 @@ def test_a_fault_ends_after_its_duration(world: World) -> None:
     assert not world.proxy.faults
 
 
-def test_a_delay_is_at_least_as_long_as_it_says(world: World) -> None:
+def test_a_delay_is_at_least_as_long_as_requested(world: World) -> None:
     client, server = world.pair()
     world.put("delay:0.3")
     began = time.monotonic()
@@ -169,7 +165,7 @@ def test_a_delay_is_at_least_as_long_as_it_says(world: World) -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_half_of_a_connection_ends_and_the_other_half_goes_on(world: World, direction: str) -> None:
+def test_one_direction_of_a_connection_ends_and_the_other_continues(world: World, direction: str) -> None:
     client, server = world.pair()
     ended, sender, other = (server, server, client) if direction == "up" else (client, client, server)
     world.put(f"half-close:{direction}")
@@ -191,7 +187,7 @@ def test_a_truncated_frame_arrives_in_part_and_then_nothing(world: World, direct
     assert is_lost(sender)
 
 
-def test_a_corrupted_frame_is_as_long_as_it_was_and_no_frame_any_more(world: World) -> None:
+def test_a_corrupted_frame_keeps_its_length_and_is_no_valid_frame(world: World) -> None:
     client, server = world.pair()
     world.put("corrupt:up")
     good = frame(b"record")
@@ -201,10 +197,10 @@ def test_a_corrupted_frame_is_as_long_as_it_was_and_no_frame_any_more(world: Wor
     assert got[2:] == good[2:]
     assert struct.unpack(">I", got[:4])[0] > 2**24
     client.sendall(good)
-    assert receive(server, len(good)) == good, "once is enough"
+    assert receive(server, len(good)) == good, "the fault occurs once"
 
 
-def test_late_words_of_an_old_connection_arrive_after_the_new_one_is_open(world: World) -> None:
+def test_late_messages_of_an_old_connection_arrive_after_the_new_one_is_open(world: World) -> None:
     client, server = world.pair()
     world.put("late", 1.0)
     client.sendall(frame(b"old"))
@@ -268,31 +264,8 @@ def test_a_fault_waits_for_its_message_for_a_bounded_time(world: World) -> None:
     assert world.proxies.fired()[LINK] == 1
 
 
-def test_a_fault_that_there_is_not_is_refused() -> None:
+def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="earthquake"):
         ProxyFault.parse("earthquake")
     arguments = {"delay": ":0.5"} | dict.fromkeys(HAS_WAY, ":up")
     assert all(ProxyFault.parse(kind + arguments.get(kind, "")).kind == kind for kind in FAULTS)
-
-
-STREAM = v3.encode(Hello("0.0.1", b"", "p", "i")) + frame(b"a" * 40) + b"".join(FRAMES.values())
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=6))
-def test_however_a_stream_is_cut_the_pieces_are_its_frames(cuts: list[int]) -> None:
-    edges = [0, *sorted(cuts), len(STREAM)]
-    cutter = FrameSplitter()
-    pieces = [piece for start, end in pairwise(edges) for piece in cutter.feed(STREAM[start:end])]
-    assert b"".join(piece.data for piece in pieces) == STREAM
-    assert [piece.kind for piece in pieces] == ["hello", "message", "phase1", "phase2", "reply", "refusal"]
-
-
-def test_what_is_no_frame_goes_through_uncut() -> None:
-    cutter = FrameSplitter()
-    noise = b"\xff\xff\xff\xff noise"
-    assert [piece.data for piece in cutter.feed(noise) + cutter.feed(b"more")] == [noise, b"more"]
-
-
-def test_lines_are_cut_at_their_ends() -> None:
-    cutter = LineSplitter()
-    assert [piece.data for piece in [*cutter.feed(b'{"a"'), *cutter.feed(b':1}\n{"b')]] == [b'{"a":1}\n']

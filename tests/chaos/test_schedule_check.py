@@ -1,4 +1,4 @@
-"""A schedule that was edited is refused before anything is started, by the step that cannot be done."""
+"""An edited schedule is refused before anything starts, and the error names the step that cannot be performed."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_an_impossible_step_is_named_with_the_reason(step: FaultStep, why: str) 
         ("crash-sink", FaultStep(FaultAction.RACE, "sink-left", detail="same-directory"), "'standard' cannot do that"),
     ],
 )
-def test_a_step_is_judged_by_the_cluster_of_its_scenario(scenario: str, step: FaultStep, why: str) -> None:
+def test_a_step_is_checked_against_the_cluster_of_its_scenario(scenario: str, step: FaultStep, why: str) -> None:
     assert why in schedule_problem([ScenarioRun(scenario, (step,))])
 
 
-def test_a_schedule_without_a_run_is_none() -> None:
+def test_a_schedule_without_a_run_is_refused() -> None:
     assert schedule_problem([]) == "it has no runs"
     assert not schedule_problem(
         [

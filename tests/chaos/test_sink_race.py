@@ -1,4 +1,4 @@
-"""How a race of two sinks for one output must end, on a fake cluster."""
+"""A race of two sinks for one output ends with exactly one of them, on a fake cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class FakeSupervisor:
 
 
 class FakeCluster:
-    """A second sink starts. It ends at once if `is_refused`; the first one ends when it goes on, if `is_fenced`."""
+    """A cluster on which a second sink can start. If `is_refused`, it ends at once; if `is_fenced`, the first one ends
+    when it continues."""
 
     def __init__(self, directory: Path, *, is_refused: bool, is_fenced: bool) -> None:
         self.directory = directory
@@ -74,7 +75,7 @@ class FakeCluster:
 
 
 class FakeMonitor:
-    """At every look an epoch is committed."""
+    """A monitor that commits an epoch at every look."""
 
     epoch = 0
     renewed: tuple[str, ...] = ()
@@ -110,7 +111,7 @@ def test_a_second_sink_on_the_same_directory_that_is_refused_changes_nothing(tmp
     assert SINK not in cluster.supervisor.held
 
 
-def test_where_the_second_sink_is_refused_the_first_goes_on(tmp_path: Path) -> None:
+def test_when_the_second_sink_is_refused_the_first_continues(tmp_path: Path) -> None:
     cluster = FakeCluster(tmp_path, is_refused=True, is_fenced=False)
     race(cluster, POINT)
     assert cluster.signals == [signal.SIGCONT]
@@ -119,10 +120,10 @@ def test_where_the_second_sink_is_refused_the_first_goes_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_fenced", [False, True])
-def test_where_the_second_sink_takes_over_it_stays(tmp_path: Path, is_fenced: bool) -> None:
+def test_a_second_sink_that_takes_over_replaces_the_first(tmp_path: Path, is_fenced: bool) -> None:
     cluster = FakeCluster(tmp_path, is_refused=False, is_fenced=is_fenced)
     monitor = race(cluster, POINT)
     assert cluster.ended == [True]
-    assert cluster.supervisor.released == [SINK], "it is started again, on the directory of the winner"
+    assert cluster.supervisor.released == [SINK], "the sink is restarted on the directory of the winner"
     assert not cluster.supervisor.running
-    assert monitor.renewed == (SINK,), "what the other one did is not its recovery"
+    assert monitor.renewed == (SINK,), "the progress of the other sink does not count as its recovery"

@@ -1,4 +1,4 @@
-"""A cluster with systems that is asked to stop while these start."""
+"""A cluster with systems is stopped while the systems start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from procession.chaos.system_server import SystemServer
 
 
 class NeverReady(SystemServer):
-    """A system that runs and never answers. The second time that it is asked, the user presses Ctrl-C."""
+    """A system that runs and never answers. At the second question the user presses Ctrl-C."""
 
     title = "The silent system"
     start_timeout_s = 60.0

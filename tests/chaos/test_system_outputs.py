@@ -1,4 +1,4 @@
-"""Outputs in other systems: every planted damage is found, at the next poll or in the last comparison."""
+"""Outputs in other systems: every planted fault is found, at the next poll or in the last comparison."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = [line + SALT for line in records(tag(0), COUNT)]
 
 
 class FakeSystem:
-    """Shows what it is told to show."""
+    """A system that shows the given records."""
 
     def __init__(self) -> None:
         self.visible: list[bytes] = []
@@ -62,7 +62,7 @@ class World:
         self.reader.start()
 
     def poll(self) -> list[str]:
-        """What is wrong, after everything that is shown was read."""
+        """Return the errors found, after the reader has read everything that is shown."""
         assert until(lambda: not self.system.told)
         size = sum(len(line) + 1 for line in self.system.visible)
         assert until(lambda: self.reader.end == size or bool(self.reader.wrong))
@@ -79,7 +79,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     world.reader.close()
 
 
-def test_all_records_once_in_order_are_clean_however_they_come(world: World) -> None:
+def test_all_records_once_in_order_are_clean_also_after_an_interruption(world: World) -> None:
     world.system.show(ALL[:10])
     assert not world.poll()
     world.system.is_away = True
@@ -108,7 +108,7 @@ def test_a_wrong_record_is_found_at_the_next_poll(world: World, lines: list[byte
     assert what in wrong[0]
 
 
-def test_order_is_that_of_a_key_where_that_was_promised(world: World) -> None:
+def test_order_is_checked_by_key_if_only_that_was_promised(world: World) -> None:
     by_key = sorted(ALL, key=lambda line: line[14:15])
     world.system.show(by_key)
     is_by_key = world.outputs.outputs["topic"].order is PromisedOrder.KEY
@@ -116,7 +116,7 @@ def test_order_is_that_of_a_key_where_that_was_promised(world: World) -> None:
     assert world.outcome() is (Outcome.CLEAN if is_by_key else Outcome.VIOLATED)
 
 
-def test_what_is_visible_beyond_the_decision_is_a_violation(world: World) -> None:
+def test_output_that_is_visible_beyond_the_decision_is_a_violation(world: World) -> None:
     world.decided = 100
     world.system.show(ALL[:5], 99)
     assert not world.poll()
@@ -133,7 +133,9 @@ def repeat(system: FakeSystem) -> None:
 
 
 @pytest.mark.parametrize("change", [vanish, repeat])
-def test_what_changes_after_it_was_seen_is_found_at_the_end(world: World, change: Callable[[FakeSystem], None]) -> None:
+def test_output_that_changes_after_it_was_read_is_found_at_the_end(
+    world: World, change: Callable[[FakeSystem], None]
+) -> None:
     world.system.show(ALL)
     assert not world.poll()
     change(world.system)

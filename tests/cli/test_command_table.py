@@ -1,4 +1,4 @@
-"""The table of commands: each name has its command, and a start imports only the module of its own."""
+"""The table of commands: each name has its command, and a command imports only its own module."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
     ("line", "expected"),
     [("procession sta", {"state", "status"}), ("procession run --epoch-r", {"--epoch-records-max"})],
 )
-def test_words_are_completed(line: str, expected: set[str]) -> None:
+def test_commands_connectors_and_options_are_completed(line: str, expected: set[str]) -> None:
     environment = {"_PROCESSION_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     program = [
         sys.executable,

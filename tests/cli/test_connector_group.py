@@ -16,7 +16,7 @@ from tests.connectors import tape
 
 
 def sink_tape(url: str, speed: int = 1) -> None:
-    """Write a tape, whole."""
+    """Write a whole tape."""
     print(f"writing {url} at {speed}")
 
 
@@ -34,9 +34,9 @@ def invoked(*arguments: str) -> str:
     return result.output
 
 
-def test_a_connector_is_listed_by_its_sentence_and_shows_its_own_help(connector: None) -> None:
+def test_a_connector_is_listed_with_its_description_and_shows_its_own_help(connector: None) -> None:
     assert "Write a tape." in invoked("sink", "--help")
-    assert "Write a tape, whole." in invoked("sink", "tape", "--help")
+    assert "Write a whole tape." in invoked("sink", "tape", "--help")
     assert "--speed" in invoked("sink", "tape", "--help")
 
 
@@ -65,7 +65,7 @@ def test_a_command_of_a_connector_runs_with_its_options(connector: None) -> None
     assert invoked("sink", "tape", "tape:a", "--speed", "3") == "writing tape:a at 3\n"
 
 
-def test_a_package_that_is_missing_is_a_sentence_with_the_command_that_installs_it(
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, connector: None
 ) -> None:
     needy = replace(tape.CONNECTOR, modules=("no_such_module",), install="procession[tape]")
@@ -75,7 +75,7 @@ def test_a_package_that_is_missing_is_a_sentence_with_the_command_that_installs_
     assert caught.value.next_step == "run pip install 'procession[tape]'"
 
 
-def test_a_connector_whose_command_is_not_there_is_distinguished_from_an_unknown_one(connector: None) -> None:
+def test_a_connector_without_this_command_is_distinguished_from_an_unknown_one(connector: None) -> None:
     with pytest.raises(ConfigError, match="procession source tape cannot be loaded"):
         invoked("source", "tape", "tape:a")
     assert "No such command" in invoked("source", "mqtt")

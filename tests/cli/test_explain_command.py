@@ -1,4 +1,5 @@
-"""`procession explain`: plans an app as it would be run, with and without inputs, and names what caps its tasks."""
+"""`procession explain` plans an app as it would run, with and without inputs, and names the stage that limits its
+tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ numbers.sort(int, name="by-size").sink("out", to="file:out")
 """
 
 
-def test_explain_plans_an_app_with_the_files_that_it_is_to_be_run_with(tmp_path: Path) -> None:
+def test_explain_plans_an_app_with_its_input_files(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SORTED)
     (tmp_path / "numbers").write_text("1\n")
     without = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py")])
@@ -32,14 +33,14 @@ def test_explain_plans_an_app_with_the_files_that_it_is_to_be_run_with(tmp_path:
 
 
 @pytest.mark.parametrize("line", ["0   2 tasks: numbers, slow, fast (capped by slow)", "(capped by by-size)"])
-def test_explain_names_the_stage_that_caps_the_parallelism_of_a_chain(tmp_path: Path, line: str) -> None:
+def test_explain_names_the_stage_that_limits_the_parallelism_of_a_chain(tmp_path: Path, line: str) -> None:
     (tmp_path / "app.py").write_text(SORTED)
     (tmp_path / "numbers").write_text("1\n")
     output = CliRunner().invoke(app, ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers")])
     assert line in output.output
 
 
-def test_explain_names_it_for_programs_too(tmp_path: Path) -> None:
+def test_explain_names_the_limiting_stage_in_json_too(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SORTED)
     (tmp_path / "numbers").write_text("1\n")
     arguments = ["explain", str(tmp_path / "app.py"), "--input", str(tmp_path / "numbers"), "--json"]

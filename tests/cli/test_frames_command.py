@@ -1,4 +1,4 @@
-"""`procession frames` as a command: hex, files and standard input, there and back, and what goes wrong."""
+"""`procession frames` as a command: hex, files and standard input, decoded and encoded again, and its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def frames(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[b
     return subprocess.run([sys.executable, "-m", "procession", "frames", *arguments], input=given, capture_output=True)
 
 
-def test_every_golden_frame_goes_through_the_commands_and_comes_back_as_the_same_hex() -> None:
+def test_every_golden_frame_is_decoded_and_encoded_to_the_same_hex() -> None:
     documents = frames("decode", "--json", *HEXES)
     assert documents.returncode == 0
     assert [json.loads(line)["frame"] for line in documents.stdout.splitlines()][:3] == ["HELLO", "HELLO", "OK"]
@@ -31,7 +31,7 @@ def test_every_golden_frame_goes_through_the_commands_and_comes_back_as_the_same
 
 @pytest.mark.parametrize("is_hex", [True, False], ids=["hex", "bytes"])
 @pytest.mark.parametrize("is_file", [True, False], ids=["file", "standard input"])
-def test_a_capture_is_read_as_hex_or_bytes_from_a_file_or_standard_input(
+def test_a_capture_is_read_as_hex_or_as_bytes_from_a_file_or_standard_input(
     is_hex: bool, is_file: bool, tmp_path: Path
 ) -> None:
     whole = b"".join(map(bytes.fromhex, HEXES)) + v3.encode(Message(7, 1, 0, b"\xff", b"\x00\xfe"))
@@ -46,7 +46,7 @@ def test_a_capture_is_read_as_hex_or_bytes_from_a_file_or_standard_input(
     ]
 
 
-def test_a_capture_that_is_cut_gives_the_frames_before_and_one_sentence() -> None:
+def test_a_truncated_capture_prints_the_frames_before_and_one_sentence() -> None:
     cut = frames("decode", *HEXES[:2], HEXES[2][:-4])
     assert cut.returncode == 1
     assert [line.split()[:2] for line in cut.stdout.decode().splitlines()] == [["0", "HELLO"], ["65", "HELLO"]]
@@ -62,7 +62,7 @@ def test_a_capture_that_is_cut_gives_the_frames_before_and_one_sentence() -> Non
         (b'{"frame": "OKAY"}', "Line 2: there is no frame"),
     ],
 )
-def test_an_object_that_is_no_frame_ends_the_encoding_with_its_line(given: bytes, reason: str) -> None:
+def test_an_object_that_is_no_frame_ends_the_encoding_and_its_line_is_named(given: bytes, reason: str) -> None:
     first = frames("encode", given=b'{"frame": "OK", "credits": 1}\n' + given)
     assert first.returncode == 1
     assert first.stdout.decode().split() == [v3.encode(Ok(1)).hex()]

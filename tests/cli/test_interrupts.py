@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: it ends soon, without a traceback."""
+"""Ctrl-C while a command starts ends it soon, without a traceback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stop(event, arguments):
 
 sys.addaudithook(stop)
 """
-"""A process stands still while it reads modules, one of hundreds, until it is told to go on."""
+"""A `sitecustomize` module: the process stops itself when it imports `numpy.linalg`, and waits for SIGCONT."""
 
 
 def start(directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -67,12 +67,15 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def waited_s(pid: int) -> float:
-    """How long it wanted a core and had none, by the kernel's count."""
+    """Return how long the process was ready to run without a core, in seconds, as the kernel counted it."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What it says after a terminal's Ctrl-C; it has ended in time, but for what it waited for a core."""
+    """Interrupt a process as a terminal does with Ctrl-C, wait for its end, and return its output.
+
+    Fails if the end takes too long. Time in which the process waited for a core does not count.
+    """
     began, waited = time.monotonic(), waited_s(process.pid)
     for number in (signal.SIGINT, signal.SIGCONT):
         os.killpg(process.pid, number)
@@ -86,7 +89,7 @@ def interrupted(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_interrupt_while_modules_are_read_ends_a_command_without_a_word(command: str, tmp_path: Path) -> None:
+def test_an_interrupt_during_imports_ends_a_command_without_output(command: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(STOPS_ITSELF)
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     process = start(tmp_path, *COMMANDS[command], PYTHONPATH=path)
@@ -98,13 +101,13 @@ def test_an_interrupt_while_modules_are_read_ends_a_command_without_a_word(comma
 
 
 @pytest.mark.parametrize(("command", "status"), [("demo", Status.UNCLEAN), ("chaos", Status.INTERRUPTED)])
-def test_an_interrupt_while_its_parts_start_ends_a_command_with_a_sentence(
+def test_an_interrupt_while_the_parts_start_ends_a_command_with_a_sentence(
     command: str, status: int, tmp_path: Path
 ) -> None:
     process = start(tmp_path, *COMMANDS[command], TMPDIR=str(tmp_path))
     assert process.stdout is not None
     assert any(line.startswith("starting ") for line in process.stdout)
-    # How long its parts take to end is a matter of the machine.
+    # No limit here: the time that the parts take to end depends on the machine.
     os.killpg(process.pid, signal.SIGINT)
     output = process.communicate(timeout=PATIENCE_S)[0]
     assert process.returncode == status, output
@@ -114,7 +117,7 @@ def test_an_interrupt_while_its_parts_start_ends_a_command_with_a_sentence(
 
 
 def test_a_driver_that_waits_for_spark_ends_at_once(tmp_path: Path) -> None:
-    """Nothing is begun before Spark is there: nobody need wait for it."""
+    """Before Spark has started the driver has no work to finish."""
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text('#!/bin/sh\n[ "$1" = -version ] && exec "$REAL_JAVA" -version\ntouch "$ASKED"\nexec sleep 600\n')

@@ -25,14 +25,14 @@ def lines(count: int) -> str:
     return "".join(f"{number}\n" for number in range(count))
 
 
-def test_it_prints_the_sequence_and_what_it_has_done(tmp_path: Path) -> None:
+def test_merge_prints_the_sequence_and_a_summary(tmp_path: Path) -> None:
     written(tmp_path / "lanes")
     done = run("merge", "lanes:lanes", "--verify", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, lines(200))
     assert done.stderr.splitlines()[-1] == "merged 200 records of 2 epochs"
 
 
-def test_lanes_of_two_pipelines_are_merged_by_event_time_and_a_second_start_goes_on(tmp_path: Path) -> None:
+def test_lanes_of_two_pipelines_are_merged_by_event_time_and_a_second_run_continues(tmp_path: Path) -> None:
     writers = [LaneWriter(tmp_path / name, 2, pipeline=name) for name in ("even", "odd")]
     command = ("merge", "lanes:even", "lanes:odd", "--by-event-time", "--verify")
     for start in (0, 200):
@@ -47,7 +47,7 @@ def test_lanes_of_two_pipelines_are_merged_by_event_time_and_a_second_start_goes
     assert "The position belongs to 2 pipelines, but 1 are given" in refused.stderr
 
 
-def test_a_pipeline_that_holds_another_up_is_named(tmp_path: Path) -> None:
+def test_a_pipeline_that_delays_another_is_named(tmp_path: Path) -> None:
     for name, numbers in (("even", range(0, 100, 2)), ("odd", range(1, 50, 2))):
         LaneWriter(tmp_path / name, 2, pipeline=name).epoch(dealt(list(numbers), 2, 1))
     with running("merge", "lanes:even", "lanes:odd", "--by-event-time", "--follow", "--json", cwd=tmp_path) as merger:
@@ -71,13 +71,13 @@ def test_ctrl_c_ends_a_merger_that_waits_and_its_output_is_committed(tmp_path: P
     assert run("cat", "out", cwd=tmp_path).stdout == lines(200)
 
 
-def test_inversions_after_a_time_out_are_those_of_an_independent_count(tmp_path: Path) -> None:
+def test_inversions_after_a_time_out_equal_an_independent_count(tmp_path: Path) -> None:
     writer = written(tmp_path / "lanes", 1)
     for epoch in range(1, 6):
         writer.epoch(dealt(range(epoch * 100, epoch * 100 + 100), 3, epoch), only=[0, 2])
     arguments = ("merge", "lanes:lanes", "--to", "file:out", "--follow", "--timeout-s", "0.3", "--json")
     with running(*arguments, cwd=tmp_path) as merger:
-        while '"epochs": 6' not in merger.said:  # the silent lane was passed over
+        while '"epochs": 6' not in merger.said:  # the silent lane was skipped
             assert merger.process.poll() is None, merger.said
         for epoch in range(1, 6):
             writer.commit(epoch, 1)
@@ -127,7 +127,7 @@ def test_cat_and_verify_read_lanes_in_order(tmp_path: Path) -> None:
         (["lanes:nowhere"], "There is no directory nowhere"),
         (["file:x"], "file:DIR has no lanes"),
         (["lanes:lanes", "--shard", "4/4"], "'4/4' is not a shard"),
-        (["lanes:lanes", "--lanes", "3-1"], "'3-1' are no lanes"),
+        (["lanes:lanes", "--lanes", "3-1"], "'3-1' are not lane numbers"),
         (["lanes:lanes", "--lanes", "0-9", "--to", "lanes:x"], "has the lanes 0 to 2, and no lane 9"),
         (["lanes:lanes", "--lanes", "9", "--to", "lanes:x"], "has the lanes 0 to 2, and no lane 9"),
         (["lanes:lanes", "--late", "dead-letter"], "needs --to and --timeout-s"),
@@ -136,7 +136,9 @@ def test_cat_and_verify_read_lanes_in_order(tmp_path: Path) -> None:
         (["lanes:lanes", "--by-event-time", "--shard", "0/2"], "cannot be used with --shard"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_an_invalid_argument_of_merge_is_reported_in_one_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     written(tmp_path / "lanes", 1)
     done = run("merge", *arguments, cwd=tmp_path)
     assert done.returncode != 0

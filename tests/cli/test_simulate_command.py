@@ -14,7 +14,7 @@ from procession.sim.runner import plan_of, run_seeds
 SIMULATE = (sys.executable, "-m", "procession", "simulate")
 
 
-def test_a_script_gets_one_object_and_a_person_a_sentence() -> None:
+def test_the_result_is_one_json_object_for_scripts_and_a_sentence_for_people() -> None:
     result = subprocess.run([*SIMULATE, "--runs", "5", "--seed", "7", "--json"], capture_output=True, check=True)
     figures = json.loads(result.stdout)
     assert figures["verdict"] == "clean"
@@ -32,7 +32,7 @@ def test_a_plan_in_a_file_is_run_and_its_events_printed(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["events"]
 
 
-def test_what_is_no_plan_is_one_sentence_and_a_next_step(tmp_path: Path) -> None:
+def test_an_invalid_plan_is_reported_in_one_sentence_with_a_next_step(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"# no plan \xff")
     result = subprocess.run([*SIMULATE, "--plan", str(text)], capture_output=True, text=True, check=False)
@@ -46,7 +46,7 @@ def test_an_interrupt_stops_all_processes_and_leaves_a_summary() -> None:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0) as simulator:
         assert simulator.stderr is not None
         assert b"by 2 processes" in simulator.stderr.readline()
-        os.killpg(simulator.pid, signal.SIGINT)  # as a terminal does: to everybody
+        os.killpg(simulator.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
         stdout, stderr = simulator.communicate()
     assert simulator.returncode == 130
     assert json.loads(stdout)["verdict"] == "stopped"

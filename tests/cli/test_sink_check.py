@@ -1,4 +1,5 @@
-"""`procession sink check`: how its cases are listed and chosen, and a run on a sink of ours as its page shows it."""
+"""`procession sink check`: how its cases are listed and chosen, and a run on a sink of ours with the command of its
+page."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from procession.sdk.conformance import CASES
 PROCESSION = f"{sys.executable} -m procession"
 
 
-def test_every_case_has_a_short_name_of_its_own() -> None:
+def test_every_case_has_a_unique_short_name() -> None:
     shorts = [case.short for case in CASES]
     assert len(set(shorts)) == len(shorts)
     assert all(len(short) <= 32 and " " not in short for short in shorts)
 
 
-def test_a_short_name_chooses_one_case_and_a_part_of_names_several() -> None:
+def test_a_short_name_chooses_one_case_and_a_part_of_a_name_chooses_several() -> None:
     assert [case.short for case in chosen_cases(["gap"])] == ["gap"]
     assert [case.short for case in chosen_cases(["range", "gap"])] == ["gap", "range"], "in the order of the suite"
     assert all("killed" in case.name for case in chosen_cases(["killed"]))
@@ -34,14 +35,14 @@ def test_a_short_name_chooses_one_case_and_a_part_of_names_several() -> None:
 @pytest.mark.parametrize(
     ("text", "near"), [("gp", "gap"), ("two-worker!", "two-workers"), ("befor-vote", "before-vote-commit")]
 )
-def test_a_typo_is_reported_in_one_sentence_with_near_names_even_beside_a_good_name(text: str, near: str) -> None:
+def test_a_typo_is_reported_with_similar_names_even_beside_a_valid_name(text: str, near: str) -> None:
     with pytest.raises(UsageError, match=f"^No case is called '{text}'.$") as caught:
         chosen_cases(["gap", text])
     assert near in caught.value.next_step
     assert "--list" in caught.value.next_step
 
 
-def test_the_list_shows_what_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_shows_all_cases(capsys: pytest.CaptureFixture[str]) -> None:
     list_cases()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [case.short for case in CASES]
@@ -54,16 +55,16 @@ def test_the_error_of_a_sink_that_ends_is_reported(tmp_path: Path) -> None:
     command = [*shlex.split(f"{PROCESSION} sink check --only gap"), "--", *shlex.split(sink)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "The sink says: A record is not JSON: " in done.stdout
+    assert "The sink's error: A record is not JSON: " in done.stdout
     assert "Next: " in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["file", "epochs"])
-def test_a_sink_of_ours_is_checked_with_the_line_of_the_page(kind: str) -> None:
+def test_the_command_of_the_documentation_checks_a_sink_of_ours(kind: str) -> None:
     visible = f"{PROCESSION} cat {{dir}} --instance {{instance}}"
     check = f"{PROCESSION} sink check --only gap --json --visible"
     sink = f"{PROCESSION} sink {kind} {{dir}} --listen {{listen}}"
     command = [*shlex.split(check), visible, "--", *shlex.split(sink)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {case["outcome"] for case in json.loads(done.stdout)["cases"]} == {"kept"}
+    assert {case["outcome"] for case in json.loads(done.stdout)["cases"]} == {"passed"}

@@ -26,9 +26,7 @@ def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
         gateway.kill()
 
 
-def test_streams_are_shown_as_a_table_and_as_an_object_by_directory_and_by_address(
-    gateway: GatewayProcess, tmp_path: Path
-) -> None:
+def test_streams_are_shown_as_a_table_or_json_by_directory_or_address(gateway: GatewayProcess, tmp_path: Path) -> None:
     with Producer(gateway.listen) as producer, gateway.client() as control:
         producer.hello()
         producer.notify(7)
@@ -49,7 +47,7 @@ def test_streams_are_shown_as_a_table_and_as_an_object_by_directory_and_by_addre
             "committed": 5,
             "seen": 9,
         }
-        assert 4 <= first["lag"] <= 10, "exact to a step"
+        assert 4 <= first["lag"] <= 10, "exact to one step"
         assert first["rate"] > 0
         assert (second["committed"], second["seen"], second["lag"]) == (None, None, 0)
         address = json.loads((gateway.directory / "gateway.json").read_text())["control"]
@@ -61,7 +59,7 @@ def test_streams_are_shown_as_a_table_and_as_an_object_by_directory_and_by_addre
         assert [row["id"] for row in json.loads(alone.stdout)["streams"]] == [7, 1200]
 
 
-def test_more_streams_than_one_reply_holds_all_come(gateway: GatewayProcess) -> None:
+def test_streams_beyond_the_size_of_one_reply_are_all_shown(gateway: GatewayProcess) -> None:
     with Producer(gateway.listen) as producer, gateway.client() as control:
         producer.hello()
         for stream_id in range(2500):
@@ -69,7 +67,7 @@ def test_more_streams_than_one_reply_holds_all_come(gateway: GatewayProcess) -> 
         assert [row["id"] for row in control.streams()] == list(range(2500))
 
 
-def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(tmp_path: Path) -> None:
+def test_the_only_pipeline_in_the_usual_place_is_found_and_one_of_two_must_be_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / ".procession" / name / "gateway").mkdir(parents=True)
         (tmp_path / ".procession" / name / "gateway" / "gateway.json").write_text("{}")
@@ -92,7 +90,7 @@ def test_one_pipeline_in_the_usual_place_is_found_and_of_two_one_must_be_named(t
         ([], 3, "There is no pipeline in .procession."),
     ],
 )
-def test_where_nothing_runs_that_is_reported_in_a_sentence_with_a_next_step(
+def test_without_a_running_pipeline_one_sentence_with_a_next_step_is_printed(
     arguments: list[str], status: int, sentence: str, tmp_path: Path
 ) -> None:
     done = commands.run("streams", *arguments, cwd=tmp_path)
@@ -114,7 +112,7 @@ def test_where_nothing_runs_that_is_reported_in_a_sentence_with_a_next_step(
         "dashboard",
     ],
 )
-def test_a_directory_without_a_pipeline_is_named_together_with_the_pipelines_that_there_are(
+def test_the_error_for_a_directory_without_a_pipeline_lists_the_existing_pipelines(
     command: str, tmp_path: Path
 ) -> None:
     (tmp_path / ".procession" / "one" / "gateway").mkdir(parents=True)
@@ -125,14 +123,14 @@ def test_a_directory_without_a_pipeline_is_named_together_with_the_pipelines_tha
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_name_from_a_peer_cannot_paint_on_the_screen() -> None:
+def test_control_characters_in_a_peers_stream_name_are_not_printed() -> None:
     row = {"id": 1, "name": "\x1b[2Jx" + 100 * "y", "state": "open", "owner": "g", "committed": None, "seen": None}
     lines = list(table([{**row, "lag": 0, "rate": 0.0, "late": None}]))
     assert "\x1b" not in lines[1]
     assert len(lines[1]) < 100
 
 
-def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_there_is_no_such_column() -> None:
+def test_late_records_of_a_moved_stream_are_added_up_and_arrival_order_has_no_such_column() -> None:
     row = {"name": "s", "state": "open", "owner": "g", "committed": 5, "lag": 0, "rate": 0.0, "is_held": False}
     row |= {"frames": 2, "bytes": 20}
     of_one = [
@@ -146,7 +144,7 @@ def test_what_came_late_of_a_stream_that_has_moved_is_added_up_and_by_arrival_th
     assert next(table(rows)).endswith("late")
 
 
-def test_a_stream_that_no_gateway_holds_is_listed_by_one_that_had_it() -> None:
+def test_a_stream_that_no_gateway_holds_is_listed_from_its_last_gateway() -> None:
     row = {"id": 1, "state": "closed", "committed": 5, "seen": 5, "lag": 0, "rate": 0.0, "late": None}
     heard = row | {"name": "", "owner": "gateway-0", "is_held": False, "frames": 0, "bytes": 0}
     had = heard | {"name": "s", "owner": "gateway-1", "frames": 6, "bytes": 60}
@@ -165,7 +163,7 @@ def test_repeated_polls_print_one_object_each(gateway: GatewayProcess, tmp_path:
             assert watching.process.poll() is None, watching.said
 
 
-def test_all_gateways_are_asked_and_the_owner_is_the_one_that_holds_the_stream(
+def test_all_gateways_are_asked_and_the_holder_of_a_stream_is_its_owner(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
     second = GatewayProcess(tmp_path / "pipeline" / "gateway-1", {"join": gateway.directory, "name": "gateway-1"})
@@ -186,6 +184,6 @@ def test_all_gateways_are_asked_and_the_owner_is_the_one_that_holds_the_stream(
                 rows = ask(tmp_path / "pipeline" / "gateway", cookie=b"", timeout_s=20)
                 owners = [(row["id"], row["owner"], row["lag"]) for row in rows]
             alone = ask(second.directory, cookie=b"", timeout_s=20)
-            assert [row["id"] for row in alone] == [8], "who does not lead tells of its own"
+            assert [row["id"] for row in alone] == [8], "a gateway that does not lead lists its own streams only"
     finally:
         second.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from itertools import combinations_with_replacement
@@ -43,7 +44,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> Checkpoint:
-    """A driver's copy after some epochs, as Spark and the performer leave it; the last one perhaps in doubt."""
+    """Return a driver's copy after some epochs, as Spark and the performer leave it; the last epoch may be in doubt."""
     for epoch in range(committed + 1):
         write_offsets(checkpoint, epoch)
         checkpoint.rounds.write(round_of(epoch))
@@ -56,14 +57,14 @@ def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> C
 
 
 @pytest.mark.parametrize("torn", ["", "v1\n", "v1\n{", "\0" * 40])
-def test_a_commit_that_a_power_cut_has_torn_decides_nothing(tmp_path: Path, torn: str) -> None:
+def test_a_commit_file_truncated_by_a_power_cut_decides_nothing(tmp_path: Path, torn: str) -> None:
     old = grown(claim(tmp_path), 3, is_open=True)
     _write(old.directory / "commits" / "4", torn)
     assert (claim(tmp_path).log.offered, claim(tmp_path).log.committed) == (4, 3)
 
 
 @pytest.mark.parametrize("torn", ["", "v1\n", "v1\n{}", "v1\n{}\n", "v1\n{}\n{", "\0" * 40])
-def test_offsets_that_a_power_cut_has_torn_are_offered_anew(tmp_path: Path, torn: str) -> None:
+def test_an_epoch_whose_offsets_file_was_truncated_by_a_power_cut_is_offered_again(tmp_path: Path, torn: str) -> None:
     old = grown(claim(tmp_path), 3)
     _write(old.directory / "offsets" / "4", torn)
     assert (claim(tmp_path).log.offered, claim(tmp_path).log.committed) == (3, 3)
@@ -78,7 +79,7 @@ def test_another_gateways_directory_is_refused(tmp_path: Path) -> None:
     claim(tmp_path).places.keep("gateway-1", LogLocation("elsewhere", "other"))
 
 
-def test_the_gateway_of_a_checkpoint_that_knew_only_one_is_still_known(tmp_path: Path) -> None:
+def test_the_gateway_of_a_checkpoint_from_the_time_of_one_gateway_is_still_known(tmp_path: Path) -> None:
     checkpoint = claim(tmp_path)
     (checkpoint.root / "GATEWAY").write_text("one")
     with pytest.raises(StorageError, match="gateway-0 is not the one"):
@@ -86,13 +87,16 @@ def test_the_gateway_of_a_checkpoint_that_knew_only_one_is_still_known(tmp_path:
     checkpoint.places.keep("gateway-0", LogLocation("here", "one"))
 
 
-def test_a_half_made_first_claim_does_not_block_the_next(tmp_path: Path) -> None:
+def test_an_incomplete_first_claim_does_not_block_the_next(tmp_path: Path) -> None:
     (tmp_path / f"{PIPELINE}.123.draft").write_text("{")
     assert claim(tmp_path).fence == 1
 
 
 def coordinator(checkpoint: Checkpoint) -> Coordinator:
-    """What the driver builds of a checkpoint; refuses one whose last commit has no round record."""
+    """Return the coordinator that the driver builds from a checkpoint.
+
+    Refuses a checkpoint whose last commit has no round record.
+    """
     return Coordinator(
         pipeline="p",
         checkpoint=checkpoint.id,
@@ -104,7 +108,7 @@ def coordinator(checkpoint: Checkpoint) -> Coordinator:
     )
 
 
-def test_i10_a_later_claim_fences_off_every_earlier_one(tmp_path: Path) -> None:
+def test_i10_a_later_claim_fences_every_earlier_one(tmp_path: Path) -> None:
     first = claim(tmp_path)
     first.check_fence()
     second = claim(tmp_path)
@@ -117,23 +121,23 @@ def test_i10_a_later_claim_fences_off_every_earlier_one(tmp_path: Path) -> None:
             old.check_fence()
 
 
-def test_a_successor_takes_over_what_is_decided_and_leaves_the_open_round_behind(tmp_path: Path) -> None:
+def test_a_successor_takes_over_decided_epochs_and_drops_the_open_round(tmp_path: Path) -> None:
     old = grown(claim(tmp_path), 3, is_open=True)
     new = claim(tmp_path)
     assert (new.log.offered, new.log.committed) == (4, 3)
     assert new.rounds.read_all() == {epoch: round_of(epoch) for epoch in range(4)}
     assert (new.directory / "offsets" / "4").read_text() == (old.directory / "offsets" / "4").read_text()
     assert (new.directory / "metadata").read_text() == '{"id":"x"}'
-    # What the old one still writes goes where nobody reads.
+    # The old driver still writes to its own copy, which nobody reads any more.
     write_commit(old, 4)
     assert new.log.committed == 3
     assert claim(tmp_path).log.committed == 3
 
 
-def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy_that_can_be_decided(
+def test_i10_a_copy_taken_while_the_old_driver_still_writes_has_one_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every way in which the last three writes of the old driver can fall among the steps of the copy."""
+    """Checks every interleaving of the old driver's last three writes with the steps of the copy."""
     copy_file, copy_files = checkpoint_module._copy_file, checkpoint_module._copy_files
     last = 1
     steps: list[Callable[[Checkpoint], None]] = [
@@ -175,10 +179,10 @@ def test_i10_a_driver_that_still_writes_while_its_successor_copies_leaves_a_copy
     assert outcomes == {last - 1, last}, "both decisions must be possible, and no other"
 
 
-def test_i10_a_driver_that_is_replaced_while_it_copies_notices_before_it_removes_anything(
+def test_i10_a_driver_that_is_replaced_during_its_copy_notices_before_it_removes_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copy may have less than its successor's: an orphaned JVM has committed one epoch more in between."""
+    """Its copy may lack an epoch that its successor's copy has, if an orphaned JVM committed one in between."""
     old = grown(claim(tmp_path), 0, is_open=True)
     copy_last, successors = Checkpoint.copy_last, []
 
@@ -194,7 +198,25 @@ def test_i10_a_driver_that_is_replaced_while_it_copies_notices_before_it_removes
     successors[0].check_fence()
 
 
-def test_of_claims_at_once_the_last_one_has_everything_and_the_others_are_fenced(tmp_path: Path) -> None:
+def test_i10_a_copy_of_which_the_original_is_removed_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was copied by then may lack the last epochs."""
+    old = grown(claim(tmp_path), 1)
+    copy_files = checkpoint_module._copy_files
+
+    def removed_after_its_commits(source: Path, target: Path, files: FileSystem, *, up_to: int | None = None) -> None:
+        copy_files(source, target, files, up_to=up_to)
+        if source.name == "commits":
+            shutil.rmtree(old.directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "_copy_files", removed_after_its_commits)
+        with pytest.raises(StorageError, match="was removed while it was copied"):
+            claim(tmp_path)
+
+
+def test_of_concurrent_claims_the_last_one_has_everything_and_the_others_are_fenced(tmp_path: Path) -> None:
     for turn in range(5):
         root = tmp_path / str(turn)
         grown(claim(root), 5)
@@ -225,12 +247,13 @@ def test_of_claims_at_once_the_last_one_has_everything_and_the_others_are_fenced
                 with pytest.raises(FencedError):
                     one.check_fence()
             else:
-                # Replaced before it had its copy; or, rarely, its model was cleared away, and it must be started again.
+                # It was replaced before its copy was complete; or, rarely, the source of its copy was removed, and it
+                # must be restarted.
                 assert isinstance(one, FencedError) or (isinstance(one, StorageError) and not one.next_step)
         assert claim(root).log.committed == 5
 
 
-def test_first_claims_at_once_agree_on_the_pipelines_id(tmp_path: Path) -> None:
+def test_concurrent_first_claims_agree_on_the_pipelines_id(tmp_path: Path) -> None:
     gate = threading.Barrier(4)
     ids: set[str] = set()
 
@@ -247,16 +270,16 @@ def test_first_claims_at_once_agree_on_the_pipelines_id(tmp_path: Path) -> None:
     assert ids == {claim(tmp_path).id}
 
 
-def test_a_successor_counts_attempts_above_all_that_were_reserved_before_it(tmp_path: Path) -> None:
+def test_a_successor_numbers_attempts_above_all_numbers_that_were_reserved_before(tmp_path: Path) -> None:
     first = claim(tmp_path)
     assert first.reserved == 0
     first.reserve(100)
     assert claim(tmp_path).reserved == 100
-    assert claim(tmp_path).reserved == 100, "a driver that reserved nothing hands on what it found"
+    assert claim(tmp_path).reserved == 100, "a driver that reserved nothing keeps the number that it found"
 
 
-def test_i10_a_driver_that_was_replaced_reserves_no_number_for_itself(tmp_path: Path) -> None:
-    """Its successor may have read the file before: both would use the same numbers."""
+def test_i10_a_replaced_driver_reserves_no_attempt_number(tmp_path: Path) -> None:
+    """Its successor may have read the file before, and both would use the same numbers."""
     first = claim(tmp_path)
     second = claim(tmp_path)
     with pytest.raises(FencedError):
@@ -264,21 +287,21 @@ def test_i10_a_driver_that_was_replaced_reserves_no_number_for_itself(tmp_path: 
     assert second.reserved == 0
 
 
-def test_a_checkpoint_from_before_attempts_were_numbered_goes_on_above_its_epochs(tmp_path: Path) -> None:
-    """Its transactions had the epoch behind `:c_id=`: a sink has seen those numbers."""
+def test_a_checkpoint_without_attempt_numbers_continues_above_its_epochs(tmp_path: Path) -> None:
+    """Its transactions had the epoch after `:c_id=`, so a sink has seen those numbers."""
     old = grown(claim(tmp_path), 3, is_open=True)
     assert not (old.directory / "attempts.json").exists()
     assert claim(tmp_path).reserved == 4
 
 
 @pytest.mark.parametrize("content", ["", "{}", "7", '{"format":1}', '{"format":2,"reserved":5}'])
-def test_a_damaged_count_of_attempts_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_of_attempt_numbers_is_refused(tmp_path: Path, content: str) -> None:
     (claim(tmp_path).directory / "attempts.json").write_text(content)
     with pytest.raises(StorageError, match=r"attempts\.json"):
         claim(tmp_path)
 
 
-def test_a_draft_that_a_killed_driver_left_is_no_copy_and_goes(tmp_path: Path) -> None:
+def test_an_incomplete_copy_of_a_killed_driver_is_removed(tmp_path: Path) -> None:
     grown(claim(tmp_path), 2)
     torn = tmp_path / "0000000002.draft"
     (torn / "offsets").mkdir(parents=True)
@@ -289,7 +312,7 @@ def test_a_draft_that_a_killed_driver_left_is_no_copy_and_goes(tmp_path: Path) -
     assert not torn.exists()
 
 
-def test_only_the_copy_that_was_taken_over_is_kept_beside_the_own_one(tmp_path: Path) -> None:
+def test_a_driver_keeps_its_own_copy_and_the_one_that_it_took_over(tmp_path: Path) -> None:
     for _ in range(5):
         claim(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["0000000004", "0000000005"]
@@ -310,7 +333,7 @@ def test_a_log_from_which_spark_would_skip_or_repeat_an_epoch_is_refused(
 
 
 @pytest.mark.parametrize("content", ["", "seven", "1 2", "\0" * 8, None, "1\n", "2\n"])
-def test_a_current_that_is_damaged_gone_or_set_back_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_a_current_file_that_is_damaged_missing_or_older_is_refused(tmp_path: Path, content: str | None) -> None:
     for _ in range(3):
         claim(tmp_path)
     if content is None:
@@ -340,7 +363,7 @@ def test_other_sinks_on_an_old_checkpoint_are_refused_without_fencing_a_driver(t
     owner.check_fence()
 
 
-def test_a_foreign_directory_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_checkpoint_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"is not empty and not a checkpoint \(it holds 'holiday.jpg'\)"):
         claim(tmp_path)
@@ -362,14 +385,14 @@ def test_the_identity_stays_for_the_life_of_the_checkpoint(tmp_path: Path) -> No
     assert claim(tmp_path / "two").id != first.id
 
 
-def test_a_checkpoint_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_a_checkpoint_directory_that_cannot_be_created_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Cannot make") as caught:
         claim(tmp_path / "file" / "checkpoint")
     assert caught.value.next_step
 
 
-def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> None:
+def test_a_driver_whose_program_is_incompatible_claims_nothing(tmp_path: Path) -> None:
     at_work = grown(claim(tmp_path), 3, is_open=True)
 
     def refuse(last: RoundRecord) -> None:
@@ -400,13 +423,13 @@ def test_a_driver_whose_program_cannot_go_on_claims_nothing(tmp_path: Path) -> N
         (
             {"source in": "source", "sink out": "sink of lines", "sink two": "sink of lines"},
             "'two' is new",
-            "leave it out",
-            "out, or change the sinks with",
+            "remove it",
+            "remove it, or change the sinks with",
         ),
         ({"source in": "source", "sink out": "sink of lines"}, "its guarantee", "declare it as before", ""),
     ],
 )
-def test_other_sources_and_sinks_are_named(
+def test_changed_sources_and_sinks_are_named(
     tmp_path: Path, given: dict[str, str], sentence: str, step: str, upgrade: str
 ) -> None:
     Checkpoint.claim(
@@ -434,7 +457,7 @@ def test_a_source_and_a_sink_of_one_name_are_distinguished(tmp_path: Path) -> No
     assert "upgrade" not in caught.value.next_step, "an upgrade keeps the sources"
 
 
-def test_a_checkpoint_that_tells_names_alone_is_read_and_written_anew(tmp_path: Path) -> None:
+def test_a_checkpoint_that_has_only_names_is_read_and_rewritten(tmp_path: Path) -> None:
     doors = {"source in": "source", "sink out": "sink of lines"}
     Checkpoint.claim(tmp_path, name="p", fingerprint="f", endpoints=doors)
     before = json.loads((tmp_path / "pipeline.json").read_text())

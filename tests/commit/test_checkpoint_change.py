@@ -1,4 +1,4 @@
-"""Changes of a checkpoint: atomic wherever they are interrupted, fenced, and with numbers that never go back."""
+"""Changes of a checkpoint are atomic at every interruption, are fenced, and never reuse numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Killed(Exception):
 
 
 class Interrupted:
-    """The machine's files, which stop working after so many changes."""
+    """The machine's files, which stop working after a number of changes."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -73,7 +73,7 @@ def test_a_change_is_read_by_the_next_driver_and_fences_the_last_one(tmp_path: P
     assert not (tmp_path / CHANGE).exists()
 
 
-def test_wherever_it_is_interrupted_the_old_program_goes_on_or_the_new_one_never_both(tmp_path: Path) -> None:
+def test_after_an_interruption_either_the_old_program_or_the_new_one_continues(tmp_path: Path) -> None:
     calls, outcomes = 0, set()
     while True:
         root = tmp_path / str(calls)
@@ -101,7 +101,7 @@ def test_wherever_it_is_interrupted_the_old_program_goes_on_or_the_new_one_never
     assert outcomes == {"old", "new"}
 
 
-def test_a_change_that_raises_leaves_everything_but_the_fence(tmp_path: Path) -> None:
+def test_a_change_that_raises_changes_only_the_fence(tmp_path: Path) -> None:
     begun(tmp_path)
 
     def refused(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The coordinator of a round: its actions in each situation, and in ten thousand random steps."""
+"""The coordinator of a round: its actions in each situation, and in ten thousand random histories."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def only(actions: list[Action], kind: type[T]) -> T:
 
 
 def voted(core: Coordinator, *sinks: str, epoch: int = 0, length: int = 10) -> list[str]:
-    """Bring an epoch to the point where all of these sinks have voted commit; gives their transactions."""
+    """Advance an epoch until all of these sinks have voted to commit, and return their transactions."""
     emits = core.handle(EpochReady(epoch, dict.fromkeys(core.sinks, length)))
     txns = {action.sink: action.txn for action in emits if isinstance(action, EmitEpoch)}
     for sink in sinks:
@@ -117,7 +117,7 @@ def test_one_abort_vote_aborts_the_attempt_everywhere_and_the_next_has_new_names
     assert not again & {a, b}
 
 
-def test_abort_votes_without_end_stop_the_pipeline_and_name_the_sink() -> None:
+def test_repeated_abort_votes_stop_the_pipeline_and_name_the_sink() -> None:
     core = coordinator("a")
     core.handle(EpochReady(0, {"a": 1}))
     for _ in range(REFUSALS_MAX):
@@ -128,7 +128,7 @@ def test_abort_votes_without_end_stop_the_pipeline_and_name_the_sink() -> None:
     assert "'a'" in error.sentence
 
 
-def test_a_sink_that_hangs_without_end_stops_the_pipeline() -> None:
+def test_a_sink_that_hangs_again_and_again_stops_the_pipeline() -> None:
     core = coordinator("a")
     core.handle(EpochReady(0, {"a": 1}))
     for _ in range(REFUSALS_MAX):
@@ -147,7 +147,7 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it() ->
     assert core.handle(CommitFound(0))[0] == SendPhase2("a", txn, True)
 
 
-def test_a_sink_that_was_away_at_the_decision_is_told_when_it_comes_back() -> None:
+def test_a_sink_that_was_away_at_the_decision_gets_it_when_it_returns() -> None:
     core = coordinator("a")
     core.handle(connected("a"))
     (txn,) = voted(core, "a")
@@ -168,7 +168,7 @@ def test_a_sink_that_crashes_before_its_vote_gets_the_data_again_and_the_other_k
     assert record.parts["a"].txn == first
 
 
-def test_a_vote_that_was_lost_with_the_sink_is_asked_for_again_before_the_record() -> None:
+def test_a_vote_that_was_lost_with_the_sink_is_requested_again_before_the_record() -> None:
     core = coordinator("a", "b")
     core.handle(connected("a"))
     core.handle(connected("b"))
@@ -212,7 +212,7 @@ def test_a_new_driver_commits_what_its_predecessor_had_decided_and_aborts_the_re
 
 
 @pytest.mark.parametrize("name", ["one-w-two", "w", "a-id-b", "p-w-a-id-abc123"])
-def test_a_decided_transaction_is_known_by_its_whole_name_whatever_the_sink_is_called(name: str) -> None:
+def test_a_decided_transaction_is_recognized_by_its_whole_name(name: str) -> None:
     record = committed_round(name)
     core = coordinator(name, fence=2, rounds={4: record}, committed=4)
     decided = record.parts[name].txn
@@ -225,7 +225,7 @@ def test_a_round_record_without_its_commit_decides_nothing() -> None:
     assert SendPhase2("a", undecided, False) in core.handle(connected("a", undecided, position=150))
 
 
-def test_a_transaction_of_another_checkpoint_is_never_committed_by_its_number() -> None:
+def test_a_transaction_of_another_checkpoint_is_not_committed_because_of_an_equal_number() -> None:
     core = coordinator("a", fence=2, rounds={4: committed_round("a")}, committed=4)
     foreign = str(TransactionId(4, 1, 1, "fff", "p", "a"))
     actions = core.handle(connected("a", foreign, position=150))
@@ -234,8 +234,8 @@ def test_a_transaction_of_another_checkpoint_is_never_committed_by_its_number() 
 
 
 @pytest.mark.parametrize("epoch", [4, 5])
-def test_a_transaction_whose_id_has_the_old_form_is_still_settled(epoch: int) -> None:
-    """Its driver had the version before; its epoch stands behind `:c_id=`, its attempt in front of it."""
+def test_a_transaction_with_an_id_of_the_old_form_is_still_settled(epoch: int) -> None:
+    """The previous version wrote the epoch after `:c_id=` and the attempt before it."""
     prepared = f"p-w-a-id-{CHECKPOINT}.1.7:c_id={epoch}"
     record = RoundRecord(4, 1, "f", 0, 9, {"a": SinkShare(f"p-w-a-id-{CHECKPOINT}.1.7:c_id=4", 100, 150)})
     core = coordinator("a", fence=2, rounds={4: record}, committed=4)
@@ -243,7 +243,7 @@ def test_a_transaction_whose_id_has_the_old_form_is_still_settled(epoch: int) ->
     assert SendPhase2("a", prepared, epoch == 4) in core.handle(connected("a", prepared, position=position))
 
 
-def test_every_attempt_has_a_number_of_its_own_which_is_reserved_first() -> None:
+def test_every_attempt_has_a_unique_number_that_is_reserved_first() -> None:
     core = coordinator("a", "b")
     core.handle(connected("a"))
     core.handle(connected("b"))
@@ -275,7 +275,7 @@ def test_a_sink_with_less_or_more_than_was_committed_stops_the_pipeline(position
     assert isinstance(only(core.handle(connected("a", position=position)), StopPipeline).error, error)
 
 
-def test_an_advisory_position_of_a_sink_stops_nothing() -> None:
+def test_an_advisory_position_of_a_sink_does_not_stop_the_pipeline() -> None:
     core = coordinator("a", fence=2, rounds={4: committed_round("a")}, committed=4)
     assert core.handle(connected("a", position=None)) == [DropRuns(4)]
 
@@ -289,7 +289,7 @@ def test_a_dead_letter_sink_may_be_added_to_a_pipeline_that_has_committed_before
     assert starts == {"a": 150, "dead-letter": 0}
 
 
-def test_a_sink_that_was_taken_out_is_asked_for() -> None:
+def test_a_sink_that_was_removed_from_the_program_is_requested() -> None:
     with pytest.raises(PlanError, match="dead-letter"):
         coordinator("a", fence=2, rounds={4: committed_round("a", "dead-letter")}, committed=4)
 
@@ -300,20 +300,20 @@ def test_a_checkpoint_without_the_record_of_its_last_commit_is_refused() -> None
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_no_history_loses_doubles_or_splits_an_epoch(seed: int) -> None:
+def test_no_history_loses_duplicates_or_splits_an_epoch(seed: int) -> None:
     chance = random.Random(seed)
     sinks = {name: FakeSink(position_is_told=chance.random() < 0.7) for name in ("a", "b", "c")[: chance.randint(1, 3)]}
     world = World(chance, sinks)
     driver = FakeDriver(world, death_rate=0.02)
     for step in range(10_000):
         if step >= 300 and world.commits >= 0:
-            break  # in so unkind a world the first commit may take its time, but it comes
+            break  # with so many faults the first commit may take long, but it comes
         try:
             driver.step()
         except DriverDied:
             driver = FakeDriver(world, death_rate=0.02)
         except AssertionError as error:
-            # A world this unkind may refuse one epoch for ever; that is the one stop which is right.
+            # With so many faults one epoch may be refused without end; this is the only stop that is correct.
             if "was refused" not in str(error):
                 raise
             driver = FakeDriver(world, death_rate=0.02)
@@ -334,7 +334,7 @@ def test_no_history_loses_doubles_or_splits_an_epoch(seed: int) -> None:
     assert world.commits >= 0
 
 
-def test_where_the_size_is_known_only_when_it_is_sent_the_vote_says_where_the_output_ends() -> None:
+def test_if_the_size_is_known_only_after_sending_the_vote_has_the_end_of_the_output() -> None:
     round_ = coordinator("blocks", "bytes")
     round_.handle(connected("blocks"))
     round_.handle(connected("bytes"))

@@ -21,7 +21,7 @@ def epoch(before: Mapping[str, int], records: int, letters: int, limit: DeadLett
     return judged(before, counters, limit, letters, lambda: LETTER)
 
 
-def test_where_there_are_no_dead_letters_none_says_so() -> None:
+def test_without_dead_letters_nothing_is_reported() -> None:
     assert epoch({}, 100, 0) == {"records_in": 100}
     assert epoch({"records_in": 7, "late": 1}, 5, 0) == {"records_in": 12, "late": 1, "block_records": 5}
 
@@ -34,7 +34,7 @@ def test_one_bad_first_record_does_not_stop_a_pipeline() -> None:
         epoch(counters, 1, 1)
 
 
-def test_the_sentence_names_the_share_the_setting_and_the_first_reason() -> None:
+def test_the_error_names_the_share_the_setting_and_the_first_reason() -> None:
     with pytest.raises(PlanError) as caught:
         epoch({}, 200, 150)
     sentence = caught.value.explain()
@@ -45,7 +45,7 @@ def test_the_sentence_names_the_share_the_setting_and_the_first_reason() -> None
     assert caught.value.next_step
 
 
-def test_a_mistake_that_comes_late_is_found_within_the_minimum_and_an_epoch() -> None:
+def test_a_late_mistake_is_found_within_the_minimum_of_records_plus_an_epoch() -> None:
     counters = epoch({}, 1_000_000, 10)
     for _ in range(9):
         counters = epoch(counters, 10, 10)
@@ -53,7 +53,7 @@ def test_a_mistake_that_comes_late_is_found_within_the_minimum_and_an_epoch() ->
         epoch(counters, 10, 10)
 
 
-def test_exactly_the_share_goes_on_and_all_may_be_set_aside_where_that_is_asked_for() -> None:
+def test_exactly_the_share_is_accepted_and_a_share_of_1_accepts_all_dead_letters() -> None:
     assert epoch({}, 100, 50)["dead_letters"] == 50
     whatever = DeadLetterLimit("dead", share_max=1.0, records_min=1)
     assert epoch({}, 10, 25, whatever)["dead_letters"] == 25
@@ -62,7 +62,9 @@ def test_exactly_the_share_goes_on_and_all_may_be_set_aside_where_that_is_asked_
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=30))
-def test_it_stops_exactly_when_a_block_of_enough_records_has_too_many(epochs: list[tuple[int, int]]) -> None:
+def test_the_pipeline_stops_exactly_when_a_block_of_enough_records_has_too_many_dead_letters(
+    epochs: list[tuple[int, int]],
+) -> None:
     counters: dict[str, int] = {}
     records = letters = total = 0
     for came, refused in epochs:

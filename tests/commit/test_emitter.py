@@ -1,4 +1,4 @@
-"""What a sink receives of the runs of an epoch: records, joined bytes or blocks, in order."""
+"""A sink receives the runs of an epoch in order, as records, joined bytes or blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = SinkOptions("out", "127.0.0.1", 1, "p", "p-out-0", pack_bytes_max=1000,
 
 
 def written(store: RunStore, partition: int, rows: list[tuple[int, bytes, bytes | None, int | None]]) -> Run:
-    """A run of rows (order, payload, key, event time)."""
+    """Write and return a run of rows (order, payload, key, event time)."""
     writer = store.writer(0, 0, partition, 1)
     orders, payloads, keys, times = zip(*rows, strict=True)
     columns = {
@@ -52,7 +52,7 @@ def test_blocks_hold_the_records_of_all_runs_merged_with_key_and_time(tmp_path: 
     ]
 
 
-def test_short_stretches_of_a_merge_become_few_blocks(tmp_path: Path) -> None:
+def test_a_merge_that_alternates_often_between_runs_has_few_blocks(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     runs = [
         written(store, part, [(2 * number + part, b"x" * 10, None, None) for number in range(200)]) for part in (0, 1)
@@ -81,9 +81,7 @@ def test_runs_with_fewer_records_than_their_manifest_says_are_an_error(tmp_path:
     bytes_max=st.integers(0, 20),
     skipped=st.integers(0, 5),
 )
-def test_packing_changes_where_messages_are_cut_and_nothing_else(
-    records: list[bytes], bytes_max: int, skipped: int
-) -> None:
+def test_packing_changes_only_the_boundaries_of_messages(records: list[bytes], bytes_max: int, skipped: int) -> None:
     column = pa.array([b"skipped"] * skipped + records, pa.binary()).slice(skipped)
     found = packed(column, bytes_max)
     assert found.type == pa.binary()
@@ -92,6 +90,6 @@ def test_packing_changes_where_messages_are_cut_and_nothing_else(
     if bytes_max == 0:
         assert whole == records
     starts = {sum(map(len, records[:number])) for number in range(len(records) + 1)}
-    assert {sum(map(len, whole[:number])) for number in range(len(whole) + 1)} <= starts, "a record is never cut"
+    assert {sum(map(len, whole[:number])) for number in range(len(whole) + 1)} <= starts, "a record is never divided"
     longest = max(map(len, records))
     assert all(len(message) <= max(1, bytes_max) + longest for message in whole)

@@ -1,4 +1,4 @@
-"""Emitter processes: they send what the driver would send, and their death costs a connection and nothing else."""
+"""Emitter processes send what the driver would send; if one dies, only its connections are lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONNECTIONS = 3
 
 
 class DrivenPipeline:
-    """A performer with a sink of three connections, and Spark's part done by hand."""
+    """A performer with a sink of three connections. The test writes Spark's files."""
 
     def __init__(self, root: Path, port: int, emitters: int) -> None:
         self.root = root
@@ -71,7 +71,7 @@ class DrivenPipeline:
         return list(dict.fromkeys(link._client for link in self.links if isinstance(link, EmitterLink)))
 
     async def run(self, epoch: int, *, is_lost: bool = False) -> None:
-        """An epoch with a record for each connection; `is_lost`: the runs are gone when they are to be sent."""
+        """Run an epoch with a record for each connection. If `is_lost`, its runs are removed before they are sent."""
         self.begin(epoch)
         writer = self._store.writer(epoch, 0, 0, 0)
         for bucket in range(CONNECTIONS):
@@ -104,7 +104,7 @@ class DrivenPipeline:
 
 @asynccontextmanager
 async def served(directory: Path) -> AsyncIterator[int]:
-    """Our file sink on a port."""
+    """Serve a file sink of ours on a port, and yield the port."""
     home = SinkDirectory(directory, lambda instance: FileOutput(directory / f"{instance}.data"))
     with closing(listening_socket(Address("127.0.0.1", 0))) as listener:
         serving = asyncio.ensure_future(SinkServer(home.open_participant).serve(listener))
@@ -132,7 +132,9 @@ def process_of(client: EmitterClient) -> int:
 
 @pytest.mark.parametrize("emitters", [1, 2, 5])
 @on_a_loop
-async def test_emitter_processes_write_what_the_driver_would_and_end_with_it(tmp_path: Path, emitters: int) -> None:
+async def test_emitter_processes_write_what_the_driver_would_write_and_end_with_it(
+    tmp_path: Path, emitters: int
+) -> None:
     async with served(tmp_path / "sink") as port:
         pipeline = DrivenPipeline(tmp_path, port, emitters)
         for epoch in range(3):
@@ -150,7 +152,7 @@ async def test_emitter_processes_write_what_the_driver_would_and_end_with_it(tmp
 
 @pytest.mark.parametrize("when", ["before the epoch", "after the vote", "after the decision"])
 @on_a_loop
-async def test_an_emitter_process_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, when: str) -> None:
+async def test_a_killed_emitter_process_loses_and_duplicates_nothing(tmp_path: Path, when: str) -> None:
     async with served(tmp_path / "sink") as port:
         pipeline = DrivenPipeline(tmp_path, port, 2)
         for epoch in range(6):
@@ -174,10 +176,10 @@ def kill(clients: list[EmitterClient]) -> None:
 
 
 @on_a_loop
-async def test_a_successor_settles_what_a_dead_drivers_emitters_have_had_voted(tmp_path: Path) -> None:
+async def test_a_successor_settles_the_votes_that_emitters_of_a_dead_driver_obtained(tmp_path: Path) -> None:
     async with served(tmp_path / "sink") as port:
         first = DrivenPipeline(tmp_path, port, 2)
-        await first.run(0)  # voted for; then its driver dies, and Spark has decided
+        await first.run(0)  # the sink has voted; then the driver dies, and Spark has decided
         kill(first.clients)
         first._spark_writes("commits", 0, "v1\n{}")
         for task in list(first.performer._tasks):
@@ -191,7 +193,7 @@ async def test_a_successor_settles_what_a_dead_drivers_emitters_have_had_voted(t
 
 
 @on_a_loop
-async def test_runs_that_are_gone_stop_the_pipeline_with_their_error(tmp_path: Path) -> None:
+async def test_missing_runs_stop_the_pipeline_with_their_error(tmp_path: Path) -> None:
     async with served(tmp_path / "sink") as port:
         pipeline = DrivenPipeline(tmp_path, port, 1)
         with pytest.raises(StorageError):
@@ -201,7 +203,7 @@ async def test_runs_that_are_gone_stop_the_pipeline_with_their_error(tmp_path: P
 
 
 @on_a_loop
-async def test_a_sink_with_one_connection_stays_with_the_driver(tmp_path: Path) -> None:
+async def test_the_driver_itself_sends_to_a_sink_with_one_connection(tmp_path: Path) -> None:
     make = emitter_links(2, RunStore(tmp_path))
     alone = make(SinkOptions("a", "127.0.0.1", 1, "p", "p-a-0"), lambda event: None, lambda sentence: None)
     assert isinstance(alone, DirectLink)

@@ -69,7 +69,7 @@ def read_in_pieces(data: bytes, size: int) -> list[Any]:
 
 
 @given(st.integers(1, 500))
-def test_all_that_is_said_is_read_again_however_it_is_cut(size: int) -> None:
+def test_all_messages_are_decoded_however_their_bytes_are_divided(size: int) -> None:
     requests = b"".join(map(written_request, REQUESTS))
     assert tuple(map(read_request, read_in_pieces(requests, size))) == REQUESTS
     answers = b"".join(map(written_answer, ANSWERS))
@@ -104,6 +104,6 @@ def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
         list(FrameReader().take(data))
 
 
-def test_a_secret_is_in_no_text_that_people_see() -> None:
+def test_a_secret_is_in_no_printed_text() -> None:
     assert "secret" not in repr(OPTIONS[0])
     assert json.loads(written_request(REQUESTS[0])[4:])["open"][0]["cookie"] == b"\x00secret\xff".hex()

@@ -1,4 +1,4 @@
-"""Counters: they continue over the life of a checkpoint, and count late records by stage."""
+"""Counters continue over all drivers of a checkpoint, and count late records by stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from procession.storage.run_store import Manifest, Run
 STAGES = {1: ("minutes", "window of 60 s"), 2: ("pairs", "join")}
 
 
-def test_counters_go_on_from_epoch_to_epoch_and_tell_late_records_by_their_stage() -> None:
+def test_counters_continue_from_epoch_to_epoch_and_count_late_records_by_stage() -> None:
     first = counted(
         {},
         [Manifest(0, 0, 0, 0, 5, records=5), Manifest(0, 1, 0, 0, 0, late=2)],
@@ -30,5 +30,5 @@ def test_counters_go_on_from_epoch_to_epoch_and_tell_late_records_by_their_stage
     }
 
 
-def test_where_no_record_was_late_none_says_so() -> None:
+def test_without_late_records_no_counter_reports_them() -> None:
     assert counted({}, [Manifest(0, 0, 0, 0, 1, records=1)], {}, STAGES) == {"records_in": 1, "records_out": 0}

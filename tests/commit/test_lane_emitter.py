@@ -1,4 +1,4 @@
-"""What a lane gets of an epoch: its records sorted, with their order keys, and a frontier with its identity."""
+"""A lane receives the sorted records of an epoch, with their order keys, and a frontier with the lane's identity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_lane_gets_its_runs_merged_and_a_frontier_that_counts_all_lanes(tmp_pa
     rows = [row for block in blocks if isinstance(block, LaneRecords) for row in block.batch.to_pylist()]
     assert [row["order_0"] for row in rows] == [1, 2, 3, 4]
     assert rows[0] == {"payload": b"a", "key": b"k1", "event_time": 10, "order_0": 1}
-    assert len(blocks) > 1, "blocks are bounded"
+    assert len(blocks) > 1, "the size of blocks is bounded"
     assert frontier == Frontier(0, replace(LANE, group=group_of("c0ffee", "p", "out", 3)), 4, 5)
 
 
@@ -51,7 +51,7 @@ def test_a_lane_without_records_gets_a_frontier(tmp_path: Path) -> None:
     assert (frontier.records, frontier.total) == (0, 0)
 
 
-def test_lanes_of_two_checkpoints_are_of_two_groups() -> None:
+def test_lanes_of_two_checkpoints_belong_to_two_groups() -> None:
     first = group_of("a", "p", "s", 2)
     assert len({first, group_of("b", "p", "s", 2), group_of("a", "p", "s", 3), group_of("a", "q", "s", 2)}) == 4
 

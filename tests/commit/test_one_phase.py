@@ -1,4 +1,4 @@
-"""Rounds with less than two-phase commit: each level keeps exactly its own guarantee in any history."""
+"""Rounds without two-phase commit: each level keeps exactly its own guarantee in any history."""
 
 from __future__ import annotations
 
@@ -70,33 +70,36 @@ def only(actions: list[Action], kind: type[T]) -> T:
     return found
 
 
+def emits_of(actions: list[Action]) -> dict[str, EmitEpoch]:
+    """Return the actions that send the epoch, by sink."""
+    return {action.sink: action for action in actions if isinstance(action, EmitEpoch)}
+
+
 def kinds(actions: list[Action]) -> list[type[Action]]:
     return [type(action) for action in actions]
 
 
-def test_two_phase_commit_is_used_unless_less_is_asked_for() -> None:
+def test_two_phase_commit_is_the_default() -> None:
     assert isinstance(strategy_for(POLICIES[Guarantee.EFFECTIVELY_ONCE]), TwoPhase)
     assert isinstance(strategy_for(POLICIES[Guarantee.EFFECTIVELY_ONCE], ["a"]), OnePhase)
     assert all(isinstance(strategy_for(POLICIES[level]), OnePhase) for level in WEAKER)
 
 
-def test_at_least_once_a_sink_is_told_to_commit_at_its_vote_and_the_record_waits_for_all() -> None:
+def test_at_least_once_a_sink_commits_at_its_vote_and_the_record_waits_for_all() -> None:
     core = core_of(Guarantee.AT_LEAST_ONCE, "a", "b")
     for sink in ("a", "b"):
         core.handle(SinkConnected(sink, (), 0))
-    emits = {
-        action.sink: action
-        for action in core.handle(EpochReady(0, {"a": 10, "b": 10}))
-        if isinstance(action, EmitEpoch)
-    }
+    emits = emits_of(core.handle(EpochReady(0, {"a": 10, "b": 10})))
     assert core.handle(VoteReceived("a", emits["a"].txn, True)) == [SendPhase2("a", emits["a"].txn, True)]
     last = core.handle(VoteReceived("b", emits["b"].txn, True))
     assert kinds(last) == [SendPhase2, WriteRecord]
     assert core.handle(RecordWritten(0)) == [FinishEpoch(0)]
-    assert kinds(core.handle(CommitFound(0))) == [Acknowledge], "no phase 2 after the decision: it was given before"
+    assert kinds(core.handle(CommitFound(0))) == [Acknowledge], (
+        "no phase 2 after the decision: the sink committed at its vote"
+    )
 
 
-def test_at_least_once_the_next_driver_sends_an_undecided_epoch_again_behind_what_is_visible() -> None:
+def test_at_least_once_the_next_driver_sends_an_undecided_epoch_again_after_the_visible_output() -> None:
     core = core_of(
         Guarantee.AT_LEAST_ONCE,
         "a",
@@ -118,15 +121,11 @@ def test_at_least_once_a_sink_that_lost_committed_output_stops_the_pipeline() ->
     assert isinstance(only(core.handle(SinkConnected("a", (), 9)), StopPipeline).error, StorageError)
 
 
-def test_at_least_once_one_sinks_abort_does_not_take_back_what_another_shows() -> None:
+def test_at_least_once_the_abort_of_a_sink_does_not_undo_the_output_of_another() -> None:
     core = core_of(Guarantee.AT_LEAST_ONCE, "a", "b")
     for sink in ("a", "b"):
         core.handle(SinkConnected(sink, (), 0))
-    emits = {
-        action.sink: action
-        for action in core.handle(EpochReady(0, {"a": 10, "b": 10}))
-        if isinstance(action, EmitEpoch)
-    }
+    emits = emits_of(core.handle(EpochReady(0, {"a": 10, "b": 10})))
     core.handle(VoteReceived("a", emits["a"].txn, True))
     actions = core.handle(VoteReceived("b", emits["b"].txn, False))
     assert {action.sink for action in actions if isinstance(action, SendPhase2 | ReconnectSink)} == {"b"}
@@ -146,7 +145,7 @@ def test_at_most_once_the_epoch_is_committed_before_anything_is_sent() -> None:
 
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_MOST_ONCE, Guarantee.NONE])
-def test_what_was_on_its_way_to_a_sink_that_went_is_not_sent_again(guarantee: Guarantee) -> None:
+def test_at_most_once_data_in_flight_to_a_lost_sink_is_not_sent_again(guarantee: Guarantee) -> None:
     core = core_of(guarantee, "a")
     core.handle(SinkConnected("a", (), 0))
     core.handle(EpochReady(0, {"a": 10}))
@@ -157,7 +156,7 @@ def test_what_was_on_its_way_to_a_sink_that_went_is_not_sent_again(guarantee: Gu
     assert core.open is None
 
 
-def test_at_most_once_a_sink_that_is_not_there_is_waited_for() -> None:
+def test_at_most_once_the_round_waits_for_a_sink_that_is_not_connected() -> None:
     core = core_of(Guarantee.AT_MOST_ONCE, "a")
     core.handle(EpochReady(0, {"a": 10}))
     core.handle(RecordWritten(0))
@@ -165,7 +164,7 @@ def test_at_most_once_a_sink_that_is_not_there_is_waited_for() -> None:
     assert only(core.handle(SinkConnected("a", (), 0)), EmitEpoch).end == 10
 
 
-def test_at_most_once_the_next_driver_does_not_send_what_is_committed() -> None:
+def test_at_most_once_the_next_driver_does_not_send_committed_epochs() -> None:
     core = core_of(Guarantee.AT_MOST_ONCE, "a", rounds={0: RoundRecord(0, 1, "f", 0, 1, {})}, committed=0, fence=2)
     assert core.handle(SinkConnected("a", (), 0)) == []
     core.handle(EpochReady(1, {"a": 5}))
@@ -185,16 +184,12 @@ def test_without_a_guarantee_producers_are_acknowledged_at_once_and_the_commit_d
     )
 
 
-def test_an_idempotent_sink_gets_the_same_positions_again_while_others_take_part_in_the_commit() -> None:
+def test_an_idempotent_sink_gets_the_same_positions_again_beside_transactional_sinks() -> None:
     last = RoundRecord(0, 1, "f", 0, 1, {"a": SinkShare("t", 0, 10), "b": SinkShare("t", 0, 10)})
     core = core_of(Guarantee.EFFECTIVELY_ONCE, "a", "b", idempotent=("b",), rounds={0: last}, committed=0)
     core.handle(SinkConnected("a", (), 10))
     core.handle(SinkConnected("b", (), 25))
-    emits = {
-        action.sink: action
-        for action in core.handle(EpochReady(1, {"a": 15, "b": 15}))
-        if isinstance(action, EmitEpoch)
-    }
+    emits = emits_of(core.handle(EpochReady(1, {"a": 15, "b": 15})))
     assert (emits["b"].start, emits["b"].end) == (10, 25)
     assert core.handle(VoteReceived("b", emits["b"].txn, True))[0] == SendPhase2("b", emits["b"].txn, True)
     assert WriteRecord in kinds(core.handle(VoteReceived("a", emits["a"].txn, True)))
@@ -210,7 +205,7 @@ def test_an_idempotent_sink_that_lost_output_stops_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("guarantee", WEAKER)
-def test_a_query_that_ended_leaves_nothing_open(guarantee: Guarantee) -> None:
+def test_a_query_that_ended_leaves_no_open_transaction(guarantee: Guarantee) -> None:
     core = core_of(guarantee, "a")
     core.handle(SinkConnected("a", (), 0))
     core.handle(EpochReady(0, {"a": 10}))
@@ -223,7 +218,7 @@ def test_a_query_that_ended_leaves_nothing_open(guarantee: Guarantee) -> None:
 
 
 class EagerSink(FakeSink):
-    """Shows what it is told to, wherever it begins; an idempotent one may begin again below its end."""
+    """A sink that commits at any position it is told. An idempotent one may start again below its end."""
 
     is_idempotent = False
 
@@ -314,7 +309,7 @@ def history(seed: int, guarantee: Guarantee, *, is_idempotent: bool = False) -> 
 
 
 def times(sink: FakeSink, name: str) -> Counter[int]:
-    """How often each epoch is in the output, which must be made of whole epochs."""
+    """Return how often each epoch is in the output, which must consist of whole epochs."""
     text = bytes(sink.output).decode()
     found = re.findall(rf"<(\d+)/{name}>", text)
     assert "".join(f"<{epoch}/{name}>" for epoch in found) == text
@@ -324,7 +319,7 @@ def times(sink: FakeSink, name: str) -> Counter[int]:
 SEEDS = range(150)
 
 
-def test_at_least_once_no_history_loses_an_epoch_and_some_double_one() -> None:
+def test_at_least_once_no_history_loses_an_epoch_and_some_duplicate_one() -> None:
     doubled = 0
     for seed in SEEDS:
         world = history(seed, Guarantee.AT_LEAST_ONCE)
@@ -335,18 +330,18 @@ def test_at_least_once_no_history_loses_an_epoch_and_some_double_one() -> None:
     assert doubled
 
 
-def test_at_most_once_no_history_doubles_an_epoch_and_some_lose_one() -> None:
+def test_at_most_once_no_history_duplicates_an_epoch_and_some_lose_one() -> None:
     lost = 0
     for seed in SEEDS:
         world = history(seed, Guarantee.AT_MOST_ONCE)
         for name, sink in world.sinks.items():
             seen = times(sink, name)
-            assert max(seen.values(), default=0) <= 1, "an epoch is doubled"
+            assert max(seen.values(), default=0) <= 1, "an epoch is duplicated"
             lost += sum(seen[epoch] == 0 for epoch in range(world.commits))
     assert lost
 
 
-def test_with_no_guarantee_histories_lose_and_double() -> None:
+def test_with_no_guarantee_histories_lose_and_duplicate() -> None:
     lost = doubled = 0
     for seed in SEEDS:
         world = history(seed, Guarantee.NONE)
@@ -358,7 +353,7 @@ def test_with_no_guarantee_histories_lose_and_double() -> None:
     assert doubled
 
 
-def test_an_idempotent_sink_and_its_strict_neighbour_have_every_epoch_once_in_every_history() -> None:
+def test_an_idempotent_sink_and_a_transactional_one_have_every_epoch_once_in_every_history() -> None:
     for seed in SEEDS:
         world = history(seed, Guarantee.EFFECTIVELY_ONCE, is_idempotent=True)
         for name, sink in world.sinks.items():

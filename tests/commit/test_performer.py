@@ -58,8 +58,8 @@ def performer_of(checkpoint: Checkpoint, failures: list[ProcessionError]) -> Com
 
 @on_a_loop
 async def test_a_driver_that_was_replaced_stops_when_it_greets_a_sink_again(tmp_path: Path) -> None:
-    """Found by the simulator: in the middle of a round, at a sink whose position is not to be relied on, it went on for
-    ever, and each of its greetings ended its successor's session."""
+    """The simulator found a driver that continued forever, in a round at a sink with an advisory position. Each HELLO
+    that it sent ended the session of its successor."""
     failures: list[ProcessionError] = []
     performer = performer_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), failures)
     performer._handle(SinkConnected("a", (), None))
@@ -71,7 +71,8 @@ async def test_a_driver_that_was_replaced_stops_when_it_greets_a_sink_again(tmp_
 
 @on_a_loop
 async def test_i10_a_driver_that_was_replaced_begins_no_epoch(tmp_path: Path) -> None:
-    """It stops at the fence: it does not sync the offsets of the epoch, which Spark has not written here."""
+    """The driver checks its fence first: it does not sync the offsets of the epoch, which Spark has not written
+    here."""
     performer = performer_of(Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f"), [])
     Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
     with pytest.raises(FencedError):
@@ -79,8 +80,10 @@ async def test_i10_a_driver_that_was_replaced_begins_no_epoch(tmp_path: Path) ->
 
 
 class Foreign:
-    """A sink of another make, as existing ones are: it answers no phase 2, its position counts for nothing, and it has
-    a rule on the text of transaction ids: by vote, or by closing the connection."""
+    """A sink of another vendor: it answers no phase 2 and its position is advisory.
+
+    It has a rule on the text of transaction ids, which it enforces by an abort vote or by closing the connection.
+    """
 
     def __init__(self, rule: str, *, closes: bool) -> None:
         self.rule = rule
@@ -133,7 +136,7 @@ class Foreign:
 
 
 async def drive(root: Path, port: int, epochs: range, **options: Any) -> None:
-    """A driver's life: these epochs, one record each, with Spark's part done by hand."""
+    """Run a driver for these epochs, with one record each, and write Spark's files."""
     failures: list[ProcessionError] = []
     checkpoint = Checkpoint.claim(root / "c", name="p", fingerprint="f")
     log, rounds = checkpoint.log, checkpoint.rounds.read_all()
@@ -187,15 +190,15 @@ async def test_an_abort_rule_on_a_number_fires_once_and_the_pipeline_goes_on(tmp
     assert [txn.rpartition(":")[2] for txn in sink.fired] == ["c_id=3"]
     assert sink.numbers == [1, 2, 3, 4, 5, 6]
     await drive(tmp_path, port, range(5, 8), is_authoritative=False)
-    assert sink.numbers[6:] == [101, 102, 103], "another driver begins above all that the first one had reserved"
+    assert sink.numbers[6:] == [101, 102, 103], "another driver begins above all numbers that the first one reserved"
     assert len(sink.fired) == 1
     assert sink.output == b"".join(b"epoch %d\n" % epoch for epoch in range(8))
     server.close()
 
 
 @on_a_loop
-async def test_a_record_names_only_the_streams_that_gateways_may_not_know(tmp_path: Path) -> None:
-    """Each epoch has a stream of its own, and is acknowledged: the next record need not name it."""
+async def test_a_record_names_only_positions_that_a_gateway_may_lack(tmp_path: Path) -> None:
+    """Each epoch has another stream and is acknowledged, so the next record need not name that stream."""
     server = await asyncio.start_server(Foreign("no rule", closes=False).serve, "127.0.0.1", 0)
     await drive(tmp_path, server.sockets[0].getsockname()[1], range(6), is_authoritative=False)
     server.close()
@@ -207,7 +210,7 @@ async def test_a_record_names_only_the_streams_that_gateways_may_not_know(tmp_pa
 
 @on_a_loop
 async def test_a_transaction_with_an_id_of_the_old_form_that_a_sink_has_prepared_is_committed(tmp_path: Path) -> None:
-    """Written by the version before, which died between `commits/0` and phase 2; the epoch's file has the same name."""
+    """The previous version wrote it and died between `commits/0` and phase 2. The epoch's file has the same name."""
     old = Checkpoint.claim(tmp_path / "c", name="p", fingerprint="f")
     txn = f"p-w-a-id-{old.id}.1.7:c_id=0"
     directory = tmp_path / "sink"

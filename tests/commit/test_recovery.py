@@ -1,5 +1,5 @@
-"""What a driver goes on with, for every combination of files that a crash can leave in its copy of the checkpoint; and
-what becomes of every transaction that a sink may list then."""
+"""Where a driver continues, for every combination of files that a crash can leave in its copy of the checkpoint; and
+the outcome of every transaction that a sink may then list."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from procession.errors import StorageError
 
 EPOCHS = (0, 1, 2)
 FILES = ("none", "torn", "whole")
-"""What may be left of a file for an epoch: nothing, a prefix, or all of it."""
+"""The possible states of a file after a crash: missing, truncated, or complete."""
 OFFSETS, COMMITS = b"v1\n{}\n{}", b"v1\n{}"
 
 
@@ -27,7 +27,11 @@ def record(epoch: int) -> RoundRecord:
 
 
 def lay(directory: Path, offsets: int, commits: int, last_commit: str, rounds: str, attempts: int | None) -> None:
-    """`offsets` and `commits` are how many epochs have them; `last_commit` is the state of the file behind these."""
+    """Write the files of a checkpoint.
+
+    `offsets` and `commits` are the numbers of epochs with such a file. `last_commit` is the state of the commit file
+    after these.
+    """
     for part, count, data in (("offsets", offsets, OFFSETS), ("commits", commits, COMMITS)):
         (directory / part).mkdir(parents=True)
         for epoch in range(count):
@@ -49,8 +53,8 @@ def lay(directory: Path, offsets: int, commits: int, last_commit: str, rounds: s
 def test_every_combination_of_files_has_one_outcome(
     tmp_path: Path, offsets: int, commits: int, last_commit: str
 ) -> None:
-    """`rounds/N` is written before `commits/N`, so a committed epoch without a whole one is refused; a record beyond
-    the last commit decides nothing."""
+    """`rounds/N` is written before `commits/N`. So a committed epoch without a complete round record is refused, and a
+    round record after the last commit decides nothing."""
     committed = commits if last_commit == "whole" else commits - 1
     for number, rounds in enumerate(itertools.product(FILES, repeat=len(EPOCHS))):
         for attempts in (None, 200):
@@ -72,7 +76,7 @@ def test_every_combination_of_files_has_one_outcome(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format":1}'])
-def test_attempts_that_are_damaged_are_refused_with_a_sentence(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_of_attempts_is_refused_with_a_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "attempts.json").write_text(content)
     with pytest.raises(StorageError, match="damaged"):
         recover(tmp_path)
@@ -111,7 +115,9 @@ def test_every_transaction_that_a_sink_lists_has_one_outcome(
     )
     actions = core.handle(SinkConnected("out", (text,), 5))
     if whose != "ours":
-        assert SendPhase2("out", text, False) in actions, "it is not ours: it is aborted, never committed by number"
+        assert SendPhase2("out", text, False) in actions, (
+            "it is not ours: it is aborted, even if its number was committed"
+        )
     elif fence > FENCE:
         assert isinstance(actions[0], StopPipeline), "a later driver is at work"
     elif epoch <= COMMITTED and epoch not in rounds:

@@ -1,4 +1,5 @@
-"""A driver's checkpoint on replicas: what the quorum has at each step of a round, and who may go on from it."""
+"""A driver's checkpoint on replicas: what the quorum has at each step of a round, and which driver may continue from
+it."""
 
 from __future__ import annotations
 
@@ -41,13 +42,13 @@ ONLY, CHANGES = driver_changes()
 
 
 class FakeQuorum:
-    """A journal whose records the quorum has only when somebody has waited for them."""
+    """A journal whose records reach the quorum only when a caller waits for them."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
         self.synced = 0
         self.is_claimed = False
-        """Whether another process has claimed the replicas. This one knows it when they have answered."""
+        """Whether another process has claimed the replicas. This process knows it after their next answer."""
         self._is_known = False
 
     @property
@@ -74,7 +75,7 @@ class FakeQuorum:
             raise OSError(errno.ESTALE, "Fence 9 has claimed the volume.")
 
     def restore(self, directory: Path) -> Path:
-        """Make the directory as whoever goes on from the quorum would find it."""
+        """Write the directory as a successor would restore it from the quorum."""
         directory.mkdir()
         replay = JournalReplay(directory / "restoring", HOST_FILES)
         for record in self.records[: self.synced]:
@@ -85,7 +86,7 @@ class FakeQuorum:
 
 
 class Watched(Foreign):
-    """A sink that notes what the quorum has when a message arrives."""
+    """A sink that records what the quorum has when a message arrives."""
 
     def __init__(self, round_: WatchedRound) -> None:
         super().__init__("no rule", closes=False)
@@ -100,7 +101,7 @@ class Watched(Foreign):
 
 
 class WatchedCoordinator(Coordinator):
-    """Notes what the quorum has when phase 2 is decided."""
+    """A coordinator that records what the quorum has when phase 2 is decided."""
 
     round: WatchedRound
 
@@ -112,7 +113,7 @@ class WatchedCoordinator(Coordinator):
 
 
 class WatchedRound:
-    """A driver on a fake quorum, with Spark's part done by hand."""
+    """A driver on a fake quorum. The test writes Spark's files."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -123,7 +124,7 @@ class WatchedRound:
         self.files.begin()
         self.checkpoint = Checkpoint.claim(self.here / "checkpoint", name="p", fingerprint="f", files=self.files)
         self.seen: dict[str, Path] = {}
-        """The directory that the quorum had, by the step."""
+        """For each step, the directory restored from what the quorum had then."""
         self._polls = 0
         self.acknowledged: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -132,9 +133,9 @@ class WatchedRound:
         self.seen[f"{step} {epoch}"] = self.quorum.restore(self.place / f"seen-{self._polls}")
 
     def copy(self, step: str) -> Path:
-        """The copy of the checkpoint that the quorum had at a step."""
+        """Return the copy of the checkpoint that the quorum had at a step."""
         root = self.seen[step] / "checkpoint"
-        assert read_claim(root) == self.checkpoint.fence, "whoever goes on has a later fence"
+        assert read_claim(root) == self.checkpoint.fence, "any later driver has a later fence"
         return root / f"{self.checkpoint.fence:010d}"
 
     async def drive(self, epochs: int) -> None:
@@ -196,11 +197,11 @@ async def test_the_quorum_has_each_file_before_the_step_that_relies_on_it(tmp_pa
         found = recover(copy)
         assert (found.committed, found.undecided) == (epoch - 1, epoch)
         assert found.reserved == 100, "the numbers of attempts are reserved before one is used"
-        assert (copy / "metadata").read_text() == '{"id":"x"}', "Spark does not go on without it"
+        assert (copy / "metadata").read_text() == '{"id":"x"}', "Spark does not continue without it"
         assert (copy.parent / "gateways" / "gateway.json").read_text() == f'{{"epoch": {epoch}}}'
 
         copy = watched.copy(f"return {epoch}")
-        assert recover(copy).undecided == epoch, "the record alone decides nothing"
+        assert recover(copy).undecided == epoch, "the round record alone decides nothing"
         assert (copy / "rounds" / f"{epoch:020d}").exists()
         name = watched.checkpoint.id
         assert (watched.seen[f"return {epoch}"] / "state" / name / f"{epoch}.state").read_text() == f"states of {epoch}"
@@ -252,7 +253,8 @@ def claimed(directory: Path, files: FileSystem) -> Checkpoint:
 
 
 def in_doubt(checkpoint: Checkpoint) -> None:
-    """Epoch 0 is decided. Epoch 1 has its record, and Spark has written its commit on this machine."""
+    """Write a checkpoint in which epoch 0 is decided, and epoch 1 has its record and Spark's commit on this machine
+    only."""
     checkpoint.reserve(100)
     for epoch in (0, 1):
         spark_writes(checkpoint.directory / "offsets" / str(epoch), f'v1\n{{}}\n{{"gateway-0":{epoch}}}')
@@ -272,7 +274,7 @@ def successor(replicas: ServiceThread, there: Path) -> tuple[Checkpoint, Recover
         return checkpoint, recover(checkpoint.directory)
 
 
-def test_i10_a_commit_that_only_the_lost_machine_has_is_not_decided(replicas: ServiceThread, tmp_path: Path) -> None:
+def test_i10_a_commit_that_only_a_lost_machine_has_decides_nothing(replicas: ServiceThread, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     with driver_files(replicas, here) as files:
         old = claimed(here, files)
@@ -282,7 +284,7 @@ def test_i10_a_commit_that_only_the_lost_machine_has_is_not_decided(replicas: Se
         assert checkpoint.id == old.id
         assert checkpoint.fence == old.fence + 1
         assert found.reserved == 100
-        # The old driver wakes up.
+        # The old driver continues.
         with pytest.raises(StorageError):
             old.log.sync_commit(1)
         with pytest.raises(FencedError, match="continued from the replicas"):
@@ -293,9 +295,7 @@ def test_i10_a_commit_that_only_the_lost_machine_has_is_not_decided(replicas: Se
     assert read_claim(here / "checkpoint") == old.fence
 
 
-def test_a_driver_that_starts_again_on_its_machine_decides_what_its_disk_has(
-    replicas: ServiceThread, tmp_path: Path
-) -> None:
+def test_a_driver_that_restarts_on_its_machine_decides_by_its_disk(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     with driver_files(replicas, here) as files:
         in_doubt(claimed(here, files))
@@ -303,12 +303,10 @@ def test_a_driver_that_starts_again_on_its_machine_decides_what_its_disk_has(
         again = claimed(here, files)
         assert recover(again.directory).committed == 1
     _, found = successor(replicas, tmp_path / "there")
-    assert (found.committed, found.undecided) == (1, None), "the quorum has it before anything follows from it"
+    assert (found.committed, found.undecided) == (1, None), "the quorum has the decision before the driver acts on it"
 
 
-def test_a_driver_waits_for_the_quorum_before_it_tells_that_an_epoch_is_decided(
-    replicas: ServiceThread, tmp_path: Path
-) -> None:
+def test_a_driver_waits_for_the_quorum_before_it_reports_a_decision(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     with driver_files(replicas, here) as files:
         checkpoint = claimed(here, files)

@@ -1,4 +1,4 @@
-"""The round record on disk: complete or refused, kept long enough, deleted in the end."""
+"""The round record on disk is complete or refused, is kept long enough, and is deleted in the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record_of(epoch: int) -> RoundRecord:
     return RoundRecord(epoch, 1, "f", 0, 5, {"a": SinkShare("t", 0, 5)}, {7: 3}, {"records_in": 5})
 
 
-def test_what_is_written_is_read_by_epoch_and_all_together(tmp_path: Path) -> None:
+def test_written_records_are_read_one_by_one_and_all_together(tmp_path: Path) -> None:
     rounds = RoundRecords(tmp_path / "rounds")
     assert rounds.read_all() == {}
     assert rounds.read(3) is None
@@ -43,7 +43,7 @@ def test_what_is_written_is_read_by_epoch_and_all_together(tmp_path: Path) -> No
     assert list(rounds.read_all()) == [3, 9, 10]
 
 
-def test_every_cut_of_a_record_is_refused_and_the_epoch_named(tmp_path: Path) -> None:
+def test_every_truncated_record_is_refused_and_its_epoch_is_named(tmp_path: Path) -> None:
     rounds = RoundRecords(tmp_path)
     rounds.write(record_of(3))
     (path,) = tmp_path.iterdir()
@@ -56,7 +56,7 @@ def test_every_cut_of_a_record_is_refused_and_the_epoch_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"null", b"[]", b"7", b'{"epoch": 3}', b'"x"'])
-def test_a_record_that_is_json_and_no_record_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_json_that_is_not_a_round_record_is_refused(tmp_path: Path, content: bytes) -> None:
     rounds = RoundRecords(tmp_path)
     rounds.write(record_of(3))
     next(tmp_path.iterdir()).write_bytes(content)
@@ -88,7 +88,7 @@ def test_a_record_repeats_the_positions_of_the_last_one_that_a_gateway_may_not_h
 def test_a_gateway_that_gets_some_of_the_records_knows_every_position(
     epochs: list[tuple[dict[int, int], bool]],
 ) -> None:
-    """Each epoch moves some streams on; the record is heard by every gateway, or by none."""
+    """Each epoch advances some streams, and either every gateway receives its record or none does."""
     committed: dict[int, int] = {}
     known: dict[int, int] = {}
     last = acknowledged = None
@@ -102,7 +102,7 @@ def test_a_gateway_that_gets_some_of_the_records_knows_every_position(
             assert known == committed
 
 
-def test_the_positions_of_all_records_are_put_together(tmp_path: Path) -> None:
+def test_the_positions_of_all_records_are_combined(tmp_path: Path) -> None:
     rounds = RoundRecords(tmp_path / "rounds")
     for epoch, positions in enumerate(({1: 10, 2: 20}, {2: 21}, {3: 30})):
         rounds.write(RoundRecord(epoch, 1, "f", 0, 5, {}, positions))

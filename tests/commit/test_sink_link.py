@@ -1,4 +1,5 @@
-"""The link to a sink over real TCP: it waits and reports that, settles before it sends, and gives up on refusals."""
+"""The link to a sink over real TCP: it waits and reports that it waits, settles open transactions before it sends, and
+gives up on refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ PATIENCE_S = 30.0
 
 
 class Talk:
-    """A link, what it reports and what it says; `until` waits for an event of a kind."""
+    """A link with its events and its messages for the user. `until` waits for a condition on them."""
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class Talk:
 
 
 def free_port() -> int:
-    """Below those that the system gives away: nobody takes it before its sink is up."""
+    """Return a port outside the range that the system assigns, so that no other process takes it before the sink
+    starts."""
     with closing(listening_socket(Address("127.0.0.1", 0))) as free:
         return int(free.getsockname()[1])
 
@@ -123,14 +125,14 @@ class Sink:
         self._home.close()
 
 
-def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_reported_once_in_a_while(tmp_path: Path) -> None:
+def test_the_link_waits_for_a_sink_that_is_not_up_yet_and_reports_it_from_time_to_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         talk = Talk(port)
         await talk.until(lambda: len(talk.said) == 2)
         first = f"sink 'out' at 127.0.0.1:{port} cannot be reached: Connection refused; waiting for it"
         assert talk.said[0] == first
-        assert talk.link._failures > REFUSALS_MAX, "however long it takes: it has not refused anything"
+        assert talk.link._failures > REFUSALS_MAX, "a sink that is away has refused nothing, however long it takes"
         assert talk.events == []
         sink = Sink(tmp_path, port)
         await talk.until(lambda: bool(talk.events))
@@ -141,7 +143,7 @@ def test_a_sink_that_is_not_up_yet_is_waited_for_and_that_is_reported_once_in_a_
     asyncio.run(scenario())
 
 
-def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path: Path) -> None:
+def test_repeated_refusals_of_a_sink_are_reported_to_the_user(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path, port, cookie=b"right")
@@ -150,9 +152,9 @@ def test_a_sink_that_refuses_us_again_and_again_is_for_a_person_to_see(tmp_path:
             await asyncio.wait_for(talk.task, PATIENCE_S)
         assert "same cookie" in caught.value.next_step
         assert "right" not in caught.value.explain()
-        assert len(talk.said) == 1, "said once, not at each of the refusals"
+        assert len(talk.said) == 1, "reported once, not at each refusal"
         assert talk.events == []
-        assert REFUSALS_MAX > 1, "once may be a sink that is just stopping"
+        assert REFUSALS_MAX > 1, "a single refusal may be a sink that is stopping"
         await sink.end()
 
     asyncio.run(scenario())
@@ -179,7 +181,7 @@ def test_a_round_runs_over_tls_with_certificates_of_both_sides(
         runner.run(scenario())
 
 
-def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_of_a_sink_is_reported_to_the_user(tmp_path: Path) -> None:
     async def scenario() -> None:
         port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
         sink = Sink(tmp_path / "sink", port, tls=authority.server())
@@ -193,9 +195,9 @@ def test_a_sink_that_is_not_to_be_trusted_is_for_a_person_to_see(tmp_path: Path)
         runner.run(scenario())
 
 
-def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_tries_again(tmp_path: Path) -> None:
-    # With TLS 1.3 a client has shaken hands before the server looks at its certificate: it may only see a lost
-    # connection. The sink's log has the reason.
+def test_a_worker_that_a_sink_does_not_trust_is_refused_and_reports_that_it_retries(tmp_path: Path) -> None:
+    # With TLS 1.3 a client completes its handshake before the server checks its certificate, so it may only see a
+    # lost connection. The sink's log has the reason.
     async def scenario() -> None:
         port, authority, other = free_port(), Authority(tmp_path / "authority"), Authority(tmp_path / "other")
         sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
@@ -209,7 +211,7 @@ def test_a_worker_that_a_sink_does_not_trust_is_not_let_in_and_says_that_it_trie
         runner.run(scenario())
 
 
-def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_sink_lists_what_is_open(
+def test_a_round_runs_to_its_confirmation_and_a_restarted_sink_lists_open_transactions(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -237,8 +239,9 @@ def test_a_round_goes_from_the_first_byte_to_the_confirmation_and_a_restarted_si
     asyncio.run(scenario())
 
 
-def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path) -> None:
-    """A peer that takes everything and says nothing: in the greeting it is away, after the question for a vote hung."""
+def test_a_sink_that_does_not_answer_in_time_is_given_up_as_away_or_hung(tmp_path: Path) -> None:
+    """The peer reads everything and answers nothing: during the greeting it counts as away, after the request for a
+    vote as hung."""
 
     async def scenario() -> None:
         silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(PATIENCE_S), "127.0.0.1", 0)
@@ -279,10 +282,10 @@ def test_a_sink_that_does_not_answer_is_given_up_and_called_hung(tmp_path: Path)
 
 
 @pytest.mark.parametrize("last_word", [Restart(None), Error("no more")])
-def test_a_sink_that_ends_the_session_within_the_data_is_reconnected_without_a_refusal(
+def test_a_sink_that_ends_the_session_during_the_data_is_reconnected_without_a_refusal(
     last_word: Frame,
 ) -> None:
-    """Our side of the connection is over at once; the data that is still to be sent must not count as our mistake."""
+    """Our end of the connection closes at once. The rest of the data to send must not count as an error of ours."""
 
     async def scenario() -> None:
         sessions = 0
@@ -311,7 +314,7 @@ def test_a_sink_that_ends_the_session_within_the_data_is_reconnected_without_a_r
 
 
 class Closing:
-    """A sink that ends its sessions: at the greeting, at PHASE1 or as soon as it was greeted."""
+    """A sink that ends its sessions at the greeting, at PHASE1 or right after the greeting."""
 
     def __init__(self, closes_at: str) -> None:
         self.closes_at = closes_at
@@ -339,7 +342,7 @@ class Closing:
         return False
 
 
-def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_likely_causes() -> None:
+def test_a_sink_that_closes_at_every_greeting_is_reported_with_the_likely_causes() -> None:
     async def scenario() -> None:
         sink = Closing("greeting")
         server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
@@ -354,7 +357,7 @@ def test_a_sink_that_closes_at_every_greeting_is_for_a_person_to_see_with_the_li
     asyncio.run(scenario())
 
 
-def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_likely_causes() -> None:
+def test_a_sink_that_closes_before_every_vote_is_reported_with_the_likely_causes() -> None:
     async def scenario() -> None:
         sink = Closing("phase1")
         server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
@@ -374,7 +377,7 @@ def test_a_sink_that_closes_before_every_vote_is_for_a_person_to_see_with_the_li
     asyncio.run(scenario())
 
 
-def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -> None:
+def test_a_sink_that_closes_an_idle_connection_has_refused_nothing() -> None:
     async def scenario() -> None:
         server = await asyncio.start_server(Closing("idle").serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1])
@@ -387,7 +390,7 @@ def test_a_sink_that_closes_while_nothing_is_asked_of_it_has_refused_nothing() -
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_sink_that_supports_it_learns_which_gateways_left_at_once_and_at_each_hello(knows: bool) -> None:
+def test_a_sink_that_supports_it_is_told_which_gateways_left_at_once_and_at_each_hello(knows: bool) -> None:
     async def scenario() -> None:
         heard: list[WorkersLeft] = []
         writers: list[asyncio.StreamWriter] = []
@@ -414,14 +417,14 @@ def test_a_sink_that_supports_it_learns_which_gateways_left_at_once_and_at_each_
         await talk.until(lambda: bool(talk.events))
         talk.link.workers_left(("gateway-1",))
         talk.link.workers_left(("gateway-1",))
-        talk.link.workers_left(())  # it is back: nobody has left, which is nothing to tell
+        talk.link.workers_left(())  # it is back: no gateway has left, so nothing is sent
         talk.link.workers_left(("gateway-1", "gateway-2"))
         writers[0].close()
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
         await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
         await talk.until(lambda: VoteReceived("out", TXN, True) in talk.events)
         both = ("gateway-1", "gateway-2")
-        first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # as far as it was read before we closed
+        first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # what was read before we closed
         assert heard == ([*first[: len(heard) - 1], WorkersLeft(3, both)] if knows else [])
         await talk.end()
         server.close()
@@ -429,7 +432,7 @@ def test_a_sink_that_supports_it_learns_which_gateways_left_at_once_and_at_each_
     asyncio.run(scenario())
 
 
-def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_path: Path) -> None:
+def test_runs_that_have_less_than_their_manifests_say_get_no_vote(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path, port)
@@ -443,7 +446,7 @@ def test_runs_that_hold_less_than_their_manifests_say_are_never_voted_on(tmp_pat
     asyncio.run(scenario())
 
 
-def test_a_vote_on_blocks_says_how_many_bytes_were_sent(tmp_path: Path) -> None:
+def test_a_vote_on_blocks_has_the_number_of_bytes_that_were_sent(tmp_path: Path) -> None:
     async def scenario() -> None:
         port = free_port()
         sink = Sink(tmp_path / "sink", port)

@@ -1,4 +1,4 @@
-"""Spark's log: the newest file counts, old files may be missing, and other names are ignored."""
+"""Spark's log: the newest file counts, old files may be missing, and files with other names are ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.commit.spark_log import SparkLog
+from procession.commit.spark_log import SparkLog, parse_offsets
 from procession.errors import RoundError, StorageError
 
 WHOLE = {"offsets": 'v1\n{}\n{"gateway-0": 7}', "commits": "v1\n{}"}
@@ -44,7 +44,7 @@ def test_an_epoch_whose_file_was_purged_is_committed_if_a_later_one_is(tmp_path:
     assert not log.is_committed(102)
 
 
-def test_the_wait_for_a_commit_ends_when_it_is_there_and_not_for_another(tmp_path: Path) -> None:
+def test_the_wait_for_a_commit_ends_when_its_file_exists_and_not_for_another_file(tmp_path: Path) -> None:
     put(tmp_path, "commits", "4", ".5.aa.tmp")
 
     async def wait() -> None:
@@ -57,7 +57,7 @@ def test_the_wait_for_a_commit_ends_when_it_is_there_and_not_for_another(tmp_pat
     asyncio.run(wait())
 
 
-def test_a_sync_of_what_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_sync_of_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     put(tmp_path, "offsets", "1")
     SparkLog(tmp_path).sync_offsets(1)
     with pytest.raises(StorageError, match=r"Cannot read .*offsets/2"):
@@ -66,8 +66,8 @@ def test_a_sync_of_what_is_not_there_is_an_error_that_names_it(tmp_path: Path) -
         SparkLog(tmp_path).sync_commit(2)
 
 
-def test_what_spark_wrote_is_relied_on_only_as_a_new_file_of_ours(tmp_path: Path) -> None:
-    """Spark's own file may have been synced in vain before, by whomever."""
+def test_a_file_of_spark_counts_only_after_it_was_copied_to_a_new_file(tmp_path: Path) -> None:
+    """Another process may have synced Spark's own file before, and that sync may have failed."""
     put(tmp_path, "commits", "3")
     path = tmp_path / "commits" / "3"
     with path.open("rb") as sparks:
@@ -83,11 +83,24 @@ def test_a_truncated_commit_decides_nothing(tmp_path: Path, cut: int) -> None:
     log = SparkLog(tmp_path)
     assert log.committed == 3
     assert not log.is_committed(4)
-    with pytest.raises(StorageError, match="not whole") as caught:
+    with pytest.raises(StorageError, match="is incomplete") as caught:
         asyncio.run(log.until_committed(4))
-    assert not caught.value.next_step, "whoever starts again decides that it is not there"
-    with pytest.raises(StorageError, match="not whole"):
+    assert not caught.value.next_step, "the next start treats it as missing"
+    with pytest.raises(StorageError, match="is incomplete"):
         log.sync_commit(4)
+
+
+def test_offsets_of_another_version_of_sparks_log_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "offsets" / "3"
+    assert parse_offsets(WHOLE["offsets"].encode(), path)["gateway-0"].sequence == 7
+    with pytest.raises(
+        StorageError, match=r"offsets/3 has version v2 of Spark's offset log, and Procession reads v1\."
+    ) as caught:
+        parse_offsets(WHOLE["offsets"].replace("v1", "v2").encode(), path)
+    assert caught.value.next_step
+    for damaged in ("", "v1", "v", WHOLE["offsets"].removeprefix("v1\n")):
+        with pytest.raises(StorageError, match="is damaged"):
+            parse_offsets(damaged.encode(), path)
 
 
 def test_the_helper_waits_until_the_driver_has_put_the_newest_commit_on_disk(tmp_path: Path) -> None:

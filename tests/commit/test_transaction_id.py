@@ -1,4 +1,4 @@
-"""Transaction ids: parsed as they were made, and never confused with foreign ones."""
+"""Transaction ids are parsed into the parts that they were made of, and never confused with foreign ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from procession.commit.transaction_id import TransactionId
 
-# Names as the pipeline allows them, some of which look like the joints of a transaction's name.
+# Valid names, some of which contain the separators of a transaction's name.
 NAMES = st.one_of(
     st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,12}", fullmatch=True),
     st.sampled_from(["a-w-b", "w", "a-id-b", "-w-"[1:], "x-w-y-id-0", "id-abc"]),
@@ -29,7 +29,7 @@ TRANSACTIONS = st.builds(
 
 
 @given(transaction=TRANSACTIONS)
-def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: TransactionId) -> None:
+def test_the_parts_of_a_transaction_id_are_read_back(transaction: TransactionId) -> None:
     parsed = TransactionId.parse(str(transaction))
     assert parsed is not None
     assert str(parsed) == str(transaction)
@@ -39,14 +39,14 @@ def test_what_a_name_decides_by_is_read_back_as_it_was_made(transaction: Transac
 
 
 @given(transaction=TRANSACTIONS, epoch=NUMBERS, fence=NUMBERS, attempt=NUMBERS)
-def test_i3_another_epoch_fence_or_attempt_is_another_name(
+def test_i3_another_epoch_fence_or_attempt_has_another_name(
     transaction: TransactionId, epoch: int, fence: int, attempt: int
 ) -> None:
     other = replace(transaction, epoch=epoch, fence=fence, attempt=attempt)
     assert (str(other) == str(transaction)) == (other == transaction)
 
 
-def test_the_attempt_stands_behind_c_id_and_the_epoch_elsewhere_and_the_form_before_is_still_read() -> None:
+def test_the_number_after_c_id_is_the_attempt_and_the_old_form_is_still_read() -> None:
     assert str(TransactionId(5, 2, 17, "abc", "p", "a")) == "p-w-a-id-abc.e5.f2:c_id=17"
     assert TransactionId.parse("p-w-a-id-abc.2.17:c_id=5") == TransactionId(
         5, 2, 17, "abc", "p", "a", has_old_form=True

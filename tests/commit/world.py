@@ -1,6 +1,7 @@
-"""A small world around the coordinator: sinks that keep only what they synced, Spark's log, and a driver that dies.
+"""A simulation around the coordinator: sinks that keep only what they synced, Spark's log, and a driver that dies.
 
-One seed is one history. Sinks, Spark and crashes are as unkind as the protocol lets them be."""
+One seed is one history. Sinks, Spark and crashes cause every fault that the protocol allows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ CHECKPOINT = "abc123"
 
 @dataclass
 class FakeSink:
-    """A participant: what is durable, and the connection (None while down)."""
+    """A participant with its durable state, and whether it is connected."""
 
     output: bytearray = field(default_factory=bytearray)
     prepared: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -25,7 +26,7 @@ class FakeSink:
     position_is_told: bool = True
 
     def vote(self, name: str, txn: str, start: int, data: bytes, outcome: str) -> ev.Event:
-        """Phase 1 with this outcome: a vote that arrives ("commit", "abort"), or a connection that is lost."""
+        """Perform phase 1 with the given outcome: a vote that arrives ("commit", "abort"), or a lost connection."""
         if outcome in ("commit", "lost after"):
             self.prepared[txn] = (start, data)
         if outcome == "abort":
@@ -40,7 +41,7 @@ class FakeSink:
             assert txn not in self.voted_abort, "a transaction that was voted abort was committed"
             if txn in self.prepared:
                 start, data = self.prepared.pop(txn)
-                assert start == len(self.output), "the output has a hole or is doubled"
+                assert start == len(self.output), "the output has a gap or a duplicate"
                 self.output += data
         else:
             self.prepared.pop(txn, None)
@@ -48,7 +49,7 @@ class FakeSink:
 
 @dataclass
 class World:
-    """Everything that survives a driver: sinks, Spark's log, the round records, the gateway's word."""
+    """Everything that survives a driver: sinks, Spark's log, the round records, the gateway's acknowledgements."""
 
     random: random.Random
     sinks: dict[str, FakeSink]
@@ -62,7 +63,7 @@ class World:
     attempts: set[tuple[str, int]] = field(default_factory=set)
 
     def number(self, name: str, txn: str) -> None:
-        """A vote is asked for: the number behind `:c_id=` is reserved, and the sink has never had it."""
+        """Check the number of a requested vote: it was reserved, and the sink has never seen it."""
         attempt = int(txn.rpartition(":c_id=")[2])
         assert attempt <= self.reserved, "a number was used before it was reserved"
         assert (name, attempt) not in self.attempts, "the number of an attempt was used twice"
@@ -73,11 +74,11 @@ class World:
 
 
 class DriverDied(Exception):
-    """The driver is gone; what it had in memory is gone with it."""
+    """The driver died and lost its memory."""
 
 
 class FakeDriver:
-    """Carries out actions as the performer does, one at a time, with a death possible before each."""
+    """Performs actions as the performer does, one at a time. It may die before each."""
 
     def __init__(self, world: World, death_rate: float) -> None:
         self.world = world
@@ -118,7 +119,7 @@ class FakeDriver:
                 world.contents[txn] = data
                 world.number(name, txn)
                 if not sink.is_connected:
-                    return  # it went into a connection that is gone, which we are yet to hear of
+                    return  # sent into a lost connection; the driver has not been told of the loss yet
                 assert end - start == len(data)
                 assert start == len(sink.output)
                 outcome = chance.choice(["commit", "commit", "commit", "abort", "lost before", "lost after", "hung"])
@@ -165,7 +166,7 @@ class FakeDriver:
         what = chance.choice(choices)
         if what == "pending":
             event = self.pending.pop(0)
-            # What a connection that is gone had to say is gone with it.
+            # Undelivered messages are lost with their connection.
             if isinstance(event, ev.SinkLost) or world.sinks[event.sink].is_connected:  # type: ignore[union-attr]
                 self.handle(event)
         elif what == "connect":

@@ -1,4 +1,4 @@
-"""`procession source …` as a process: its arguments, what it prints and how it ends."""
+"""Runs `procession source …` as a process, with its arguments, output and exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 class Command:
-    """A running command. What it prints on the standard error stream is gathered as it comes."""
+    """A running command. Its standard error is collected as it arrives."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -39,7 +39,7 @@ class Command:
                 self._news.notify_all()
 
     def wait_for(self, text: str) -> str:
-        """The line that says this, as soon as it is said."""
+        """Wait for a line with this text, and return it."""
         with self._news:
             assert self._news.wait_for(lambda: text in self.said, PATIENCE_S), self.said
         return next(line for line in self.said.splitlines() if text in line)
@@ -53,7 +53,7 @@ class Command:
         self.process.send_signal(number)
 
     def status(self) -> int:
-        """How it ends, when it does."""
+        """Wait for the end, and return the exit status."""
         status = self.process.wait(PATIENCE_S)
         self._listener.join(PATIENCE_S)
         return status
@@ -78,7 +78,7 @@ def command(*arguments: str) -> Iterator[Command]:
 
 
 def until(is_so: object, patience_s: float = PATIENCE_S) -> None:
-    """Wait for what another process does, of which only its traces can be seen."""
+    """Wait until a condition holds that another process brings about."""
     deadline = time.monotonic() + patience_s
     assert callable(is_so)
     while not is_so():

@@ -1,4 +1,4 @@
-"""The cases of the conformance suite that every change needs; `make test-all` runs the others, too."""
+"""The cases of the conformance suite that every test run includes; `make test-all` runs the others, too."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from procession.sdk.conformance import CASES
 
 SHORT_ROUND = frozenset(
     {
-        *("visible", "large", "empty-epoch", "killed-commit", "killed-abort", "all-as-it-was"),
+        *("visible", "large", "empty-epoch", "killed-commit", "killed-abort", "restart-at-end"),
         *("before-vote-commit", "after-output-commit-commit", "before-output-abort-abort"),
     }
 )
-"""What depends on the Output. All sinks owe the other cases to the SDK, and the file sink has all in every run."""
+"""The cases that depend on the Output. The SDK implements the others for all sinks; the file sink runs all cases."""
 
 
 def cases(*before: Any, name: str = "", short_round: frozenset[str] = SHORT_ROUND) -> list[Any]:
-    """All cases as parameters, behind those given. The ones that are not of the short round are slow."""
+    """Return all cases as parameters, after those given. Cases outside the short round are marked as slow."""
     return [
         pytest.param(
             *(*before, case),

@@ -18,7 +18,7 @@ def database(postgres: PostgresServer) -> Database:
 
 @pytest.fixture(scope="module")
 def unchanged(postgres: PostgresServer) -> Database:
-    """A database for tests that commit nothing."""
+    """Return a database for tests that commit nothing."""
     database = new_database(postgres)
     database.execute(ORDERS)
     database.execute("CREATE TABLE strange (id int, wide int GENERATED ALWAYS AS (id * 2) STORED)")

@@ -1,4 +1,4 @@
-"""What a reader sees of a lake table, by the reader's own library; the payloads of one output, in their order."""
+"""Reads lake tables with the reader's own library: the payloads of one output, in their order."""
 
 from __future__ import annotations
 

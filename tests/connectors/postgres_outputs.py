@@ -1,4 +1,4 @@
-"""Outputs to PostgreSQL inside a test: driven as by a driver, and crashed without a clean close."""
+"""Runs outputs to PostgreSQL inside a test, driven as by a driver, and crashes them without a clean close."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def orders(database: Database) -> list[tuple[object, ...]]:
 
 
 def prepared(database: Database) -> list[str]:
-    """The prepared transactions of this database."""
+    """Return the ids of the prepared transactions of this database."""
     rows = database.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     return [gid for (gid,) in rows]
 
@@ -44,7 +44,7 @@ def cut(database: Database) -> None:
 
 
 class Sink:
-    """One instance, over several lives in the same directory. `start` comes first."""
+    """One instance, over several runs in the same directory. Call `start` first."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Sink:
         self.listed: tuple[str, ...] = ()
 
     def start(self) -> Sink:
-        """A new life: what the driver does first."""
+        """Start the sink, and list its uncommitted transactions as a driver does first."""
         self.directory.mkdir(exist_ok=True)
         self.session = PostgresSession(self.options, INSTANCE)
         kind = PreparedOutput if self.options.mode is CommitMode.PREPARED else TokenOutput
@@ -94,7 +94,7 @@ class Sink:
         return self
 
     def crash(self) -> None:
-        """Its connection is all that the outside sees of it."""
+        """Close the connection: the server sees nothing else of a crash."""
         self.session.close()
 
     @property
@@ -102,7 +102,7 @@ class Sink:
         return self.participant.committed_end
 
     def send(self, *payloads: bytes | dict[str, Any]) -> int:
-        """Send records; the position behind them."""
+        """Send records, and return the position after them."""
         end = self.end
         for payload in payloads:
             data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
@@ -111,7 +111,7 @@ class Sink:
         return end
 
     def prepare(self, *payloads: bytes | dict[str, Any]) -> str:
-        """Phase 1. The transaction."""
+        """Send records, perform phase 1, and return the transaction's id."""
         start = self.end
         end = self.send(*payloads)
         txn_id = f"shop-w-orders-id-a1.e{next(self._numbers)}.f1:c_id=1"
@@ -120,10 +120,10 @@ class Sink:
         return txn_id
 
     def epoch(self, *payloads: bytes | dict[str, Any], commit: bool = True) -> None:
-        """A whole epoch."""
+        """Send the records of an epoch, and perform both phases."""
         self.participant.phase2(self.prepare(*payloads), commit)
 
 
 def sentence(error: pytest.ExceptionInfo[ProcessionError]) -> str:
-    """What the user reads."""
+    """Return the text that the user reads."""
     return error.value.explain()

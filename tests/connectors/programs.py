@@ -1,4 +1,4 @@
-"""The connectors as programs of their own: started, killed and waited for by tests."""
+"""Runs connectors as separate programs that tests start, kill and wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from procession import faults
 from procession.address import parse_address
-from procession.sdk.testing import Worker
+from procession.sdk.doubles import Worker
 from procession.storage.secret import Secret, find_secret
 
 SINK = """
@@ -53,7 +53,7 @@ async def program(code: str, *arguments: str, fault: str = "") -> AsyncIterator[
 
 
 class SinkProgram:
-    """A file sink in a process, over several lives."""
+    """A file sink in a process, over several runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""A connector of records for tests, as a package of its own would have it: `tape:DRIVE`."""
+"""A connector of records for tests, as an installed package would provide it: `tape:DRIVE`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONNECTOR = Connector(
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """As if the package of the connector were installed."""
+    """Make the connector available as if its package were installed."""
     point = EntryPoint("tape", f"{__name__}:CONNECTOR", GROUP)
     before, connector_registry._plugged_in = connector_registry._plugged_in, lambda: {"tape": point}  # type: ignore[assignment]
     connector_registry.connector_named.cache_clear()

@@ -1,4 +1,4 @@
-"""Rows that replace and delete those of a Delta table: against a dict, over epochs, crashes and bad rows."""
+"""Rows that replace and delete those of a Delta table, compared with a dict, over epochs, crashes and bad rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def found(path: Path) -> list[Row]:
 
 
 def applied(records: list[Row]) -> list[Row]:
-    """Slow and obvious: one record after the other."""
+    """Apply one record after the other to a dict, as the reference."""
     rows: dict[tuple[str, int], Row] = {}
     for record in records:
         key = record["shop"], record["hour"]
@@ -59,7 +59,7 @@ def record(chance: random.Random) -> Row:
     return {"shop": shop, "hour": hour, "cents": chance.randrange(1000), "op": op}
 
 
-def test_the_table_is_what_it_would_be_if_each_record_were_applied_by_itself(tmp_path: Path) -> None:
+def test_the_table_is_the_same_as_if_each_record_were_applied_alone(tmp_path: Path) -> None:
     chance = random.Random(5)
     participant = opened(tmp_path / "sink", table(tmp_path / "table", compact_every=3))
     records: list[Row] = []
@@ -73,10 +73,10 @@ def test_the_table_is_what_it_would_be_if_each_record_were_applied_by_itself(tmp
             participant = opened(tmp_path / "sink", table(tmp_path / "table"))
     participant.close()
     named = {path.name for path in (tmp_path / "table").glob("*.parquet") if path.name.startswith("part-app-")}
-    assert named == set(), "an epoch's own file is no part of the table, and is removed"
+    assert named == set(), "the file of an epoch does not belong to the table, and is removed"
 
 
-def test_a_delete_of_a_row_that_is_not_there_inserts_nothing(tmp_path: Path) -> None:
+def test_deleting_a_missing_row_inserts_nothing(tmp_path: Path) -> None:
     participant = opened(tmp_path / "sink", table(tmp_path / "table"))
     commit(participant, 1, [{"shop": "a", "hour": 1, "cents": 1, "op": "set"}])
     commit(participant, 2, [{"shop": "b", "hour": 1, "cents": 1, "op": "delete"}])
@@ -85,7 +85,7 @@ def test_a_delete_of_a_row_that_is_not_there_inserts_nothing(tmp_path: Path) -> 
     assert [row["shop"] for row in found(tmp_path / "table")] == ["a", "c"]
 
 
-def test_an_update_alone_leaves_the_other_rows(tmp_path: Path) -> None:
+def test_an_update_keeps_the_other_rows(tmp_path: Path) -> None:
     participant = opened(tmp_path / "sink", table(tmp_path / "table", MergeRule(("id",))))
     commit(participant, 1, [{"id": 1, "name": "x"}, {"id": 2, "name": "y"}])
     commit(participant, 2, [{"id": 2, "name": "z"}, {"id": 3, "name": "it's"}])
@@ -95,10 +95,10 @@ def test_an_update_alone_leaves_the_other_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["sink:before-publish", "sink:after-publish"])
-def test_an_epoch_that_was_cut_short_is_merged_once(
+def test_an_epoch_that_a_crash_interrupted_is_merged_once(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the crash the row is changed by somebody else: merging the epoch again would show."""
+    """After the crash another writer changes the row, so a second merge of the epoch would be visible."""
 
     class Crash(BaseException):
         pass
@@ -149,7 +149,7 @@ def test_a_column_that_no_row_is_found_by_is_refused(tmp_path: Path, key: str, w
         ("", "op=delete", "there is no --key"),
     ],
 )
-def test_options_that_make_no_rule_are_refused(key: str, delete_when: str, sentence: str) -> None:
+def test_invalid_delete_rules_are_refused(key: str, delete_when: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         MergeRule.parse(key, delete_when)
 

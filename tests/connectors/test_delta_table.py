@@ -1,4 +1,4 @@
-"""What is special about Delta tables: tables that appends must not break, statistics, and compaction."""
+"""Delta tables only: tables to which appends are not allowed, statistics, and compaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commit(participant: SinkParticipant, epoch: int, **record: object) -> None:
     participant.phase2(txn, True)
 
 
-def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_path: Path) -> None:
+def test_small_files_are_compacted_and_the_output_continues_after_them(tmp_path: Path) -> None:
     path = tmp_path / "table"
     participant = opened(tmp_path / "sink", DeltaLakeTable(str(path), compact_every=4))
     for epoch in range(1, 12):
@@ -48,7 +48,7 @@ def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_pat
     participant.close()
 
 
-def test_statistics_are_exact_so_that_readers_skip_only_what_they_may(tmp_path: Path) -> None:
+def test_statistics_are_exact_so_that_readers_skip_no_matching_file(tmp_path: Path) -> None:
     participant = opened(tmp_path / "sink", DeltaLakeTable(str(tmp_path / "table")))
     commit(participant, 1, id=1, name="a", long="y" * 100, nested={"id": 7})
     commit(participant, 2, id=5, name=None, long="z" * 100, nested={"id": 8})
@@ -77,7 +77,9 @@ def test_statistics_are_exact_so_that_readers_skip_only_what_they_may(tmp_path: 
         ),
     ],
 )
-def test_a_table_whose_appends_need_more_is_refused(tmp_path: Path, options: dict[str, object], text: str) -> None:
+def test_a_table_with_unsupported_writer_features_is_refused(
+    tmp_path: Path, options: dict[str, object], text: str
+) -> None:
     path = tmp_path / "table"
     DeltaTable.create(path, pa.schema({"id": pa.int64(), "name": pa.string()}), **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=text):
@@ -92,7 +94,7 @@ def test_a_table_with_constraints_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "sink", DeltaLakeTable(str(path)))
 
 
-def test_commits_of_others_are_noticed_even_if_the_log_was_cleaned_up_meanwhile(tmp_path: Path) -> None:
+def test_commits_of_other_writers_are_noticed_even_after_a_cleanup_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "table"
     write_deltalake(path, pa.table({"id": [0]}))
     idle = DeltaLakeTable(str(path))
@@ -113,7 +115,7 @@ def test_a_table_that_nobody_has_changed_is_not_read_again(tmp_path: Path, monke
     table = DeltaLakeTable(str(tmp_path / "table"))
     participant = opened(tmp_path / "sink", table)
     commit(participant, 1, id=1)
-    table.token("app", 0, -1)  # the update behind the commit has ended
+    table.token("app", 0, -1)  # the update after the commit has ended
     updates = []
     update = DeltaTable.update_incremental
     monkeypatch.setattr(DeltaTable, "update_incremental", lambda table: updates.append(update(table)))
@@ -123,7 +125,7 @@ def test_a_table_that_nobody_has_changed_is_not_read_again(tmp_path: Path, monke
     assert len(updates) == 2
 
 
-def test_an_update_that_fails_behind_a_commit_stops_the_next_transaction(
+def test_an_update_that_fails_after_a_commit_stops_the_next_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = DeltaLakeTable(str(tmp_path / "table"))

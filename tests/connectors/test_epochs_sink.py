@@ -1,4 +1,4 @@
-"""A directory of epochs: whole files, in order, that appear when they are committed and may be taken away."""
+"""A directory of epochs: whole files in order, which appear at their commit and which readers may take away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCH_1 = "00000000000000000004-00000000000000000001.data"
 
 
 class Place:
-    """One output over several lives; each `open` is one."""
+    """One output over several runs. Each `open` starts one."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,7 +67,7 @@ def test_a_committed_epoch_is_a_file_and_names_sort_in_the_order_of_the_output(p
     participant = place.open()
     commit(participant, 0, 0, b"one\n")
     prepare(participant, 1, 4, b"two\n")
-    assert place.shown() == {EPOCH_0: b"one\n"}, "what is voted for is not there yet"
+    assert place.shown() == {EPOCH_0: b"one\n"}, "a file is not visible at the vote"
     participant.phase2("app-w-out-id-1.1.1:c_id=1", True)
     for epoch in range(2, 20):
         commit(participant, epoch, participant.committed_end, b"x" * 10 ** (epoch % 5))
@@ -78,7 +78,7 @@ def test_a_committed_epoch_is_a_file_and_names_sort_in_the_order_of_the_output(p
     assert not place.pending.exists()
 
 
-def test_an_epoch_without_output_has_a_file_only_if_it_was_asked_for(place: Place) -> None:
+def test_an_epoch_without_output_has_a_file_only_on_request(place: Place) -> None:
     participant = place.open()
     for epoch in (0, 1):
         commit(participant, epoch, 0, b"")
@@ -91,13 +91,13 @@ def test_an_epoch_without_output_has_a_file_only_if_it_was_asked_for(place: Plac
     assert [name.partition("-")[2][-6:-5] for name in place.shown()] == ["2", "3", "4"]
 
 
-def test_a_file_that_a_reader_took_away_is_not_made_again(place: Place) -> None:
+def test_a_file_that_a_reader_took_away_is_not_written_again(place: Place) -> None:
     participant = place.open()
     commit(participant, 0, 0, b"one\n")
     txn = prepare(participant, 1, 4, b"two\n")
     output = EpochsOutput(place.directory / "app")
     output.recover(4, Transaction(txn, 4, 8))
-    output.commit(Transaction(txn, 4, 8))  # and then the sink dies, before its log knows
+    output.commit(Transaction(txn, 4, 8))  # and then the sink dies before it logs the commit
     for path in place.epochs.iterdir():
         path.unlink()
     participant = place.open()
@@ -108,7 +108,7 @@ def test_a_file_that_a_reader_took_away_is_not_made_again(place: Place) -> None:
     assert list(place.shown().values()) == [b"three\n"]
 
 
-def test_a_file_that_stands_in_the_way_is_not_overwritten(place: Place) -> None:
+def test_an_existing_foreign_file_is_not_overwritten(place: Place) -> None:
     participant = place.open()
     txn = prepare(participant, 0, 0, b"one\n")
     (place.epochs / EPOCH_0).write_bytes(b"somebody else's")
@@ -121,15 +121,15 @@ def test_a_file_that_stands_in_the_way_is_not_overwritten(place: Place) -> None:
     assert place.shown() == {EPOCH_0: b"one\n"}
 
 
-def test_what_was_voted_for_and_is_too_short_now_stops_the_sink(place: Place) -> None:
+def test_a_file_that_became_shorter_after_the_vote_stops_the_sink(place: Place) -> None:
     participant = place.open()
     prepare(participant, 0, 0, b"one\n")
     place.pending.write_bytes(b"on")
-    with pytest.raises(StorageError, match="has 2 bytes, but 4 were promised"):
+    with pytest.raises(StorageError, match="has 2 bytes, but its log records 4"):
         place.open()
 
 
-def test_what_is_behind_the_bytes_that_were_voted_for_is_cut_off(place: Place) -> None:
+def test_bytes_after_those_of_the_vote_are_cut_off(place: Place) -> None:
     participant = place.open()
     txn = prepare(participant, 0, 0, b"one\n")
     with place.pending.open("ab") as file:
@@ -138,7 +138,7 @@ def test_what_is_behind_the_bytes_that_were_voted_for_is_cut_off(place: Place) -
     assert place.shown() == {EPOCH_0: b"one\n"}
 
 
-def test_files_of_other_names_are_passed_over(place: Place) -> None:
+def test_files_with_other_names_are_ignored(place: Place) -> None:
     participant = place.open()
     commit(participant, 0, 0, b"one\n")
     (place.epochs / ".hidden").write_bytes(b"x")
@@ -146,15 +146,17 @@ def test_files_of_other_names_are_passed_over(place: Place) -> None:
     assert [file.path.name for file in epoch_files(place.epochs)] == [EPOCH_0]
 
 
-def test_a_transaction_of_a_worker_that_counts_no_epochs_has_a_name_too() -> None:
+def test_a_transaction_of_a_worker_without_epochs_has_a_file_name_too() -> None:
     assert file_name(Transaction("t1", 7, 9), ".csv") == "00000000000000000007-00000000000000000000.csv"
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 1001])
-def test_the_name_of_a_file_has_the_epoch_and_does_not_depend_on_how_many_attempts_it_took(attempt: int) -> None:
+def test_the_name_of_a_file_has_the_epoch_and_not_the_attempt(attempt: int) -> None:
     name = file_name(Transaction(f"app-w-out-id-abc.e5.f{attempt}:c_id={attempt}", 7, 9))
     assert name == "00000000000000000007-00000000000000000005.data"
-    assert name == file_name(Transaction("app-w-out-id-abc.1.1:c_id=5", 7, 9)), "as ids of the form before named it"
+    assert name == file_name(Transaction("app-w-out-id-abc.1.1:c_id=5", 7, 9)), (
+        "the file has the same name as with ids of the old form"
+    )
 
 
 def test_a_suffix_that_cannot_end_a_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The file source as a program, against a gateway that keeps its promises, vanishes, or is left waiting."""
+"""The file source as a program, against a gateway that acknowledges, disappears, or never commits."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 
-from procession.sdk.testing import Gateway, Peer
+from procession.sdk.doubles import Gateway, Peer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck, Ok
 from tests.connectors.programs import SOURCE, program
 from tests.sdk.loops import on_a_loop
@@ -14,7 +14,7 @@ RECORDS = [b"record %05d" % number for number in range(20_000)]
 
 
 class Ledger:
-    """What a gateway keeps: the records by stream, and how far they are committed."""
+    """What a gateway has stored: the records by stream, and how far they are committed."""
 
     def __init__(self) -> None:
         self.records: dict[int, list[tuple[int, bytes]]] = {}
@@ -31,7 +31,7 @@ class Ledger:
 
 
 async def serve(peer: Peer, ledger: Ledger, *, frames_max: int | None = None) -> None:
-    """Be the gateway of one session; vanish after `frames_max` events."""
+    """Act as the gateway of one session, and disappear after `frames_max` events."""
     frames = 0
     while (event := await peer.receive()) and (frames_max is None or frames < frames_max):
         frames += 1

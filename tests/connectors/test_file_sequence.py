@@ -43,7 +43,7 @@ def write(place: Path, **texts: str) -> None:
 @given(
     st.lists(st.lists(st.sampled_from(["", "a", "bc", "def"]), max_size=4), min_size=1, max_size=4), st.integers(1, 9)
 )
-def test_the_stream_is_the_files_one_after_the_other_and_goes_on_after_each_record(
+def test_the_stream_is_the_files_in_order_and_can_continue_after_each_record(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[str]], chunk_bytes: int
 ) -> None:
     place = tmp_path_factory.mktemp("files")
@@ -56,12 +56,12 @@ def test_the_stream_is_the_files_one_after_the_other_and_goes_on_after_each_reco
         assert lines(sequence(place), after=position) == found[number + 1 :]
 
 
-def test_a_last_line_without_a_newline_is_a_record_and_does_not_move_what_follows(tmp_path: Path) -> None:
+def test_a_last_line_without_a_newline_is_a_record_and_later_positions_do_not_change(tmp_path: Path) -> None:
     write(tmp_path, a="x\ny", b="z\n")
     assert lines(sequence(tmp_path)) == [(0, b"x"), (2, b"y"), (3, b"z")]
 
 
-def test_files_that_were_read_may_be_removed_and_the_positions_stay(tmp_path: Path) -> None:
+def test_committed_files_may_be_removed_and_positions_do_not_change(tmp_path: Path) -> None:
     write(tmp_path, a="1\n2\n", b="3\n", c="4\n")
     assert lines(sequence(tmp_path)) == [(0, b"1"), (2, b"2"), (4, b"3"), (6, b"4")]
     (tmp_path / "calls-a.txt").unlink()
@@ -103,7 +103,7 @@ def test_a_lost_state_is_refused(tmp_path: Path) -> None:
         sequence(tmp_path)
 
 
-def test_a_file_that_sorts_before_one_that_was_begun_is_refused(tmp_path: Path) -> None:
+def test_a_new_file_that_sorts_before_one_already_read_is_refused(tmp_path: Path) -> None:
     write(tmp_path, b="1\n")
     lines(sequence(tmp_path))
     write(tmp_path, a="0\n")
@@ -112,7 +112,7 @@ def test_a_file_that_sorts_before_one_that_was_begun_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["1\n2\n", ""])
-def test_a_file_that_changes_after_the_next_was_begun_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_changes_after_the_next_was_started_is_refused(tmp_path: Path, text: str) -> None:
     write(tmp_path, a="1\n", b="2\n")
     lines(sequence(tmp_path))
     write(tmp_path, a=text)
@@ -120,7 +120,7 @@ def test_a_file_that_changes_after_the_next_was_begun_is_refused(tmp_path: Path,
         lines(sequence(tmp_path), after=2)
 
 
-def test_no_file_is_reported_unless_it_follows(tmp_path: Path) -> None:
+def test_without_any_file_a_source_that_does_not_follow_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No file matches"):
         sequence(tmp_path)
     sequence(tmp_path, is_following=True)
@@ -162,7 +162,7 @@ def test_a_file_that_appears_later_is_followed_when_the_one_before_is_complete(t
 
 
 def test_the_first_record_of_a_new_file_that_is_older_than_the_last_one_is_late(tmp_path: Path) -> None:
-    """The stated rule: a new file continues its stream, so its records are late against that stream alone."""
+    """A new file continues its stream, so its records are late with respect to that stream alone."""
     pipeline = Pipeline("p", order_by="event_time", late="dead-letter", dead_letter="file:letters")
     calls = pipeline.source("calls", from_="file:calls-*.txt", codec="json", event_time_field="at")
     rates = pipeline.source("rates", from_="file:rates.txt", codec="json", event_time_field="at")

@@ -1,4 +1,4 @@
-"""The file sink as a program, killed at each of its fault points: what was promised is there, what was not is gone."""
+"""The file sink as a program, killed at each of its fault points: it keeps what it promised and drops the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
-from procession.sdk.testing import Worker
+from procession.sdk.doubles import Worker
 from procession.sdk.transaction_log import committed_ranges
 from procession.wire import two_phase_commit
 from procession.wire.messages import DATA_STREAM, Phase1, Phase2
@@ -37,7 +37,7 @@ async def check_restarted(sink: SinkProgram) -> None:
 
 
 @on_a_loop
-async def test_killed_before_the_vote_it_lists_nothing_and_has_dropped_the_data(sink: SinkProgram) -> None:
+async def test_killed_before_the_vote_the_sink_lists_nothing_and_drops_the_data(sink: SinkProgram) -> None:
     async with sink.running(fault="sink:before-vote") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
@@ -54,7 +54,7 @@ async def test_killed_before_the_vote_it_lists_nothing_and_has_dropped_the_data(
 
 @pytest.mark.parametrize("commit", [True, False])
 @on_a_loop
-async def test_killed_after_the_vote_it_lists_the_transaction_and_takes_the_decision(
+async def test_killed_after_the_vote_the_sink_lists_the_transaction_and_accepts_the_decision(
     sink: SinkProgram, commit: bool
 ) -> None:
     async with sink.running(fault="sink:after-vote-before-reply") as process, await sink.worker() as worker:
@@ -67,14 +67,14 @@ async def test_killed_after_the_vote_it_lists_the_transaction_and_takes_the_deci
         file.write(b"torn")
     async with sink.running(), await sink.worker() as worker:
         assert await worker.hello() == (0, ("t1",))
-        assert sink.data() == b"abc", "what lies beyond the prepared range is cut off at HELLO"
+        assert sink.data() == b"abc", "bytes after the prepared range are cut off at HELLO"
         await worker.phase2("t1", commit=commit)
         assert sink.data() == (b"abc" if commit else b"")
     assert committed_ranges(sink.directory / "out.txnlog") == ([(0, 3)] if commit else [])
 
 
 @on_a_loop
-async def test_killed_before_the_commit_it_lists_the_transaction_still(sink: SinkProgram) -> None:
+async def test_killed_before_the_commit_the_sink_still_lists_the_transaction(sink: SinkProgram) -> None:
     async with sink.running(fault="sink:before-commit") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
@@ -91,7 +91,7 @@ async def test_killed_before_the_commit_it_lists_the_transaction_still(sink: Sin
 
 
 @on_a_loop
-async def test_killed_after_the_commit_it_lists_nothing_and_says_the_new_end(sink: SinkProgram) -> None:
+async def test_killed_after_the_commit_the_sink_lists_nothing_and_reports_the_new_end(sink: SinkProgram) -> None:
     async with sink.running(fault="sink:after-commit") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
@@ -101,7 +101,7 @@ async def test_killed_after_the_commit_it_lists_nothing_and_says_the_new_end(sin
 
 
 @on_a_loop
-async def test_killed_after_the_abort_it_lists_nothing_and_has_dropped_the_data(sink: SinkProgram) -> None:
+async def test_killed_after_the_abort_the_sink_lists_nothing_and_drops_the_data(sink: SinkProgram) -> None:
     async with sink.running(fault="sink:after-commit@2") as process, await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
@@ -114,7 +114,7 @@ async def test_killed_after_the_abort_it_lists_nothing_and_has_dropped_the_data(
 
 
 @on_a_loop
-async def test_a_restarted_sink_listens_where_it_did_and_stops_cleanly_on_sigterm(sink: SinkProgram) -> None:
+async def test_a_restarted_sink_listens_at_the_same_port_and_stops_cleanly_on_sigterm(sink: SinkProgram) -> None:
     async with sink.running() as process, await sink.worker() as worker:
         port = sink.port
         await worker.hello()
@@ -128,7 +128,7 @@ async def test_a_restarted_sink_listens_where_it_did_and_stops_cleanly_on_sigter
 
 
 @on_a_loop
-async def test_instances_have_files_of_their_own(sink: SinkProgram) -> None:
+async def test_each_instance_has_its_own_files(sink: SinkProgram) -> None:
     async with sink.running(), await sink.worker() as one, await sink.worker() as two:
         await one.hello(instance="demo-w0:out")
         await two.hello(instance="demo-w1:out")
@@ -140,7 +140,7 @@ async def test_instances_have_files_of_their_own(sink: SinkProgram) -> None:
 
 
 @on_a_loop
-async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkProgram) -> None:
+async def test_a_sink_that_lost_committed_output_reports_it_and_stops(sink: SinkProgram) -> None:
     async with sink.running(), await sink.worker() as worker:
         await worker.hello()
         worker.data(0, b"abc")
@@ -151,7 +151,7 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
         with pytest.raises(AssertionError, match="the sink failed"):
             await worker.hello()
         assert process.stderr
-        assert b"out.data has 1 bytes, but 3 were promised" in await process.stderr.read()
+        assert b"out.data has 1 bytes, but its log records 3" in await process.stderr.read()
         assert await process.wait() == 1
     (sink.directory / "out.txnlog").write_bytes(b"damaged\n")
     async with sink.running() as process, await sink.worker() as worker:
@@ -162,7 +162,7 @@ async def test_a_sink_that_lost_committed_output_says_so_and_stops(sink: SinkPro
 
 
 @on_a_loop
-async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
+async def test_a_second_sink_on_a_directory_is_refused(sink: SinkProgram) -> None:
     from procession.connectors.file_sink import opener
     from procession.sdk.sink_directory import SinkDirectory
 
@@ -172,7 +172,7 @@ async def test_a_directory_has_one_sink(sink: SinkProgram) -> None:
 
 
 @on_a_loop
-async def test_many_short_messages_are_taken_in_bulk(sink: SinkProgram) -> None:
+async def test_many_short_messages_are_processed_in_bulk(sink: SinkProgram) -> None:
     lines = [b"record %06d\n" % number for number in range(100_000)]
     async with sink.running(), await sink.worker() as worker:
         await worker.hello()

@@ -1,4 +1,4 @@
-"""Files as a source: lines against `splitlines`, positions as ids, and every place to go on from."""
+"""Files as a source: lines compared with `splitlines`, positions as ids, and every position to continue from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines(source: FileSource, after: int | None = None) -> list[tuple[int, bytes
 
 
 def reference(data: bytes) -> list[tuple[int, bytes]]:
-    """Slow and obvious."""
+    """Compute the records slowly and plainly."""
     found, position = [], 0
     while position < len(data):
         end = data.find(b"\n", position)
@@ -45,7 +45,7 @@ def reference(data: bytes) -> list[tuple[int, bytes]]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"\r", b"def" * 5, b"\x00\xff"])), st.booleans(), st.integers(1, 9))
-def test_a_file_is_its_lines_whatever_the_chunk_and_can_be_gone_on_with_after_each(
+def test_a_file_is_read_as_lines_with_any_chunk_size_and_from_any_line(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], has_last_newline: bool, chunk_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("files") / "input"
@@ -68,7 +68,7 @@ def test_a_line_may_be_as_long_as_a_frame_and_no_longer(tmp_path: Path, monkeypa
             lines(FileSource([path], chunk_bytes=8))
 
 
-def test_a_file_that_is_not_what_was_read_before_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_file_that_differs_from_what_was_read_before_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"abc\ndef\n")
     for after in (1, 3, 7, 8, 100):
@@ -91,7 +91,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         lines(source)
 
 
-def test_a_stream_is_the_absolute_name_so_a_file_is_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_is_named_by_the_absolute_path_so_a_file_is_one_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"a\n")
     monkeypatch.chdir(tmp_path)
@@ -108,7 +110,7 @@ def test_stream_ids_never_change_between_versions() -> None:
 # Other framings
 
 
-def test_fixed_and_framed_files_are_read_and_gone_on_with_after_each_record(tmp_path: Path) -> None:
+def test_fixed_and_framed_files_are_read_and_continued_after_each_record(tmp_path: Path) -> None:
     texts = [b"one", b"two", b"six"]
     cases = {
         "fixed:3": b"".join(texts),
@@ -126,7 +128,7 @@ def test_fixed_and_framed_files_are_read_and_gone_on_with_after_each_record(tmp_
 
 
 @pytest.mark.parametrize("name", ["fixed:3", "framed"])
-def test_a_file_that_ends_in_the_middle_of_a_record_says_where(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_file_that_ends_in_a_record_has_the_position(tmp_path: Path, name: str) -> None:
     whole = b"one" if name == "fixed:3" else b"\0\0\0\3one"
     path = tmp_path / "input"
     for length in range(1, len(whole)):
@@ -145,7 +147,7 @@ def streams_of(source: FileSource) -> list[str]:
     return [os.path.basename(stream.name) for stream in streams]
 
 
-def test_a_pattern_is_every_file_that_matches_and_a_name_with_a_star_in_it_is_that_file(tmp_path: Path) -> None:
+def test_a_pattern_matches_files_and_an_existing_name_with_a_star_is_that_file(tmp_path: Path) -> None:
     for name in ("b.log", "a.log", "other", "x*.log"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "deep" / "er").mkdir(parents=True)
@@ -173,7 +175,7 @@ def followed(source: FileSource, path: Path, after: int | None = None) -> AsyncI
 
 
 async def nothing_yet(batches: AsyncIterator[Batch]) -> asyncio.Task[Batch]:
-    """The next batch, of which nothing is there while the file is looked at a few times."""
+    """Return the pending next batch, after checking that the file has been polled a few times without a result."""
     coming = asyncio.ensure_future(anext(batches))
     await asyncio.wait([coming], timeout=0.02)
     assert not coming.done()
@@ -181,7 +183,7 @@ async def nothing_yet(batches: AsyncIterator[Batch]) -> asyncio.Task[Batch]:
 
 
 @on_a_loop
-async def test_a_followed_file_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
+async def test_a_followed_file_yields_whole_lines_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntw")
     batches = followed(following(path), path)
@@ -197,7 +199,7 @@ async def test_a_followed_file_gives_whole_lines_as_they_come(tmp_path: Path) ->
 
 
 @on_a_loop
-async def test_a_followed_file_that_is_cut_replaced_or_removed_is_an_error_that_says_so(tmp_path: Path) -> None:
+async def test_a_followed_file_that_is_truncated_replaced_or_removed_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log"
 
     def cut() -> None:
@@ -219,7 +221,7 @@ async def test_a_followed_file_that_is_cut_replaced_or_removed_is_an_error_that_
 
 
 @on_a_loop
-async def test_what_a_file_got_before_it_was_replaced_is_still_sent(tmp_path: Path) -> None:
+async def test_lines_written_before_a_file_was_replaced_are_still_sent(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\n")
     batches = followed(following(path), path)

@@ -1,4 +1,4 @@
-"""Framings against slow references: every cut of the bytes, every start position, every wrong length."""
+"""Framings compared with slow references: every division of the bytes, every start position, every wrong length."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def peek_into(data: bytes) -> Peek:
 
 
 def cut_in_pieces(kind: RecordFraming, data: bytes, piece_bytes: int) -> Records:
-    """As a reader does: what is left over comes again, before the next piece."""
+    """Frame the bytes as a reader does: the rest of a piece is prepended to the next one."""
     records: Records = []
     rest, position, fed = b"", 0, 0
     while fed < len(data):
@@ -65,7 +65,7 @@ def cut_in_pieces(kind: RecordFraming, data: bytes, piece_bytes: int) -> Records
 @pytest.mark.parametrize(("kind", "made_of"), KINDS)
 @settings(max_examples=100, deadline=None)
 @given(texts=st.lists(st.binary(max_size=12)), piece_bytes=st.integers(1, 40))
-def test_records_are_cut_out_whatever_the_pieces_and_begin_only_where_they_begin(
+def test_records_are_found_in_any_pieces_and_only_at_their_starts(
     kind: RecordFraming, made_of: Callable[[list[bytes]], tuple[bytes, Records]], texts: list[bytes], piece_bytes: int
 ) -> None:
     data, records = made_of(texts)
@@ -86,7 +86,7 @@ def test_unframed_bytes_never_become_longer_records(data: bytes) -> None:
         assert sum(map(len, cut.payloads.to_pylist())) <= len(data)
 
 
-def test_a_record_that_is_not_whole_waits_for_the_rest() -> None:
+def test_an_incomplete_record_waits_for_the_rest() -> None:
     for kind, made_of in KINDS[1:]:
         data, records = made_of([b"abc", b"def"])
         for length in range(len(data)):
@@ -96,14 +96,14 @@ def test_a_record_that_is_not_whole_waits_for_the_rest() -> None:
             assert kind.begins_at(0, peek_into(data[:length])) == bool(whole)
 
 
-def test_a_length_over_the_limit_is_no_frame() -> None:
+def test_a_length_over_the_limit_is_refused() -> None:
     for length in (framing.RECORD_BYTES_MAX + 1, 2**32 - 1):
         data = length.to_bytes(4) + b"abc"
         assert not len(LengthFraming().cut(data, is_end=False))
         assert not LengthFraming().begins_at(0, peek_into(data))
 
 
-def test_a_framing_is_named_as_people_write_it() -> None:
+def test_a_framing_is_parsed_from_its_name() -> None:
     for text in ("lines", "framed", "fixed:1", "fixed:64"):
         assert parse_framing(text).name == text
     for text in ("line", "", "fixed", "fixed:", "fixed:0", "fixed:x", "fixed:-1", "framed:4", f"fixed:{2**40}"):

@@ -1,4 +1,4 @@
-"""The generator: always the same records, from any position, with the documented distribution."""
+"""The generator produces the same records each time, from any position, with the documented distribution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def everything(recipe: Recipe, stream: int = 0, after: int | None = None) -> lis
     return rows(list(source.read(source.streams()[stream], after)))
 
 
-def test_what_a_seed_makes_never_changes_between_versions() -> None:
+def test_the_records_of_a_seed_never_change_between_versions() -> None:
     assert everything(Recipe(records=3, size=20, keys=10, seed=1)) == [
         (0, b"key-2", b"0uKxx4JZ6VGVVIFbzU3B"),
         (1, b"key-1", b"gaK6duISYRIxTOXIZ8tf"),
@@ -42,7 +42,7 @@ def test_what_a_seed_makes_never_changes_between_versions() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 5), st.integers(-5, 2**70))
-def test_every_record_is_the_same_from_wherever_it_is_read(records: int, size: int, keys: int, seed: int) -> None:
+def test_a_record_does_not_depend_on_the_start_position(records: int, size: int, keys: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         whole = everything(Recipe(records, size, keys, seed))
         patch.setattr(generator_source, "BATCH_RECORDS_MAX", 7)
@@ -55,7 +55,7 @@ def test_every_record_is_the_same_from_wherever_it_is_read(records: int, size: i
         assert all(b"\n" not in payload for *_, payload in whole)
 
 
-def test_seeds_streams_and_numbers_all_make_other_records_and_keys_are_even() -> None:
+def test_records_differ_by_seed_stream_and_number_and_keys_are_evenly_distributed() -> None:
     recipes = [Recipe(1000, 16, 10, seed, streams=2) for seed in (0, 1)]
     made = [everything(recipe, stream) for recipe in recipes for stream in (0, 1)]
     payloads = [payload for records in made for *_, payload in records]
@@ -66,7 +66,7 @@ def test_seeds_streams_and_numbers_all_make_other_records_and_keys_are_even() ->
         assert counts.min() > 60
 
 
-def test_without_a_number_of_records_there_is_no_end() -> None:
+def test_without_a_number_of_records_the_stream_does_not_end() -> None:
     source = GeneratorSource(Recipe(size=1))
     batches = source.read(source.streams()[0], 10**12)
     assert int(next(batches).message_ids[0]) == 10**12 + 1
@@ -81,7 +81,7 @@ def test_large_records_come_in_small_batches() -> None:
 @pytest.mark.parametrize(
     "settings", [{"records": -1}, {"size": -1}, {"size": 2**30}, {"keys": -1}, {"keys": 10**9}, {"streams": 0}]
 )
-def test_what_cannot_be_made_is_refused(settings: dict[str, int]) -> None:
+def test_invalid_generator_options_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ConfigError) as caught:
         Recipe(**settings)
     assert caught.value.next_step

@@ -20,7 +20,7 @@ def arrivals() -> Arrivals:
     return Arrivals.of(pipeline.graph(), {"orders": {"north": north}})
 
 
-def test_a_stream_is_read_in_order_and_again_from_any_record(tmp_path: Path) -> None:
+def test_a_stream_is_read_in_order_and_from_any_record(tmp_path: Path) -> None:
     found = arrivals()
     (tmp_path / "records").write_bytes(written(found.rows(is_ended=False), found.names))
     source = GivenRecords(tmp_path / "records")
@@ -37,7 +37,7 @@ def test_a_stream_is_read_in_order_and_again_from_any_record(tmp_path: Path) -> 
     assert list(source.read(south, None)) == []
 
 
-def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(b"ARROW1 and nothing else")
     with pytest.raises(StorageError, match="cannot be read"):
         GivenRecords(tmp_path / "records")

@@ -1,4 +1,4 @@
-"""What is special about Iceberg tables: a commit that is overtaken, and tables and catalogs that cannot be used."""
+"""Iceberg tables only: a commit that another writer overtakes, and tables and catalogs that cannot be used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prepare(participant: SinkParticipant, epoch: int, id_: int) -> str:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Table:
-    """A table that somebody else has made: the library would try its commits again."""
+    """Return a table that another program has created, on which the library would retry commits."""
     warehouse = tmp_path / "warehouse"
     warehouse.mkdir()
     catalog = load_catalog(
@@ -55,7 +55,7 @@ def ids(table: Table) -> list[int]:
 
 
 class OvertakenTable(IcebergLakeTable):
-    """Somebody else commits just before our commit, once."""
+    """A table to which another writer commits once, just before our commit."""
 
     overtake: list[tuple[SinkParticipant, str]]
 
@@ -79,7 +79,7 @@ def overtaken(url: str) -> OvertakenTable:
 
 
 @pytest.mark.parametrize("other", ["app", "other"])
-def test_a_commit_that_is_overtaken_is_made_again_only_if_the_token_still_allows_it(
+def test_an_overtaken_commit_is_repeated_only_if_the_token_still_allows_it(
     tmp_path: Path, made: Table, other: str
 ) -> None:
     url = f"{tmp_path}/warehouse/sales.orders"
@@ -105,7 +105,7 @@ def test_a_partitioned_table_is_refused(tmp_path: Path, made: Table) -> None:
         opened(tmp_path / "sink", open_iceberg(f"{tmp_path}/warehouse/sales.parted"))
 
 
-def test_what_names_no_table_or_catalog_is_refused(tmp_path: Path) -> None:
+def test_a_url_without_a_table_or_catalog_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names no table"):
         open_iceberg(f"{tmp_path}/orders")
     with pytest.raises(UsageError, match="needs a catalog"):
@@ -114,7 +114,7 @@ def test_what_names_no_table_or_catalog_is_refused(tmp_path: Path) -> None:
         open_iceberg("sales.orders", "nobody")
 
 
-def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_path: Path, made: Table) -> None:
+def test_small_files_are_compacted_and_the_output_continues_after_them(tmp_path: Path, made: Table) -> None:
     url = f"{tmp_path}/warehouse/sales.orders"
     participant = opened(tmp_path / "sink", open_iceberg(url, compact_every=4))
     for epoch in range(1, 12):
@@ -129,7 +129,7 @@ def test_small_files_are_put_together_and_the_output_goes_on_behind_them(tmp_pat
     assert len(list(made.refresh().scan().plan_files())) == 1
 
 
-def test_a_compaction_that_another_writer_overtakes_is_given_up_and_nothing_is_lost(
+def test_a_compaction_that_another_writer_overtakes_is_abandoned_without_loss(
     tmp_path: Path, made: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{tmp_path}/warehouse/sales.orders"

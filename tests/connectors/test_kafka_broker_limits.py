@@ -1,4 +1,4 @@
-"""What a broker's own limits do to the connectors: expired transactions, time-outs, compaction, smaller messages."""
+"""How the connectors handle a broker's own limits: expired transactions, time-outs, compaction, smaller messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [needs_kafka, pytest.mark.slow]
 
 MIB = 1024 * 1024
 LIMIT_S = 65
-"""The broker's longest transaction: that of epochs of 5 MiB."""
+"""The longest transaction that the broker allows: enough for epochs of 5 MiB."""
 TIMEOUT_S = 60.0
 
 
@@ -48,7 +48,7 @@ def prepared(output: KafkaOutput, *payloads: bytes) -> Transaction:
     return transaction
 
 
-def test_the_transactions_time_out_follows_from_the_largest_epoch_and_the_broker_has_the_last_word(
+def test_the_time_out_of_a_transaction_follows_from_the_largest_epoch_and_the_brokers_limit(
     strict: Kafka, tmp_path: Path
 ) -> None:
     topic = strict.topic()
@@ -91,7 +91,7 @@ def test_a_transaction_that_expires_before_its_commit_is_published_once(
 
 
 def until_ended(kafka: Kafka, topic: str) -> None:
-    """Wait until messages have arrived, and the broker has ended their transaction."""
+    """Wait until messages have arrived and the broker has ended their transaction."""
     deadline = time.monotonic() + TIMEOUT_S
     while not kafka.end(topic):
         assert time.monotonic() < deadline
@@ -121,7 +121,7 @@ def set_limit(kafka: Kafka, topic: str, bytes_max: int) -> None:
     kafka.admin.incremental_alter_configs([resource])[resource].result(30)
 
 
-def test_a_compacted_topic_is_warned_of_and_what_is_left_of_it_is_read_in_order(strict: Kafka) -> None:
+def test_a_compacted_topic_causes_a_warning_and_its_remaining_messages_are_read_in_order(strict: Kafka) -> None:
     topic = strict.topic(cleanup_policy="compact", min_cleanable_dirty_ratio="0.01", segment_bytes=str(MIB))
     body = bytes(100_000)
     deadline = time.monotonic() + TIMEOUT_S

@@ -1,4 +1,4 @@
-"""A broker whose disk is full: the epoch waits in the sink's directory, and goes on when there is room."""
+"""When the disk of a broker is full, the epoch waits in the sink's directory and is published when there is space."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.systems.kafka_broker import needs_kafka, running
 pytestmark = [needs_kafka, pytest.mark.slow]
 
 SMALL = {
-    # Index files are made as large as they may become.
+    # Index files are allocated in their full size.
     "log__index__size__max__bytes": "65536",
     "log__segment__bytes": str(1024 * 1024),
     "transaction__state__log__segment__bytes": str(1024 * 1024),
@@ -26,7 +26,7 @@ SMALL = {
 }
 
 
-def test_an_epoch_that_finds_no_room_is_published_when_there_is_room(
+def test_an_epoch_that_does_not_fit_is_published_when_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_sink, "TRANSACTION_TIMEOUT_FIRST_S", 5)

@@ -1,5 +1,5 @@
-"""Lanes as Kafka messages, without a broker: what is written is read again, however the messages arrive; and what is
-not a lane is refused."""
+"""Lanes as Kafka messages, without a broker: they are read back however the messages arrive, and messages that are not
+of a lane are refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Consumer:
         self.paused -= {place.partition for place in places}
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: a fake has nothing to close."""
 
 
 class Clients:
@@ -91,7 +91,8 @@ def lane_blocks(epoch: int, lane: int, shares: Sequence[Sequence[int]]) -> bytes
 
 
 def published(epochs: Sequence[Sequence[Sequence[int]]]) -> list[list[Message]]:
-    """The messages of each partition, as a broker has them. A transaction ends with a marker, which has an offset."""
+    """Return the messages of each partition as a broker has them. A transaction ends with a marker, which has an
+    offset."""
     partitions: list[list[Message]] = [[] for _ in epochs[0]]
     for epoch, shares in enumerate(epochs):
         for lane, partition in enumerate(partitions):
@@ -121,7 +122,7 @@ def merged_numbers(clients: Clients, **options: Any) -> list[int]:
 
 
 def mixed(partitions: Sequence[Sequence[Message]], seed: int) -> list[Message]:
-    """The messages of all partitions, each in its order."""
+    """Return the messages of all partitions in a random order that keeps the order within each."""
     chance, left = random.Random(seed), [list(partition) for partition in partitions]
     found = []
     while any(left):
@@ -143,7 +144,7 @@ def test_messages_that_arrive_in_any_pieces_are_merged(
     assert merged_numbers(clients) == list(range(500))
 
 
-def test_lanes_that_are_ahead_are_paused_and_read_on_later() -> None:
+def test_lanes_that_are_ahead_are_paused_and_resumed_later() -> None:
     clients = Clients(mixed(published(EPOCHS), 3), 3)
     paused: list[int] = []
     pause = clients.made.pause
@@ -186,10 +187,10 @@ def test_a_foreign_message_is_refused() -> None:
         Message(topic=TOPIC, partition=0, offset=place, value=message.value(), headers=message.headers())
         for place, message in enumerate([*partition[:3], foreign, *partition[3:]])
     ]
-    assert "it has no header of a lane" in refusal(within), "it was counted as a record, and a record came too many"
+    assert "it has no header of a lane" in refusal(within), "the message was counted, so there is one record too many"
 
 
-def test_an_epoch_that_begins_within_another_one_is_refused() -> None:
+def test_an_epoch_that_begins_inside_another_one_is_refused() -> None:
     (one,) = published([[list(range(5))]])
     other = next(messages_of(lane_blocks(1, 0, [[9]]), MessageEncoder()))
     ((key, value, headers),) = rows_of(other)
@@ -209,6 +210,6 @@ def test_a_message_with_a_block_has_many_records_and_a_bounded_size() -> None:
     values = [batch.column("value")[0].as_py() for batch in messages]
     batches = [content.batch for content in map(content_of, values) if isinstance(content, LaneRecords)]
     assert pa.Table.from_batches(batches) == pa.Table.from_batches([rows, long])
-    assert [batch.num_rows for batch in batches[-3:]] == [1, 1, 1], "a record is never cut"
+    assert [batch.num_rows for batch in batches[-3:]] == [1, 1, 1], "a record is never divided"
     assert len(batches) - 3 <= 8
     assert all(len(value) < 1.1 * BLOCK_BYTES_MAX for value in values)

@@ -49,7 +49,7 @@ def written(
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_partitions_are_merged_into_the_sequence_and_a_merger_continues(
+def test_partitions_are_merged_into_the_sequence_and_a_restarted_merger_continues(
     kafka: Kafka, tmp_path: Path, in_blocks: bool
 ) -> None:
     topic = kafka.topic(partitions=4)  # one more than lanes
@@ -57,7 +57,7 @@ def test_partitions_are_merged_into_the_sequence_and_a_merger_continues(
     first = merged(kafka.url(topic), verify=True)
     records = list(first)
     assert [int(record.payload) for record in records] == list(range(200))
-    assert (records[7].key, records[7].event_time_ns) == (b"7", 7), "to the nanosecond"
+    assert (records[7].key, records[7].event_time_ns) == (b"7", 7), "event times keep their nanoseconds"
     position = json.loads(json.dumps(first.position))
     first.close()
     writer.epoch(dealt(range(200, 300), 3, 7))
@@ -72,11 +72,11 @@ def test_plain_consumers_skip_frontiers_by_their_header(kafka: Kafka, tmp_path: 
     written(kafka, tmp_path / "sink", topic, 2, 1).close()
     names = [dict(message.headers() or ()).keys() for message in kafka.committed(topic)]
     assert sum(FRONTIER_HEADER in headers for headers in names) == 2
-    assert sum(ORDER_HEADER in headers for headers in names) < 20, "not one for each record"
+    assert sum(ORDER_HEADER in headers for headers in names) < 20, "fewer messages than records"
     assert sum(not headers for headers in names) == 100
 
 
-def test_a_lane_that_was_voted_for_is_published_by_the_next_sink(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_lane_with_a_vote_is_published_by_the_next_sink(kafka: Kafka, tmp_path: Path) -> None:
     topic = kafka.topic()
     identity = LaneIdentity("g", "shop", "trades", (0,), 1, "total")
     blocks = [encode_records(0, batch_of(range(start, start + 50))) for start in (0, 50)]
@@ -96,7 +96,7 @@ def test_a_lane_that_was_voted_for_is_published_by_the_next_sink(kafka: Kafka, t
     merging.close()
 
 
-def test_a_silent_partition_is_waited_for_and_named(kafka: Kafka, tmp_path: Path) -> None:
+def test_the_merger_waits_for_a_silent_partition_and_names_it(kafka: Kafka, tmp_path: Path) -> None:
     topic = kafka.topic(partitions=2)
     writer = written(kafka, tmp_path / "sink", topic, 2, 1)
     writer.epoch([[100, 102], [101]], only=[0])

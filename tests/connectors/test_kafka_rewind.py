@@ -1,4 +1,4 @@
-"""A topic is read again for a rollback only if it still has every message from there on."""
+"""A topic is read again for a rollback only if it still has every message from the position on."""
 
 from __future__ import annotations
 

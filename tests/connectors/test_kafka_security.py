@@ -43,7 +43,7 @@ EVERYTHING = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOpe
 
 
 class SecuredBroker:
-    """A broker with a second listener that asks for a password, and an authorizer that refuses by default."""
+    """A broker with a second listener that requires a password, and an authorizer that refuses by default."""
 
     def __init__(self, directory: Path) -> None:
         kafka_broker.installed()
@@ -80,7 +80,7 @@ class SecuredBroker:
             future.result(30)
 
     def deny_writing(self, topic: str) -> None:
-        """Take the permission to write, and wait until the broker refuses."""
+        """Revoke the permission to write, and wait until the broker refuses writes."""
         admin = AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
         taken = AclBindingFilter(
             ResourceType.TOPIC,
@@ -100,7 +100,7 @@ class SecuredBroker:
 
 
 def eventually(try_it: Callable[[], Result]) -> Result:
-    """The broker takes a moment to apply a permission."""
+    """Retry until the broker has applied a permission."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -112,7 +112,7 @@ def eventually(try_it: Callable[[], Result]) -> Result:
 
 
 def values(broker: SecuredBroker) -> list[bytes]:
-    """What our source reads, once the last transaction is visible."""
+    """Return what our source reads after the last transaction is visible."""
     Kafka(broker.server).committed("guarded")
     source = KafkaSource(broker.clients(), KafkaSourceOptions(is_ending=True))
     [stream] = source.streams()  # type: ignore[misc]
@@ -129,7 +129,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
 
 
 def test_a_wrong_password_is_reported_as_one(broker: SecuredBroker) -> None:
-    with pytest.raises(ConfigError, match="do not accept us"):
+    with pytest.raises(ConfigError, match="do not accept this client"):
         broker.clients("wrong").topic("guarded")
 
 
@@ -164,7 +164,7 @@ def test_each_missing_permission_is_reported_until_none_is_missing(broker: Secur
 def test_a_permission_that_is_taken_after_the_vote_delays_the_epoch_and_loses_nothing(
     broker: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sink asks again with pauses that grow, then ends with the sentence; the next sink publishes the epoch."""
+    """The sink retries with growing pauses and then ends with the sentence. The next sink publishes the epoch."""
     pauses: list[float] = []
     monkeypatch.setattr(kafka_sink, "pause", lambda wait_s: (pauses.append(wait_s), time.sleep(wait_s)))
     for kind, name in (ResourceType.TOPIC, "guarded"), (ResourceType.TOPIC, "procession-tokens"):

@@ -1,4 +1,4 @@
-"""The Kafka source with a real broker: offsets are ids, and what is gone or changed stops it with a sentence."""
+"""The Kafka source with a real broker: offsets are ids, and lost or changed data stops it with a sentence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_only_committed_messages_are_read_and_the_end_may_be_a_transaction_marke
     assert records(opened(kafka, topic), streams(opened(kafka, topic))[0]) == [(0, b"one"), (4, b"two")]
 
 
-def test_it_starts_where_it_is_told_to(kafka: Kafka) -> None:
+def test_the_source_starts_at_the_requested_position(kafka: Kafka) -> None:
     topic = kafka.topic()
     for second in range(4):
         kafka.publish(topic, [b"%d" % second], timestamp=(1_700_000_000 + second) * 1000)
@@ -108,7 +108,7 @@ def test_a_start_is_resolved_once_so_a_restart_before_the_first_commit_skips_not
     assert payloads(opened(kafka, topic, tmp_path, start=latest)) == [b"after"]
 
 
-def test_some_partitions_can_be_read_alone(kafka: Kafka) -> None:
+def test_selected_partitions_can_be_read(kafka: Kafka) -> None:
     topic = kafka.topic(partitions=3)
     for partition in range(3):
         kafka.publish(topic, [b"%d" % partition], partition=partition)
@@ -158,7 +158,7 @@ def test_a_lost_position_that_is_reported_together_with_messages_stops_the_sourc
     topic = kafka.topic()
     kafka.publish(topic, [b"0", b"1"])
     source = opened(kafka, topic)
-    lost = KafkaError(KafkaError._AUTO_OFFSET_RESET)  # the client tells it once
+    lost = KafkaError(KafkaError._AUTO_OFFSET_RESET)  # the client reports it once
     responses = [
         [Message(topic=topic, partition=0, offset=0, value=b"0", timestamp=(1, 1)), Message(topic=topic, error=lost)]
     ]
@@ -169,7 +169,7 @@ def test_a_lost_position_that_is_reported_together_with_messages_stops_the_sourc
         next(batches)
 
 
-def test_a_position_behind_the_end_is_a_log_that_was_cut_off(kafka: Kafka) -> None:
+def test_a_position_after_the_end_means_a_truncated_log(kafka: Kafka) -> None:
     topic = kafka.topic()
     kafka.publish(topic, [b"one"])
     source = opened(kafka, topic)
@@ -177,9 +177,7 @@ def test_a_position_behind_the_end_is_a_log_that_was_cut_off(kafka: Kafka) -> No
         records(source, streams(source)[0], after=7)
 
 
-def test_a_leader_epoch_that_the_log_does_not_have_any_more_is_a_log_that_was_cut_off(
-    kafka: Kafka, tmp_path: Path
-) -> None:
+def test_a_leader_epoch_that_the_log_no_longer_has_means_a_truncated_log(kafka: Kafka, tmp_path: Path) -> None:
     topic = kafka.topic()
     kafka.publish(topic, [b"one", b"two", b"three"])
     source = opened(kafka, topic, tmp_path)
@@ -217,7 +215,7 @@ def test_a_topic_that_was_created_again_is_noticed_while_it_is_read_and_after_a_
     assert opened(kafka, topic).stream_ids.isdisjoint(before), "another topic is another stream"
 
 
-def test_in_event_time_order_streams_have_the_topics_name_and_what_is_remembered_tells_whether_it_is_the_same(
+def test_in_event_time_order_streams_have_the_topics_name_and_its_remembered_id_is_compared(
     kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = kafka.topic(partitions=3)
@@ -225,12 +223,12 @@ def test_in_event_time_order_streams_have_the_topics_name_and_what_is_remembered
     by_name = {"partitions": frozenset({0, 2}), "is_by_name": True}
     source = opened(kafka, topic, tmp_path / "state", **by_name)
     assert source.stream_ids == {stream_id(f"kafka:{topic}/{number}".encode()) for number in (0, 2)}
-    assert "partitions_left_out" in capsys.readouterr().out, "nobody may think that partition 1 is read"
+    assert "partitions_left_out" in capsys.readouterr().out, "partition 1 must not appear to be read"
     second = streams(source)[1]
     assert records(source, second) == [(0, b"a"), (1, b"b")]
-    assert records(source, second, after=0) == [(1, b"b")], "the gateway was restarted"
+    assert records(source, second, after=0) == [(1, b"b")], "the restarted gateway continues"
     assert records(opened(kafka, topic, tmp_path / "state", **by_name), second, after=0) == [(1, b"b")]
-    with pytest.raises(StorageError, match="nothing is remembered of its topic"):
+    with pytest.raises(StorageError, match="directory has no entry for the topic"):
         records(opened(kafka, topic, tmp_path / "lost", **by_name), second, after=0)
     kafka.recreate(topic)
     with pytest.raises(StorageError, match="deleted and created again"):
@@ -270,7 +268,7 @@ def test_an_envelope_has_all_of_a_message(kafka: Kafka) -> None:
     assert third["value_base64"] == "//4="
 
 
-def test_a_timestamp_that_no_clock_can_show_is_reported_with_its_offset(kafka: Kafka) -> None:
+def test_a_timestamp_out_of_range_is_reported_with_its_offset(kafka: Kafka) -> None:
     topic = kafka.topic(message_timestamp_after_max_ms=str(2**63 - 1))
     kafka.publish(topic, [b"x"], timestamp=1_700_000_000_000_000)
     with pytest.raises(RecordError, match="at offset 0"):
@@ -292,7 +290,8 @@ def test_positions_are_committed_to_a_group_for_other_tools_to_see(kafka: Kafka)
 
 
 def test_a_full_buffer_does_not_make_the_reader_wait(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client pauses when its buffer is full: with its default, the reader would wait a second for each buffer."""
+    """A client pauses when its buffer is full. With its default settings, the reader would wait a second for each
+    buffer."""
     monkeypatch.setattr(kafka_source, "BATCH_MESSAGES_MAX", 1000)  # buffers of 4,000 messages
     topic = kafka.topic()
     kafka.publish(topic, [bytes(200)] * 60_000)
@@ -302,9 +301,9 @@ def test_a_full_buffer_does_not_make_the_reader_wait(kafka: Kafka, monkeypatch: 
     assert time.monotonic() - began < 5.0
 
 
-def test_an_idle_partition_lets_go_when_it_is_asked_to(kafka: Kafka) -> None:
+def test_reading_an_idle_partition_can_be_stopped(kafka: Kafka) -> None:
     source = opened(kafka, kafka.topic(), is_ending=False)
     found = source.read(source._stream(0), None)
     assert isinstance(found, Iterator)
-    assert len(next(found)) == 0, "whoever reads can stop it here"
+    assert len(next(found)) == 0, "the reader can stop here"
     found.close()  # type: ignore[attr-defined]

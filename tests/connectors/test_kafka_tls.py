@@ -23,8 +23,8 @@ pytestmark = [needs_kafka, pytest.mark.slow]
 
 
 class TlsBroker:
-    """A broker with three more listeners: `address` has a certificate of its host, `other` that of another host, and
-    `old` one that has expired. All ask for a certificate of the client."""
+    """A broker with three more listeners: `address` has a certificate for its host, `other` one for another host, and
+    `old` an expired one. All require a client certificate."""
 
     def __init__(self, directory: Path) -> None:
         kafka_broker.installed()
@@ -55,7 +55,7 @@ class TlsBroker:
     def clients(
         self, address: str = "", *, ca: Path | None = None, shown: Pair | None = None, more: str = ""
     ) -> KafkaClients:
-        """Clients with this certificate of ours, which trust the certificates of this authority."""
+        """Return clients that present this certificate of ours and trust this authority."""
         lines = ["security.protocol=SSL", f"ssl.ca.location={ca or self.authority.ca}", more]
         if shown is not None:
             lines += [f"ssl.certificate.location={shown.cert}", f"ssl.key.location={shown.key}"]
@@ -70,7 +70,7 @@ class TlsBroker:
 
 
 def _store(pair: Pair) -> Path:
-    """A key store as Kafka reads it: the key in PKCS #8 and the certificates, in one file."""
+    """Return a key store as Kafka reads it: the key in PKCS #8 and the certificates, in one file."""
     path = pair.cert.with_suffix(".store.pem")
     key = load_pem_private_key(pair.key.read_bytes(), password=None)
     body = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -113,37 +113,43 @@ def test_a_sink_and_a_source_work_with_certificates_on_both_sides(broker: TlsBro
 
 def test_a_broker_with_an_untrusted_certificate_is_refused(broker: TlsBroker) -> None:
     clients = broker.clients(ca=broker.stranger.ca, shown=broker.client)
-    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
+    with pytest.raises(
+        ConfigError, match=r"do not accept this client, or it does not accept them: .*certificate verify failed"
+    ) as raised:
         clients.topic("sealed")
     assert "compare the clocks" in raised.value.next_step
 
 
 def test_a_broker_with_the_certificate_of_another_host_is_refused(broker: TlsBroker) -> None:
     clients = broker.clients(broker.other, shown=broker.client)
-    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed"):
+    with pytest.raises(
+        ConfigError, match=r"do not accept this client, or it does not accept them: .*certificate verify failed"
+    ):
         clients.topic("sealed")
 
 
 def test_a_broker_whose_certificate_has_expired_is_refused_and_the_clock_is_named(broker: TlsBroker) -> None:
     clients = broker.clients(broker.old, shown=broker.client)
-    with pytest.raises(ConfigError, match=r"do not accept us, or we not them: .*certificate verify failed") as raised:
+    with pytest.raises(
+        ConfigError, match=r"do not accept this client, or it does not accept them: .*certificate verify failed"
+    ) as raised:
         clients.topic("sealed")
     assert "expired" in raised.value.explain()
     assert "compare the clocks" in raised.value.next_step
 
 
 def test_a_broker_that_wants_our_certificate_and_gets_none_is_reported(broker: TlsBroker) -> None:
-    with pytest.raises(ConfigError, match="do not accept us, or we not them"):
+    with pytest.raises(ConfigError, match="do not accept this client, or it does not accept them"):
         broker.clients().topic("sealed")
 
 
 def test_a_certificate_of_ours_that_the_broker_does_not_trust_is_reported(broker: TlsBroker) -> None:
     shown = broker.stranger.issue("client.example", name="client")
-    with pytest.raises(ConfigError, match="do not accept us, or we not them"):
+    with pytest.raises(ConfigError, match="do not accept this client, or it does not accept them"):
         broker.clients(shown=shown).topic("sealed")
 
 
-def test_a_file_of_certificates_that_is_not_there_is_reported(broker: TlsBroker, tmp_path: Path) -> None:
+def test_a_missing_file_of_certificates_is_reported(broker: TlsBroker, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"names .*none\.pem as ssl\.ca\.location, which cannot be read"):
         broker.clients(ca=tmp_path / "none.pem").topic("sealed")
 

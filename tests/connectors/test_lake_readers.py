@@ -26,7 +26,7 @@ from procession.sdk.participant import SinkParticipant
 from procession.sdk.transaction_log import TransactionLog
 
 ROWS = 50
-"""Rows of an epoch."""
+"""Number of rows in an epoch."""
 EPOCHS = 24
 
 Reader = Callable[[Path], pa.Table]
@@ -125,7 +125,7 @@ class Writer:
 
 
 def check_whole(epochs: list[int]) -> int:
-    """Whole epochs, from the first one on. Their number."""
+    """Check that the rows are whole epochs, from the first one on, and return their number."""
     counts = Counter(epochs)
     assert set(counts.values()) <= {ROWS}
     assert sorted(counts) == list(range(len(counts)))
@@ -156,11 +156,11 @@ def test_a_reader_sees_whole_epochs_while_the_sink_writes(
             try:
                 rows = read(table)
             except (duckdb.IOException, TableNotFoundError, FileNotFoundError):
-                assert open_table is parquet_ranges, "only a range may be awaited"
+                assert open_table is parquet_ranges, "only the epochs of an incomplete range may be missing"
                 continue
             seen.append(check_whole(rows.column("epoch").to_pylist()))
     assert writer.error is None
-    assert seen == sorted(seen), "what was seen stays"
+    assert seen == sorted(seen), "an epoch that was visible stays visible"
     assert check_whole(read(table).column("epoch").to_pylist()) == EPOCHS
 
 
@@ -179,5 +179,5 @@ def test_spark_sees_whole_epochs_while_the_sink_writes(tmp_path: Path) -> None:
             while writer.is_writing:
                 seen.append(read())
         assert writer.error is None
-        assert seen == sorted(seen), "what was seen stays"
+        assert seen == sorted(seen), "an epoch that was visible stays visible"
         assert read() == epochs

@@ -16,11 +16,13 @@ from procession.errors import StorageError
 
 
 def visible(directory: Path) -> list[str]:
-    """What Spark and pandas read: every file whose name does not begin with a dot or an underscore."""
+    """Return the files that Spark and pandas read: those whose names do not begin with a dot or an underscore."""
     return [path.name for path in directory.iterdir() if not path.name.startswith((".", "_"))]
 
 
-def test_a_file_that_is_renewed_is_visible_once_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_is_visible_exactly_once_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "part-1.parquet").write_bytes(b"rows")
     seen: list[list[str]] = []
     rename = os.rename

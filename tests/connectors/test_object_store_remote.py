@@ -1,4 +1,5 @@
-"""What the lake sinks rely on in an object store: create-only writes that last, and one sentence for each refusal."""
+"""The properties of an object store that the lake sinks rely on: durable create-only writes, and one sentence for each
+refusal."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def environment(server: S3FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
 def answering(
     monkeypatch: pytest.MonkeyPatch, status: int, code: str, certificate: tuple[Path, Path] | None = None
 ) -> Iterator[RemoteStore]:
-    """A store that answers each request with this error, in the form that S3 documents."""
+    """Serve a store that answers each request with this error, in the form that S3 documents."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -81,11 +82,11 @@ def answering(
             thread.join()
 
 
-def test_a_wrong_clock_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(monkeypatch, 403, "RequestTimeTooSkewed") as store, pytest.raises(StorageError) as caught:
         store.create("a.json", b"one")
     assert "the clock of this machine differs too much" in caught.value.sentence
-    assert not isinstance(caught.value, DiskError), "an operator must act"
+    assert not isinstance(caught.value, DiskError), "the error asks the operator to act"
 
 
 @pytest.mark.parametrize("open_table", [open_parquet, DeltaLakeTable])
@@ -110,11 +111,11 @@ def test_a_certificate_is_trusted_only_if_its_authority_is(monkeypatch: pytest.M
         store.create("a.json", b"one")
     assert "its certificate is not trusted" in caught.value.sentence
     assert "clock" in caught.value.next_step
-    assert not isinstance(caught.value, DiskError), "an operator must act"
+    assert not isinstance(caught.value, DiskError), "the error asks the operator to act"
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca))
     with answering(monkeypatch, 403, "AccessDenied", authority.issue()) as store, pytest.raises(StorageError) as caught:
         store.create("a.json", b"one")
-    assert "it denies the access" in caught.value.sentence, "the request has reached the store"
+    assert "it denies the access" in caught.value.sentence, "the request must have reached the store"
 
 
 def test_an_expired_certificate_is_refused_and_names_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,47 +126,46 @@ def test_an_expired_certificate_is_refused_and_names_the_clock(monkeypatch: pyte
         store.create("a.json", b"one")
     assert "its certificate has expired" in caught.value.sentence
     assert "clock" in caught.value.next_step
-    assert not isinstance(caught.value, DiskError), "an operator must act"
+    assert not isinstance(caught.value, DiskError), "the error asks the operator to act"
+
+
+def race(write: Callable[[int, str], bool], reader: RemoteStore, names: list[str]) -> None:
+    """All writers write each name at once. One of them succeeds, and what it wrote is read."""
+    together = threading.Barrier(RACERS)
+
+    def at_once(number: int, name: str) -> bool:
+        together.wait()
+        return write(number, name)
+
+    with ThreadPoolExecutor(RACERS) as threads:
+        for name in names:
+            written = list(threads.map(at_once, range(RACERS), [name] * RACERS))
+            assert written.count(True) == 1
+            assert reader.read(name, 100) == f"writer {written.index(True)}".encode()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_one_of_several_writers_creates_a_file_and_the_others_learn_that_it_is_there(server: S3FileServer) -> None:
-    url = f"s3://{server.bucket()}/t"
-    stores = [RemoteStore(url) for _ in range(RACERS)]
-    together = threading.Barrier(RACERS)
+    stores = [RemoteStore(f"s3://{server.bucket()}/t") for _ in range(RACERS)]
 
     def create(number: int, name: str) -> bool:
-        together.wait()
         return stores[number].create(name, f"writer {number}".encode())
 
-    with ThreadPoolExecutor(RACERS) as threads:
-        for round_number in range(20):
-            name = f"{round_number}.json"
-            created = list(threads.map(create, range(RACERS), [name] * RACERS))
-            assert created.count(True) == 1
-            assert stores[0].read(name, 100) == f"writer {created.index(True)}".encode()
+    race(create, stores[0], [f"{number}.json" for number in range(20)])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("environment")
 def test_one_of_several_writers_publishes_a_file_under_a_name(server: S3FileServer) -> None:
-    url = f"s3://{server.bucket()}/t"
-    stores = [RemoteStore(url) for _ in range(RACERS)]
-    together = threading.Barrier(RACERS)
+    stores = [RemoteStore(f"s3://{server.bucket()}/t") for _ in range(RACERS)]
     for number, store in enumerate(stores):
         assert store.create(f"upload-{number}", f"writer {number}".encode())
 
     def publish(number: int, name: str) -> bool:
-        together.wait()
         return stores[number].publish(f"upload-{number}", name)
 
-    with ThreadPoolExecutor(RACERS) as threads:
-        for round_number in range(10):
-            name = f"{round_number}.parquet"
-            published = list(threads.map(publish, range(RACERS), [name] * RACERS))
-            assert published.count(True) == 1
-            assert stores[0].read(name, 100) == f"writer {published.index(True)}".encode()
+    race(publish, stores[0], [f"{number}.parquet" for number in range(10)])
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Records to columns: each fits exactly, or is named with column and type; a schema is guessed where all agree."""
+"""Converts records to columns: each fits exactly, or is named with column and type. A schema is inferred if all records
+agree."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_records_of_any_length_are_parsed_whole() -> None:
     assert [row["text"] for row in rows(schema, *payloads)] == texts
 
 
-def test_a_column_that_json_cannot_fill_is_refused_at_the_start() -> None:
+def test_a_column_type_that_json_has_no_value_for_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="JSON records cannot fill the column m of type map"):
         rows(pa.schema({"m": pa.map_(pa.string(), pa.int64())}), b"{}")
 
@@ -108,7 +109,7 @@ def test_a_schema_is_inferred_where_all_records_agree() -> None:
         ([[1]], "is not a JSON object"),
     ],
 )
-def test_what_the_records_leave_open_is_not_guessed(records: list[Any], text: str) -> None:
+def test_a_type_that_the_records_do_not_show_is_not_inferred(records: list[Any], text: str) -> None:
     with pytest.raises(RecordError, match=text) as caught:
         inferred_schema(json.dumps(record).encode() for record in records)
     assert "--schema" in caught.value.next_step
@@ -134,7 +135,7 @@ def test_a_schema_file_names_columns_and_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("texts", [["plain", "text"], ["grün", "weiß"]])
-def test_an_arrow_record_with_a_broken_text_is_refused(texts: list[str]) -> None:
+def test_an_arrow_record_with_invalid_utf_8_is_refused(texts: list[str]) -> None:
     schema = pa.schema([("text", pa.string())])
     converter = RowConverter(RecordFormat.ARROW, ColumnNames())
     converter.use(schema)
@@ -150,7 +151,7 @@ def test_an_arrow_record_with_a_broken_text_is_refused(texts: list[str]) -> None
 
 
 def _with_offset(record: bytes, texts: list[str], offset: int) -> bytes:
-    """The record, with another second offset of its texts."""
+    """Return the record with its text offsets changed."""
     lengths = [len(text.encode()) for text in texts]
     right = struct.pack("<iii", 0, lengths[0], sum(lengths))
     assert record.count(right) == 1

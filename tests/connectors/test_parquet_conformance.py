@@ -1,4 +1,4 @@
-"""The lake sinks as the programs that they are, through the conformance suite."""
+"""The lake sinks, run as programs, pass the conformance suite."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from procession.sdk.sink_process import SinkProcess
 from tests.connectors.lake_readers import PLACES, Place
 
 QUICK = frozenset({"empty-epoch"})
-"""Cases of every run; `make test-all` has the others."""
+"""The cases of every test run; `make test-all` has the others."""
 WITHIN = ("sink:before-upload", "sink:after-upload", "sink:before-publish", "sink:after-publish")
-"""Where a lake sink can be made to die, beside the points of every sink: around the upload and the atomic step."""
+"""Fault points of the lake sinks only: around the upload and the atomic step."""
 QUICK_POINTS = ("sink:after-publish",)
 OF_MANIFESTS = ("sink:manifest-written", "sink:file-visible")
 
@@ -38,7 +38,7 @@ def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 )
 def test_a_lake_sink_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
-    assert finding.outcome is CaseOutcome.KEPT, finding.why
+    assert finding.outcome is CaseOutcome.PASSED, finding.why
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_lake_sink_conforms(conformance: Conformance, case: ConformanceCase) -
         for point in (*WITHIN, *OF_MANIFESTS)
     ],
 )
-def test_killed_around_the_upload_and_the_atomic_step_it_keeps_its_word(
+def test_a_sink_that_is_killed_around_the_upload_or_the_atomic_step_conforms(
     conformance: Conformance, point: str, request: pytest.FixtureRequest
 ) -> None:
     finding = asyncio.run(conformance.run(dies_at(point, True)))
     is_reached = point in WITHIN or "parquet" in request.node.callspec.id
-    assert finding.outcome is (CaseOutcome.KEPT if is_reached else CaseOutcome.NOT_REACHED), finding.why
+    assert finding.outcome is (CaseOutcome.PASSED if is_reached else CaseOutcome.NOT_REACHED), finding.why

@@ -1,4 +1,5 @@
-"""The outputs of the lake sinks: an epoch is visible whole or not at all, once; a token says where the output ends."""
+"""The outputs of the lake sinks: an epoch becomes visible once, as a whole, and a token has the position of the
+output's end."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TABLES: dict[str, Callable[[Path], LakeTable]] = {
 
 
 class Place:
-    """One output over several lives; each `open` is one."""
+    """One output over several runs. Each `open` starts one."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.kind = kind
@@ -96,7 +97,7 @@ def commit(participant: SinkParticipant, epoch: int, payloads: list[bytes]) -> N
     participant.phase2(prepare(participant, epoch, payloads), True)
 
 
-def test_an_epoch_is_visible_from_its_commit_on_and_an_aborted_one_never(place: Place) -> None:
+def test_an_epoch_is_visible_after_its_commit_and_an_aborted_one_never_is(place: Place) -> None:
     participant = place.open()
     commit(participant, 1, records(1, 2))
     txn = prepare(participant, 2, records(3, 4))
@@ -107,14 +108,14 @@ def test_an_epoch_is_visible_from_its_commit_on_and_an_aborted_one_never(place: 
     assert sorted(place.rows().column("price").to_pylist()) == pytest.approx([1.5, 2.5, 5.5])
 
 
-def test_an_epoch_that_was_published_before_the_log_knew_is_not_published_again(place: Place) -> None:
+def test_an_epoch_that_was_published_but_not_logged_is_not_published_again(place: Place) -> None:
     participant = place.open()
     commit(participant, 1, records(1, 2))
     txn = prepare(participant, 2, records(3))
     before = (place.directory / "app.txnlog").read_bytes()
     participant.phase2(txn, True)
     place.close()
-    (place.directory / "app.txnlog").write_bytes(before)  # as if the process had died before it wrote the decision
+    (place.directory / "app.txnlog").write_bytes(before)  # as after a death of the process before it wrote the decision
     participant = place.open()
     assert participant.uncommitted == (txn,)
     participant.phase2(txn, True)
@@ -123,13 +124,13 @@ def test_an_epoch_that_was_published_before_the_log_knew_is_not_published_again(
     assert place.ids() == [1, 2, 3, 4]
 
 
-def test_an_epoch_that_is_published_is_not_aborted_and_keeps_its_rows(place: Place) -> None:
+def test_a_published_epoch_is_not_aborted_and_keeps_its_rows(place: Place) -> None:
     participant = place.open()
     txn = prepare(participant, 1, records(1, 2))
     before = (place.directory / "app.txnlog").read_bytes()
     participant.phase2(txn, True)
     place.close()
-    (place.directory / "app.txnlog").write_bytes(before)  # as if the process had died before it wrote the decision
+    (place.directory / "app.txnlog").write_bytes(before)  # as after a death of the process before it wrote the decision
     participant = place.open()
     with pytest.raises(StorageError, match=r"aborts .* already"):
         participant.phase2(txn, False)
@@ -143,7 +144,7 @@ def test_an_epoch_of_empty_records_alone_is_refused_before_the_vote(place: Place
         prepare(lake_output, 2, [b"", b""])
 
 
-def test_an_upload_that_nobody_voted_for_is_removed(place: Place) -> None:
+def test_an_upload_without_a_vote_is_removed(place: Place) -> None:
     participant = place.open()
     commit(participant, 1, records(1))
     files = {path for path in place.table.rglob("*") if path.suffix in (".parquet", ".pending")}
@@ -151,7 +152,7 @@ def test_an_upload_that_nobody_voted_for_is_removed(place: Place) -> None:
     prepare(participant, 2, records(2))
     assert {path for path in place.table.rglob("*") if path.suffix in (".parquet", ".pending")} > files
     place.close()
-    (place.directory / "app.txnlog").write_bytes(before)  # as if the process had died before its vote
+    (place.directory / "app.txnlog").write_bytes(before)  # as after a death of the process before its vote
     participant = place.open()
     assert {path for path in place.table.rglob("*") if path.suffix in (".parquet", ".pending")} == files
     commit(participant, 3, records(3))
@@ -177,7 +178,7 @@ def test_a_second_sink_of_the_same_output_is_stopped_and_adds_nothing(place: Pla
 
 
 def test_two_sinks_that_commit_at_the_same_moment_cannot_both_publish(place: Place, tmp_path: Path) -> None:
-    """The token is read, then the other publishes: only the atomic step is left to tell."""
+    """The other sink publishes after this one has read the token, so only the atomic step detects it."""
     other = Place(place.kind, tmp_path)
     other.directory = tmp_path / "other"
     participant = place.open(LakeOptions(schema_file=_schema_file(tmp_path)))
@@ -239,7 +240,7 @@ def test_an_old_copy_whose_transaction_was_redone_up_to_the_same_end_is_refused(
     assert place.ids() == [1, 3]
 
 
-def test_a_lost_upload_that_was_voted_for_stops_the_sink(place: Place) -> None:
+def test_a_lost_upload_after_the_vote_stops_the_sink(place: Place) -> None:
     participant = place.open()
     commit(participant, 1, records(1))
     before = {*place.table.rglob("*")}
@@ -264,7 +265,7 @@ def test_several_outputs_append_to_one_table(place: Place, tmp_path: Path) -> No
     assert place.ids() == [1, 2, 3, 4, 5, 102, 103, 104, 105]
 
 
-def test_blocks_bring_key_and_event_time_and_positions_sort_in_the_order_of_the_output(place: Place) -> None:
+def test_blocks_have_key_and_event_time_and_positions_sort_in_the_order_of_the_output(place: Place) -> None:
     names = ColumnNames("who", "at", "position")
     participant = place.open(LakeOptions(RecordForm.BLOCKS, names=names))
     first = encode_block(block_batch(records(3, 1), keys=[b"a", None], event_times_ns=[1_000_000_001, None]))
@@ -315,7 +316,9 @@ def test_a_schema_file_that_is_not_that_of_the_table_is_refused(place: Place, tm
     place.open(LakeOptions(schema_file=_schema_file(tmp_path)))
 
 
-def test_a_full_disk_is_one_sentence_and_nothing_is_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_sentence_and_nothing_is_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import errno
 
     participant = place.open()
@@ -330,7 +333,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(place: Place, monkeypat
     assert place.ids() == [1, 2]
 
 
-def test_duckdb_and_pandas_that_list_the_directory_see_whole_epochs(tmp_path: Path) -> None:
+def test_duckdb_and_pandas_see_whole_epochs_when_they_list_the_directory(tmp_path: Path) -> None:
     place = Place("parquet", tmp_path)
     participant = place.open()
     commit(participant, 1, records(1, 2))

@@ -1,4 +1,5 @@
-"""Ranges of epochs in a Parquet directory: one file for several epochs, each epoch visible once, whatever is killed."""
+"""Ranges of epochs in a Parquet directory: one file has several epochs, and each epoch is visible once, whenever the
+sink is killed."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ POINTS = ("sink:range-uploaded", "sink:range-written", "sink:range-visible")
 
 
 class Killed(Exception):
-    """The process ends here."""
+    """The sink is killed at this point."""
 
 
 class Directory:
-    """An output over several lives."""
+    """An output over several runs."""
 
     def __init__(self, directory: Path) -> None:
         self.sink = directory / "sink"
@@ -43,7 +44,7 @@ class Directory:
             self._participant.phase2(txn_id, True)
 
     def epoch(self) -> None:
-        """Epoch n has the record n."""
+        """Commit epoch n, which has the record n."""
         participant = self._participant
         assert participant is not None
         self._epochs += 1
@@ -62,7 +63,7 @@ class Directory:
         self._participant = None
 
     def files(self) -> list[list[int]]:
-        """What each visible file has."""
+        """Return the records of each visible file."""
         return [pq.read_table(path).column("id").to_pylist() for path in sorted(self.table.glob("*.parquet"))]
 
     def ids(self) -> list[int]:
@@ -91,7 +92,7 @@ def test_epochs_become_visible_together_as_one_file_and_the_rest_when_the_sink_s
     assert directory.pending() == []
 
 
-def test_a_killed_sink_goes_on_with_the_epochs_that_it_held_back(directory: Directory) -> None:
+def test_a_killed_sink_continues_with_the_epochs_that_it_held_back(directory: Directory) -> None:
     directory.open(3)
     for _ in range(5):
         directory.epoch()
@@ -135,7 +136,7 @@ def test_the_number_of_epochs_may_change(directory: Directory) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("again", [1, 3])
-def test_killed_while_a_range_becomes_visible_it_shows_each_epoch_once(
+def test_a_sink_that_is_killed_while_a_range_becomes_visible_shows_each_epoch_once(
     directory: Directory, point: str, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(name: str) -> None:
@@ -158,7 +159,7 @@ def test_killed_while_a_range_becomes_visible_it_shows_each_epoch_once(
         assert directory.pending() == []
 
 
-def test_a_visible_range_that_a_reader_has_taken_away_does_not_come_again(directory: Directory) -> None:
+def test_a_visible_range_that_a_reader_took_away_is_not_written_again(directory: Directory) -> None:
     directory.open(2)
     directory.epoch()
     directory.epoch()

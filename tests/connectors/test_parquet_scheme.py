@@ -1,4 +1,4 @@
-"""URLs of lake tables in apps: what is refused when the app is read, before anything runs."""
+"""URLs of lake tables in apps: which are refused when the app is read, before anything runs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def check(text: str) -> Connector:
         ("iceberg:table", "names no table"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_when_the_app_is_read(text: str, sentence: str) -> None:
+def test_an_invalid_url_is_refused_when_the_app_is_read(text: str, sentence: str) -> None:
     with pytest.raises(ProcessionError) as caught:
         check(text)
     assert sentence in caught.value.sentence
 
 
 @pytest.mark.parametrize("text", ["delta:some/table", "parquet:s3://bucket/prefix", "delta:file:///lake/table"])
-def test_a_path_and_the_url_of_a_store_are_taken(text: str) -> None:
+def test_a_path_and_the_url_of_a_store_are_accepted(text: str) -> None:
     check(text)
 
 

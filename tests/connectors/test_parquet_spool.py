@@ -1,4 +1,4 @@
-"""The Parquet file of an epoch: written while records arrive, in every epoch alike."""
+"""The Parquet file of an epoch is written while records arrive, in every epoch in the same way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spool_of(directory: Path) -> ParquetSpool:
     return ParquetSpool(directory / "spool", columns, RecordForm.MESSAGES, lambda schema: schema)
 
 
-def test_each_epoch_begins_to_write_as_early_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_epoch_starts_to_write_as_early_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_spool, "ROW_GROUP_BYTES_MIN", 1000)
     spool = spool_of(tmp_path)
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_each_epoch_begins_to_write_as_early_as_the_first(tmp_path: Path, monkey
     spool.close()
 
 
-def test_arrow_records_of_a_slice_of_messages_are_read_from_their_place(tmp_path: Path) -> None:
+def test_arrow_records_in_a_slice_of_messages_are_read_from_the_right_offset(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     spool.append(0, Payloads.of([arrow_record(1), arrow_record(2, 3), arrow_record(4)])[1:])
     spool.finish()
@@ -51,15 +51,15 @@ def test_arrow_records_of_a_slice_of_messages_are_read_from_their_place(tmp_path
     spool.close()
 
 
-def test_columns_of_ever_new_values_are_written_without_a_dictionary() -> None:
+def test_columns_of_distinct_values_are_written_without_a_dictionary() -> None:
     rows = parquet_spool.DICTIONARY_SAMPLE_ROWS
     table = pa.table(
         {"id": range(rows), "kind": ["a", "b"] * (rows // 2), "text": [f"row {row}" for row in range(rows)]}
     )
     assert repeating_columns(table) == ["kind"]
-    assert repeating_columns(table.slice(1)) is True, "too few rows to tell"
+    assert repeating_columns(table.slice(1)) is True, "too few rows for a choice"
     nested = table.append_column("point", pa.array([{"x": row} for row in range(rows)]))
-    assert repeating_columns(nested) is True, "inner columns have names of their own"
+    assert repeating_columns(nested) is True, "inner columns have their own names"
     assert repeating_columns(table.append_column("none", pa.nulls(rows))) == ["kind", "none"]
 
 
@@ -80,7 +80,7 @@ def test_the_file_has_dictionaries_for_the_other_columns(tmp_path: Path) -> None
     spool.close()
 
 
-def test_row_groups_grow_with_the_file_and_little_is_left_at_its_end(
+def test_row_groups_grow_with_the_file_and_the_last_one_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = arrow_record(*range(100))
@@ -99,7 +99,7 @@ def test_row_groups_grow_with_the_file_and_little_is_left_at_its_end(
     assert before[-1] == 60
 
 
-def test_columns_with_a_dictionary_are_judged_again_after_some_files_or_with_other_columns(
+def test_the_choice_of_dictionary_columns_is_repeated_after_some_files_or_for_other_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_spool, "DICTIONARY_SAMPLE_ROWS", 10)

@@ -1,4 +1,4 @@
-"""The file of records that wait for their commit: all that was voted for is there, or it says so."""
+"""The file of records that wait for their commit: every record with a vote is there, or the loss is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def values(pending: PendingRecords) -> list[bytes | None]:
     return [value for found in pending.batches() for value in found.column(0).to_pylist()]
 
 
-def test_another_life_finds_what_was_synced(path: Path) -> None:
+def test_a_restarted_sink_finds_the_synced_records(path: Path) -> None:
     pending = PendingRecords(path, SCHEMA)
     pending.keep(Transaction("id", 10, 17))
     assert values(pending) == [b"one", None, b"", b"four"]
@@ -51,7 +51,7 @@ def test_a_file_that_lost_bytes_is_reported(path: Path, lost: int) -> None:
         PendingRecords(path, SCHEMA).keep(Transaction("id", 10, 17))
 
 
-def test_a_file_that_is_gone_is_reported_unless_nothing_was_in_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_unless_it_was_empty(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is damaged"):
         PendingRecords(tmp_path / "none", SCHEMA).keep(Transaction("id", 10, 17))
     PendingRecords(tmp_path / "none", SCHEMA).keep(Transaction("id", 10, 10))

@@ -1,4 +1,5 @@
-"""The PostgreSQL connectors as commands, on a real server: killed, cut off, behind a pooler, with a wrong password."""
+"""The PostgreSQL connectors as commands, on a real server: killed, disconnected, with a pooler, with a wrong
+password."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def gateway(tmp_path: Path) -> Iterator[LivingGateway]:
         yield living
 
 
-def test_a_source_that_is_killed_and_cut_off_sends_every_change_once(
+def test_a_source_that_is_killed_and_disconnected_sends_every_change_once(
     database: Database, tmp_path: Path, gateway: LivingGateway
 ) -> None:
     slot = database.name
@@ -139,7 +140,7 @@ def test_a_wrong_database_is_reported_at_once(database: Database) -> None:
         connect(database.server.url("nowhere"), "test", patience_s=60.0)
 
 
-def test_a_pooler_is_refused_unless_it_gives_sessions(database: Database) -> None:
+def test_a_pooler_is_refused_unless_it_pools_sessions(database: Database) -> None:
     with pooler(database.server.port) as port:
         url = database.url.replace(str(database.server.port), str(port))
         with pytest.raises(ConfigError) as error:
@@ -151,7 +152,7 @@ def test_a_pooler_is_refused_unless_it_gives_sessions(database: Database) -> Non
 
 @contextmanager
 def pooler(server_port: int) -> Iterator[int]:
-    """Passes on one connection after the other and, as poolers do, tells clients of process ids that are its own."""
+    """Serve a pooler: it forwards one connection after the other, and gives clients process ids of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that fail for good: one sentence, at once, with a next step."""
+"""Connections to PostgreSQL that fail permanently are reported at once, in one sentence with a next step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.systems.postgres_server import needs_postgres, programs
 pytestmark = needs_postgres
 
 PATIENCE_S = 30.0
-"""What is refused for good is not tried again: it is another error than that of a server which cannot be reached."""
+"""Long enough for retries. A permanent refusal must be reported sooner, because it is not retried."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def tls_server(authority: Authority) -> Iterator[PostgresServer]:
-    """A server with a certificate for another host, and one user who needs a password."""
+    """Start a server with a certificate for another host, and one user who needs a password."""
     server = PostgresServer({"fsync": "off", "ssl": "on"}, programs=programs())
     try:
         rules = server._data / "pg_hba.conf"
@@ -42,7 +42,7 @@ def tls_server(authority: Authority) -> Iterator[PostgresServer]:
 
 
 def _show(server: PostgresServer, pair: Pair) -> None:
-    """The certificate of the server from its next start on."""
+    """Make the server use this certificate from its next start on."""
     for name, path in zip(("ssl_cert_file", "ssl_key_file"), pair, strict=True):
         copy = server.directory / path.name
         copy.write_bytes(path.read_bytes())
@@ -130,7 +130,7 @@ def test_a_wrong_or_missing_password_is_reported_at_once(
     connect(tls_server.url(user="clerk"), "test", patience_s=PATIENCE_S).close()
 
 
-def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
+def test_a_server_that_is_away_is_retried_for_the_given_time() -> None:
     with pytest.raises(StorageError) as error:
         connect("postgres://procession@127.0.0.1:1/postgres", "test", patience_s=0.0)
     assert "PostgreSQL at 127.0.0.1:1/postgres cannot be reached: connection to server at" in sentence(error)
@@ -150,8 +150,8 @@ def test_a_server_that_is_away_is_tried_for_as_long_as_asked() -> None:
         "remaining connection slots are reserved for roles with the SUPERUSER attribute",
     ],
 )
-def test_a_server_that_starts_or_is_full_is_tried_again(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
-    """libpq gives no SQLSTATE for a refused connection, so the text must do."""
+def test_a_server_that_starts_or_is_full_is_retried(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    """libpq gives no SQLSTATE for a refused connection, so the connector compares the text."""
 
     def refuse(*_: object, **__: object) -> None:
         raise psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {message}')

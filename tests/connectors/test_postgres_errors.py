@@ -1,4 +1,4 @@
-"""What an error of the database means for the connector: to be started again, or to wait for an operator."""
+"""Errors of the database: some restart the connector, others wait for an operator."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from procession.exit_status import Status, status_of
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_lost_connection_starts_the_connector_again_and_a_refusal_waits_for_an_operator(
+def test_a_lost_connection_restarts_the_connector_and_a_refusal_waits_for_an_operator(
     error: psycopg.Error, status: Status
 ) -> None:
     assert status_of(explained(error, "PostgreSQL")) is status
 
 
-def test_a_server_that_cannot_be_reached_is_tried_again_by_a_restart() -> None:
+def test_an_unreachable_server_causes_a_restart() -> None:
     with pytest.raises(DiskError, match="cannot be reached"):
         connect("postgres://procession@127.0.0.1:1/postgres", "test", patience_s=0)
 
@@ -46,7 +46,7 @@ def test_a_server_that_cannot_be_reached_is_tried_again_by_a_restart() -> None:
         ('database "shop" does not exist', True),
     ],
 )
-def test_a_server_that_recovers_from_a_crash_is_waited_for(sentence: str, is_hopeless: bool) -> None:
-    """At the connection libpq gives no code, only what the server says."""
+def test_the_connector_waits_for_a_server_that_recovers_from_a_crash(sentence: str, is_hopeless: bool) -> None:
+    """While connecting, libpq gives no code, only the server's message."""
     error = psycopg.OperationalError(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {sentence}')
     assert _is_permanent(error) is is_hopeless

@@ -1,4 +1,5 @@
-"""The PostgreSQL sink after crashes, cuts and races: what was voted for is kept, once, and a wrong copy is refused."""
+"""The PostgreSQL sink after crashes, lost connections and races: it keeps every transaction it voted for, once, and a
+wrong copy of its directory is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = needs_postgres
 
 
 @BOTH
-def test_a_commit_goes_on_when_the_connection_is_cut_before_it(
+def test_a_commit_continues_when_the_connection_is_lost_before_it(
     database: Database, tmp_path: Path, mode: CommitMode
 ) -> None:
     sink = Sink(database, tmp_path, mode=mode).start()
@@ -38,7 +39,7 @@ def test_a_commit_goes_on_when_the_connection_is_cut_before_it(
     assert orders(database) == [(1, None), (2, None)]
 
 
-def test_a_connection_that_is_cut_within_an_epoch_ends_the_sink_and_the_epoch_comes_again(
+def test_a_connection_that_is_lost_within_an_epoch_ends_the_sink_and_the_epoch_is_sent_again(
     database: Database, tmp_path: Path
 ) -> None:
     sink = Sink(database, tmp_path).start()
@@ -51,7 +52,7 @@ def test_a_connection_that_is_cut_within_an_epoch_ends_the_sink_and_the_epoch_co
     assert orders(database) == [(1, None)]
 
 
-def test_what_was_prepared_and_not_voted_for_is_rolled_back(database: Database, tmp_path: Path) -> None:
+def test_a_prepared_transaction_without_a_vote_is_rolled_back(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path).start()
     lost = Sink(database, tmp_path / "elsewhere")
     sink.crash()
@@ -76,9 +77,7 @@ def test_a_second_sink_is_refused_while_the_first_runs(database: Database, tmp_p
 
 
 @BOTH
-def test_a_directory_that_is_not_that_of_the_output_is_refused(
-    database: Database, tmp_path: Path, mode: CommitMode
-) -> None:
+def test_the_directory_of_another_output_is_refused(database: Database, tmp_path: Path, mode: CommitMode) -> None:
     sink = Sink(database, tmp_path / "one", mode=mode).start()
     sink.epoch({"id": 1})
     sink.crash()
@@ -106,7 +105,7 @@ def test_an_old_copy_whose_transaction_was_redone_up_to_the_same_end_is_refused(
     assert "is not the directory that this output was written from" in sentence(error)
 
 
-def test_a_prepared_transaction_that_was_rolled_back_by_hand_is_noticed(database: Database, tmp_path: Path) -> None:
+def test_a_prepared_transaction_that_was_rolled_back_manually_is_noticed(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path).start()
     sink.prepare({"id": 1})
     (gid,) = prepared(database)
@@ -114,10 +113,10 @@ def test_a_prepared_transaction_that_was_rolled_back_by_hand_is_noticed(database
     sink.crash()
     with pytest.raises(StorageError) as error:
         sink.start()
-    assert "is gone from the database" in sentence(error)
+    assert "is missing in the database" in sentence(error)
 
 
-def test_a_decision_that_was_performed_by_hand_is_accepted_or_reported(database: Database, tmp_path: Path) -> None:
+def test_a_decision_that_was_performed_manually_is_accepted_or_reported(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path).start()
     txn_id = sink.prepare({"id": 1})
     (gid,) = prepared(database)
@@ -135,7 +134,7 @@ def test_a_decision_that_was_performed_by_hand_is_accepted_or_reported(database:
     assert orders(database) == [(1, None), (2, None)]
 
 
-def test_in_mode_token_a_row_that_breaks_the_commit_stops_it_until_it_is_gone(
+def test_in_token_mode_a_conflicting_row_stops_the_commit_until_it_is_removed(
     database: Database, tmp_path: Path
 ) -> None:
     sink = Sink(database, tmp_path, mode=CommitMode.TOKEN).start()
@@ -155,7 +154,7 @@ def test_in_mode_token_a_row_that_breaks_the_commit_stops_it_until_it_is_gone(
     assert orders(database) == [(1, "ours"), (2, None)]
 
 
-def test_in_mode_token_each_row_is_written_once(database: Database, tmp_path: Path) -> None:
+def test_in_token_mode_each_row_is_written_once(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE numbered (id bigint, number bigserial)")
     sink = Sink(database, tmp_path, table="numbered", mode=CommitMode.TOKEN).start()
     sink.epoch({"id": 1}, {"id": 2})
@@ -163,7 +162,7 @@ def test_in_mode_token_each_row_is_written_once(database: Database, tmp_path: Pa
     assert database.execute("SELECT id, number FROM numbered ORDER BY id") == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_in_mode_token_a_transaction_that_was_lost_after_the_vote_is_run_again(
+def test_in_token_mode_a_transaction_that_was_lost_after_the_vote_is_run_again(
     database: Database, tmp_path: Path
 ) -> None:
     sink = Sink(database, tmp_path, mode=CommitMode.TOKEN).start()
@@ -224,7 +223,7 @@ def own_server() -> Iterator[PostgresServer]:
 
 
 @BOTH
-def test_a_killed_database_keeps_what_was_voted_for(
+def test_a_killed_database_keeps_transactions_with_a_vote(
     own_server: PostgresServer, tmp_path: Path, mode: CommitMode
 ) -> None:
     database = new_database(own_server)

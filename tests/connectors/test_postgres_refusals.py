@@ -1,4 +1,5 @@
-"""What PostgreSQL can refuse is found before the vote, in both modes, and stops the sink or becomes a dead letter."""
+"""Records that PostgreSQL refuses are found before the vote, in both modes; they stop the sink or become dead
+letters."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ pytestmark = needs_postgres
         ({"id": 1, "item": 5}, "field 'item' is of type number, not string"),
         ({"id": 1, "price": "1.234"}, "1.234"),
         ({"id": 1, "item": "nul \0"}, "0x00"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b'{"id": 1}{"id": 2}', "more than one JSON object"),
         (b"\xff", "UTF8"),
         ({"item": "no key"}, "null value in column"),
@@ -44,7 +45,7 @@ def test_a_record_that_does_not_fit_is_named_with_its_reason(
 
 
 @BOTH
-def test_what_a_constraint_refuses_is_found_before_the_vote(
+def test_a_record_that_a_constraint_refuses_is_found_before_the_vote(
     database: Database, tmp_path: Path, mode: CommitMode
 ) -> None:
     database.execute("INSERT INTO orders VALUES (2, 'theirs')")
@@ -96,7 +97,7 @@ def test_a_record_that_a_trigger_refuses_is_one_dead_letter(
 
 @BOTH
 @pytest.mark.parametrize("error", ["'no ink here'", "'no ink here' USING ERRCODE = '45001'"])
-def test_a_deferred_trigger_is_asked_before_the_vote(
+def test_a_deferred_trigger_runs_before_the_vote(
     database: Database, tmp_path: Path, mode: CommitMode, error: str
 ) -> None:
     database.execute(
@@ -127,7 +128,7 @@ def test_a_deferred_unique_key_is_checked_before_the_vote_within_the_epoch_and_a
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record is a chunk of its own."""
+    """Write each record in its own chunk."""
     monkeypatch.setattr("procession.connectors.postgres_sink.CHUNK_BYTES_MAX", 1)
     monkeypatch.setattr("procession.connectors.postgres_sink.CHUNK_BYTES_MIN", 1)
 
@@ -159,7 +160,7 @@ def test_with_a_key_the_last_record_counts_over_all_chunks_of_a_statement(
 
 
 @BOTH
-def test_a_right_that_is_revoked_stops_the_sink_before_the_vote_and_nothing_is_lost(
+def test_a_revoked_permission_stops_the_sink_before_the_vote_and_nothing_is_lost(
     database: Database, tmp_path: Path, mode: CommitMode
 ) -> None:
     database.execute("DROP ROLE IF EXISTS porter")

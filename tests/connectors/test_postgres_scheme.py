@@ -1,4 +1,4 @@
-"""PostgreSQL URLs in apps: what they become on the command line, and what is refused."""
+"""PostgreSQL URLs in apps: the command-line options that they become, and which URLs are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_options_of_a_source_become_options_of_the_program() -> None:
         ("postgres://db/shop?table=t&session_pooler=perhaps", "session_pooler=perhaps"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_refused_when_the_app_is_read(text: str, sentence: str) -> None:
+def test_an_invalid_url_is_refused_when_the_app_is_read(text: str, sentence: str) -> None:
     with pytest.raises(PlanError) as error:
         sink_of(text, "sink 'alerts'")
     assert sentence in error.value.explain()
@@ -71,6 +71,6 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://db/shop", "postgres://db/shop?colour=red", "shop"])
-def test_what_libpq_cannot_read_is_refused(url: str) -> None:
+def test_a_url_that_libpq_cannot_parse_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="URL"):
         checked_url(url)

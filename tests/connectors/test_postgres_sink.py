@@ -1,4 +1,4 @@
-"""The PostgreSQL sink on a real server: what becomes of records, and what is checked when it starts."""
+"""The PostgreSQL sink on a real server: how records become rows, and what is checked when it starts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ pytestmark = needs_postgres
 
 
 @BOTH
-def test_rows_appear_when_the_epoch_is_committed_and_not_before(
-    database: Database, tmp_path: Path, mode: CommitMode
-) -> None:
+def test_rows_become_visible_at_the_commit_of_their_epoch(database: Database, tmp_path: Path, mode: CommitMode) -> None:
     sink = Sink(database, tmp_path, mode=mode).start()
     txn_id = sink.prepare({"id": 1, "item": "tea", "price": 2.5}, {"id": 2, "item": None})
     assert orders(database) == []
@@ -60,7 +58,7 @@ def test_with_a_key_the_last_record_of_a_key_counts(database: Database, tmp_path
     assert orders(database) == [(2, "again")]
 
 
-def test_a_staging_table_is_emptied_however_many_rows_it_had(database: Database, tmp_path: Path) -> None:
+def test_a_staging_table_is_emptied_whether_it_had_few_rows_or_many(database: Database, tmp_path: Path) -> None:
     sink = Sink(database, tmp_path, key=("id",)).start()
     sink.epoch(*({"id": number % 1500, "item": str(number)} for number in range(3000)))
     assert len(orders(database)) == 1500
@@ -71,7 +69,7 @@ def test_a_staging_table_is_emptied_however_many_rows_it_had(database: Database,
     assert database.execute(f"SELECT count(*) FROM {name[0]}") == [(0,)]
 
 
-def test_blocks_bring_keys_and_event_times(database: Database, tmp_path: Path) -> None:
+def test_blocks_have_keys_and_event_times(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE events (k text, at timestamptz, position bigint, instance text, body jsonb)")
     column = ("k=$key", "at=$event_time", "position=$position", "instance=$instance", "body=$payload")
     sink = Sink(database, tmp_path, table="events", column=column, form=RecordForm.BLOCKS).start()
@@ -156,7 +154,7 @@ def test_every_type_keeps_its_value(database: Database, tmp_path: Path) -> None:
         ({"column": ("id=$nothing",)}, "no '$nothing'"),
         ({"key": ("item",)}, "no primary key or unique index on item"),
         ({"key": ("colour",)}, "no column 'colour'"),
-        ({"delete_when": "op=delete"}, "by key, but there is none"),
+        ({"delete_when": "op=delete"}, "by key, but there is no"),
         ({"table": "strange"}, "'wide' of strange is generated"),
     ],
 )
@@ -171,7 +169,7 @@ def test_a_sink_that_cannot_work_does_not_start(
     assert "Next:" in sentence(error)
 
 
-def test_what_a_user_may_not_do_is_reported_with_the_grant_that_helps(database: Database, tmp_path: Path) -> None:
+def test_a_missing_permission_is_reported_with_the_grant_that_is_needed(database: Database, tmp_path: Path) -> None:
     database.execute("DROP ROLE IF EXISTS clerk")
     database.execute("CREATE ROLE clerk LOGIN")
     url = database.server.url(database.name, "clerk")

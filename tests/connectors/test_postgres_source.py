@@ -1,4 +1,4 @@
-"""The PostgreSQL source on a real server: changes in the order of commits, each once, whatever is killed."""
+"""The PostgreSQL source on a real server: each change once, in the order of commits, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def polling(database: Database, **settings: Any) -> PollingOptions:
 
 
 def read(settings: ChangesOptions | PollingOptions, directory: Path) -> list[dict[str, Any]]:
-    """One life of the source, up to the end; then all records that its backlog has."""
+    """Run the source once to the end, and return all records of its backlog."""
     directory.mkdir(exist_ok=True)
     spool = Spool(directory / "spool")
     try:
@@ -85,7 +85,7 @@ def read(settings: ChangesOptions | PollingOptions, directory: Path) -> list[dic
 
 
 def killed(settings: ChangesOptions | PollingOptions, directory: Path, point: str) -> None:
-    """One life that ends at a fault point."""
+    """Run the source until it dies at a fault point."""
     life = multiprocessing.get_context("fork").Process(target=_until_killed, args=(settings, directory, point))
     life.start()
     life.join(60)
@@ -131,7 +131,7 @@ def test_changes_come_in_the_order_of_commits_as_json(database: Database, tmp_pa
     assert records[2]["#"][1] > 1_700_000_000 * 10**9
 
 
-def test_a_table_that_logs_whole_rows_tells_them_before_the_change(database: Database, tmp_path: Path) -> None:
+def test_a_table_that_logs_whole_rows_has_the_row_before_the_change(database: Database, tmp_path: Path) -> None:
     database.execute("ALTER TABLE orders REPLICA IDENTITY FULL")
     database.execute("ALTER TABLE orders ALTER COLUMN item SET STORAGE EXTERNAL")
     read(options(database), tmp_path)
@@ -145,7 +145,7 @@ def test_a_table_that_logs_whole_rows_tells_them_before_the_change(database: Dat
     assert delete["before"]["paid"] is True
 
 
-def test_a_large_value_that_did_not_change_is_named_as_such(database: Database, tmp_path: Path) -> None:
+def test_a_large_value_that_did_not_change_is_marked_as_unchanged(database: Database, tmp_path: Path) -> None:
     database.execute("ALTER TABLE orders ALTER COLUMN item SET STORAGE EXTERNAL")
     read(options(database), tmp_path)
     database.execute("INSERT INTO orders VALUES (1, %s)", "x" * 10_000)
@@ -259,7 +259,9 @@ def test_rows_with_the_same_value_are_in_one_page(database: Database, tmp_path: 
 
 
 @pytest.mark.parametrize("point", ["source:postgres-before-page", "source:postgres-after-page"])
-def test_killed_polling_neither_loses_nor_repeats_a_row(database: Database, tmp_path: Path, point: str) -> None:
+def test_a_killed_polling_source_neither_loses_nor_repeats_a_row(
+    database: Database, tmp_path: Path, point: str
+) -> None:
     settings = polling(database, page_rows=4, start="2")
     for start in (0, 10, 20):
         database.execute("INSERT INTO orders (id) SELECT generate_series(%s::int, %s::int)", start, start + 9)

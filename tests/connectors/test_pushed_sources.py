@@ -1,4 +1,4 @@
-"""Push sources that are stopped by a signal while no gateway answers: the wait ends, and losses are reported."""
+"""Push sources are stopped by a signal while no gateway answers: the wait ends, and losses are reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_signal_ends_the_wait_and_the_datagrams_that_were_not_sent_are_count
     assert [line["lost"] for line in events if line["event"] == "source.datagrams_lost"] == [3]
 
 
-def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(tmp_path: Path) -> None:
+def test_a_new_spool_receives_nothing_if_the_gateway_has_records_of_its_stream(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     pushed = PushStream(Stream.named("changes"), spool)
 
@@ -68,7 +68,7 @@ def test_a_new_spool_takes_nothing_in_if_the_gateway_has_records_of_its_stream(t
         reading = asyncio.create_task(after_answer(medium)(pushed))
         for _ in range(10):
             await asyncio.sleep(0)  # as long as the gateway is away
-        with pytest.raises(StorageError, match="has sent 0 records at most, but 5 are committed"):
+        with pytest.raises(StorageError, match="has sent at most 0 records, but 5 are committed"):
             await anext(pushed.read(pushed.stream, 4))
         reading.cancel()
 

@@ -1,4 +1,5 @@
-"""Values with schemas: bytes as other programs write them, to JSON and back, and every refusal in a sentence."""
+"""Values with schemas: bytes that other programs write are converted to JSON and back, and each refusal is one
+sentence."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def field(name: str, number: int, kind: Any, type_name: str = "") -> FieldDescri
 
 
 def trade_file() -> FileDescriptorProto:
-    """message Trade { message Venue { string name = 1; } string symbol = 1; Money price = 2; Timestamp at = 3; }"""
+    """Return the descriptor of: message Trade { message Venue { string name = 1; } string symbol = 1; Money price = 2;
+    Timestamp at = 3; }"""
     file = FileDescriptorProto(name="trade.proto", syntax="proto3", package="t")
     file.dependency.extend(["money.proto", "google/protobuf/timestamp.proto"])
     message = file.message_type.add(name="Trade")
@@ -101,7 +103,7 @@ def test_a_json_schema_has_a_body_of_json(server: RegistryServer) -> None:
     assert codec.encode({"a": 1}) == head(number) + b'{"a": 1}'
 
 
-def test_each_schema_is_asked_for_once(server: RegistryServer) -> None:
+def test_each_schema_is_requested_once(server: RegistryServer) -> None:
     number = server.register("s", '"string"')
     codec = RegistryCodec(SchemaRegistry(server.url))
     assert [codec.decode(head(number) + b"\x02a") for _ in range(3)] == ["a"] * 3
@@ -126,7 +128,7 @@ def test_a_record_that_does_not_fit_the_schema_is_refused_with_a_sentence(
         RegistryCodec(SchemaRegistry(server.url), "t").encode(value)
 
 
-def test_what_the_registry_cannot_give_is_a_sentence(server: RegistryServer) -> None:
+def test_each_error_of_the_registry_is_reported_in_one_sentence(server: RegistryServer) -> None:
     registry = SchemaRegistry(server.url)
     with pytest.raises(ConfigError, match="does not have the schema of the subject none"):
         registry.latest("none")

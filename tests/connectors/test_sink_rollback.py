@@ -1,4 +1,5 @@
-"""Rollback of committed output: everything behind a position is removed, nothing before it, also if killed halfway."""
+"""Rollback of committed output removes everything after a position and nothing before it, also if it is killed
+halfway."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tests.sdk.lanes import LaneWriter
 
 
 class Sink:
-    """A sink of each kind, without a server: commits one record per epoch, and is read as its readers do."""
+    """A sink of each kind, without a server. It commits one record per epoch, and is read as its readers do."""
 
     def __init__(self, kind: str, base: Path) -> None:
         self.kind = kind
@@ -89,7 +90,7 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return found
 
 
-def test_output_behind_a_position_is_taken_back_and_other_output_follows(sink: Sink) -> None:
+def test_output_after_a_position_is_removed_and_new_output_follows(sink: Sink) -> None:
     end, tail = sink.ends[1], TransactionTail(sink.place.txnlog)
     assert list(tail.poll())[-1].end == sink.ends[-1]
     sink.rollback.check(end)
@@ -104,7 +105,7 @@ def test_output_behind_a_position_is_taken_back_and_other_output_follows(sink: S
     assert sink.ids() == [1]
 
 
-def test_all_output_can_be_taken_back(sink: Sink) -> None:
+def test_all_output_can_be_removed(sink: Sink) -> None:
     sink.rollback.check(0)
     sink.rollback.perform(0, "")
     assert sink.ids() == []
@@ -128,7 +129,7 @@ def test_a_rollback_that_was_killed_before_its_log_is_repeated(sink: Sink, monke
 
 
 def test_a_sink_that_has_less_than_the_savepoint_or_still_runs_is_refused(sink: Sink) -> None:
-    with pytest.raises(ConfigError, match="Sink 'out' cannot take its output back"):
+    with pytest.raises(ConfigError, match="Sink 'out' cannot remove its output"):
         sink.rollback.check(sink.ends[-1] + 1)
     held = lock_directory(sink.place.directory)
     with pytest.raises(StorageError):
@@ -142,7 +143,7 @@ def test_a_delta_table_with_later_commits_of_others_is_refused(tmp_path: Path) -
     sink.write(1, 2)
     write_deltalake(sink.place.target, pa.table({"id": [99]}), mode="append")
     sink.write(3)
-    with pytest.raises(ConfigError, match="is a WRITE by somebody else"):
+    with pytest.raises(ConfigError, match="is a WRITE by another writer"):
         sink.rollback.check(sink.ends[0])
     sink.rollback.check(sink.ends[1])
 
@@ -157,7 +158,7 @@ def test_a_delta_version_whose_files_were_removed_is_refused(tmp_path: Path) -> 
         sink.rollback.check(sink.ends[0])
 
 
-def test_an_iceberg_table_whose_files_were_put_together_is_refused(tmp_path: Path) -> None:
+def test_a_compacted_iceberg_table_is_refused(tmp_path: Path) -> None:
     sink = Sink("iceberg", tmp_path)
     sink.write(1, 2, 3)
     lake = open_iceberg(sink.place.target, compact_every=1)
@@ -165,12 +166,12 @@ def test_an_iceberg_table_whose_files_were_put_together_is_refused(tmp_path: Pat
     lake.schema()
     lake._commits = 1
     lake.tidy()
-    with pytest.raises(ConfigError, match="files were put together since"):
+    with pytest.raises(ConfigError, match="files were compacted since"):
         sink.rollback.check(sink.ends[0])
 
 
 def merged(directory: Path, position: Any = None, turns: int = 100) -> tuple[list[int], Any]:
-    """The numbers that a merger of the lanes gives out in so many turns, and where it continues."""
+    """Return the numbers that a merger of the lanes emits in `turns` turns, and where it continues."""
     merge = LaneMerge(open_directory(directory), position=position)
     found: list[int] = []
     for batches in itertools.islice(merge.turns(), turns):
@@ -179,7 +180,7 @@ def merged(directory: Path, position: Any = None, turns: int = 100) -> tuple[lis
     return found, merge.position
 
 
-def test_lanes_are_taken_back_and_a_merger_that_has_given_that_out_is_refused(tmp_path: Path) -> None:
+def test_lanes_are_rolled_back_and_a_merger_that_has_emitted_more_is_refused(tmp_path: Path) -> None:
     writer = LaneWriter(tmp_path, 2)
     for epoch in range(4):
         writer.epoch([[10 * epoch], [10 * epoch + 1]])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from procession.address import parse_address
-from procession.sdk.testing import Worker
+from procession.sdk.doubles import Worker
 from procession.storage.secret import Secret, find_secret
 from procession.tls import ClientTls, connect
 from procession.wire.connection import Connection
@@ -31,7 +31,7 @@ async def listening(directory: Path, process: asyncio.subprocess.Process) -> str
             document = json.loads((directory / "sink.json").read_bytes())
         except FileNotFoundError:
             assert process.returncode is None
-            await asyncio.sleep(0.01)  # a file's appearance is all that there is to see
+            await asyncio.sleep(0.01)  # the file is the only sign of the start
         else:
             return str(document["listen"])
 

@@ -1,4 +1,4 @@
-"""The sources as commands, with a real gateway that the test commits by hand: whole runs, signals and messages."""
+"""The sources as commands, with a real gateway on which the test commits: whole runs, signals and messages."""
 
 from __future__ import annotations
 
@@ -69,13 +69,15 @@ def test_files_of_one_stream_are_sent_in_the_order_of_their_names_with_the_times
         (["--stamp", "--event-time-field", "at"], "--stamp and --event-time-field exclude each other"),
     ],
 )
-def test_options_that_exclude_each_other_are_a_sentence(tmp_path: Path, options: list[str], sentence: str) -> None:
+def test_options_that_exclude_each_other_are_reported_in_one_sentence(
+    tmp_path: Path, options: list[str], sentence: str
+) -> None:
     with command("file", str(tmp_path / "f"), *options, "--to", "127.0.0.1:1") as source:
         assert source.status() == Status.USAGE, source.said
         assert sentence in source.said
 
 
-def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gateway: LivingGateway) -> None:
+def test_a_followed_file_is_sent_as_it_grows_over_two_runs(tmp_path: Path, gateway: LivingGateway) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\n")
     arguments = ["file", str(path), "--follow", "--poll-s", "0.01", "--to", gateway.listen]
@@ -100,8 +102,12 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["file", "README.md", "--framing", "lnes"], 2, "'lnes' is not a framing"),
         (["file", "README.md", "--framing", "fixed:0"], 2, "'fixed:0' has no valid record size"),
         (["file", "README.md", "--to", "7100"], 2, "'7100' is not an address"),
-        (["file", "README.md", "--to", "127.0.0.1:1", "--patience-s", "0.01"], 3, "No gateway at 127.0.0.1:1 took us"),
-        (["file", "README.md", "--rate", "0"], 2, "0.0 records a second is not a rate"),
+        (
+            ["file", "README.md", "--to", "127.0.0.1:1", "--patience-s", "0.01"],
+            3,
+            "No gateway at 127.0.0.1:1 opened a session",
+        ),
+        (["file", "README.md", "--rate", "0"], 2, "0.0 records per second is not a rate"),
         (["fil", "README.md"], 2, "Did you mean 'file'?"),
         (["stdin"], 2, "Standard input cannot be read twice"),
         (["stdin", "--spool", "x", "--best-effort"], 2, "--spool and --best-effort exclude each other"),
@@ -114,7 +120,7 @@ def test_a_followed_file_is_sent_as_it_grows_over_two_lives(tmp_path: Path, gate
         (["generator", "--size", "99999999"], 2, "99999999 bytes in a record cannot be generated"),
     ],
 )
-def test_what_cannot_work_is_reported_in_a_sentence_with_a_next_step(
+def test_an_invalid_source_is_reported_in_one_sentence_with_a_next_step(
     arguments: list[str], status: int, sentence: str
 ) -> None:
     with command(*arguments) as source:
@@ -127,7 +133,7 @@ def test_what_cannot_work_is_reported_in_a_sentence_with_a_next_step(
 # Standard input
 
 
-def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
+def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_continues(
     tmp_path: Path, gateway: LivingGateway
 ) -> None:
     arguments = ["stdin", "--spool", str(tmp_path / "spool"), "--to", gateway.listen]
@@ -139,7 +145,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
             until(lambda: client.status()["next_sequence"] == 1000)
         source.signal(signal.SIGKILL)
         source.status()
-    gateway.kill()  # what it had not committed is sent again, or known to it already
+    gateway.kill()  # uncommitted records are sent again, unless the gateway already has them
     gateway.start()
     gateway.let_commit()
     with command(*arguments) as source:
@@ -151,7 +157,7 @@ def test_standard_input_in_a_spool_survives_sigkill_and_the_next_run_goes_on(
 
 @contextmanager
 def asked_to_stop(gateway: LivingGateway) -> Iterator[Command]:
-    """A source without a spool that was asked to stop while two records are not committed."""
+    """Start a source without a spool, and ask it to stop while two records are not committed."""
     gateway.hold_commits()
     with command("stdin", "--best-effort", "--to", gateway.listen) as source:
         source.stdin.write(b"one\ntwo\n")
@@ -170,7 +176,9 @@ def test_standard_input_by_best_effort_waits_for_its_commits_when_it_is_asked_to
     assert gateway.payloads(STDIN) == [b"one", b"two"]
 
 
-def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gateway: LivingGateway) -> None:
+def test_standard_input_by_best_effort_reports_the_records_that_a_second_signal_gives_up(
+    gateway: LivingGateway,
+) -> None:
     with asked_to_stop(gateway) as source:
         source.signal()
         assert source.status() == 1
@@ -179,7 +187,7 @@ def test_standard_input_by_best_effort_says_what_a_second_signal_gives_up(gatewa
         assert "2 records sent and not acknowledged" in source.said
 
 
-def test_a_signal_while_the_gateway_is_away_leaves_what_was_taken_in_the_spool(tmp_path: Path) -> None:
+def test_a_signal_while_the_gateway_is_away_leaves_received_records_in_the_spool(tmp_path: Path) -> None:
     with command("stdin", "--spool", str(tmp_path / "spool"), "--to", "127.0.0.1:1") as source:
         source.stdin.write(b"one\ntwo\n")
         source.stdin.close()
@@ -190,7 +198,7 @@ def test_a_signal_while_the_gateway_is_away_leaves_what_was_taken_in_the_spool(t
         assert "records=2" in source.wait_for("source.records_spooled")
 
 
-def test_standard_input_that_ends_in_the_middle_of_a_record_sends_what_came_before_and_says_so(
+def test_standard_input_that_ends_within_a_record_sends_the_records_before_and_reports_it(
     gateway: LivingGateway,
 ) -> None:
     with command("stdin", "--best-effort", "--framing", "fixed:3", "--to", gateway.listen) as source:
@@ -220,13 +228,13 @@ def test_lines_of_many_connections_are_one_stream_and_a_bad_peer_ends_only_itsel
         one, two, bad = (socket.create_connection(place) for _ in range(3))
         one.sendall(b"a1\na2\na")
         two.sendall(b"b1\n")
-        with suppress(ConnectionError):  # it may be closed before it has said everything
+        with suppress(ConnectionError):  # it may be closed before it has sent everything
             bad.sendall(b"x" * 200_000)
         assert is_closed(bad), "a line that is too long ends its connection"
         until(lambda: len(gateway.payloads(TCP)) == 3)
         third = socket.create_connection(place)
         many = [socket.create_connection(place) for _ in range(2)]
-        assert is_closed(many[-1]), "and so does one connection too many"
+        assert is_closed(many[-1]), "one connection too many is closed"
         one.sendall(b"3\n")
         third.sendall(b"no newline")
         for peer in (one, two, third, bad, *many):
@@ -242,7 +250,7 @@ def test_lines_of_many_connections_are_one_stream_and_a_bad_peer_ends_only_itsel
 # Datagrams
 
 
-def test_datagrams_are_sent_by_best_effort_until_it_is_asked_to_stop(gateway: LivingGateway) -> None:
+def test_datagrams_are_sent_by_best_effort_until_the_source_is_stopped(gateway: LivingGateway) -> None:
     with command("udp", "--listen", "127.0.0.1:0", "--to", gateway.listen, "--json") as source:
         place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
@@ -257,7 +265,8 @@ def test_datagrams_are_sent_by_best_effort_until_it_is_asked_to_stop(gateway: Li
 
 
 def unread_bytes(place: Address) -> int:
-    """What the kernel holds for the receiver: who is stopped before it has read a datagram does not count it."""
+    """Return the number of bytes that the kernel holds for the receiver: a datagram that was not read is not
+    counted."""
     for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
         _, local, _, _, queues, *_ = line.split()
         if int(local.partition(":")[2], 16) == place.port:
@@ -265,7 +274,7 @@ def unread_bytes(place: Address) -> int:
     raise AssertionError("nobody receives there")
 
 
-def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
+def test_datagrams_above_the_limit_are_dropped_and_counted() -> None:
     arguments = ["udp", "--listen", "127.0.0.1:0", "--bytes-max", "1000", "--to", "127.0.0.1:1"]
     with command(*arguments) as source:
         place = parse_address(source.wait_for("listening").partition("address=")[2].strip())
@@ -285,7 +294,7 @@ def test_datagrams_that_find_no_room_are_dropped_and_counted() -> None:
 # The generator
 
 
-def test_the_generator_sends_what_it_prints_and_goes_on_where_it_was_stopped(gateway: LivingGateway) -> None:
+def test_the_generator_sends_what_it_prints_and_continues_where_it_was_stopped(gateway: LivingGateway) -> None:
     shape = ["generator", "--size", "40", "--keys", "3", "--seed", "7"]
     with command(*shape, "--to", gateway.listen, "--rate", "500") as source:
         (stream,) = GeneratorSource(Recipe(seed=7)).streams()

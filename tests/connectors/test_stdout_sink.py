@@ -1,5 +1,4 @@
-"""Standard output as a sink: what a pipe can guarantee, with slow readers, readers that end, and readers that
-deduplicate."""
+"""Standard output as a sink: the guarantees that a pipe allows, with readers that are slow, end, or deduplicate."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from hypothesis import strategies as st
 from procession import faults
 from procession.address import parse_address
 from procession.connectors.stdout_sink import PIECE_BYTES_MAX, json_line, pieces
+from procession.sdk.doubles import Worker
 from procession.sdk.sink_process import SinkProcess
-from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2, Reply
 from tests.sdk.loops import on_a_loop
@@ -44,14 +43,14 @@ async def committed(worker: Worker, txn_id: str, start: int, data: bytes) -> Non
 
 
 @on_a_loop
-async def test_it_prints_what_is_committed_and_once_whatever_is_restarted(tmp_path: Path) -> None:
+async def test_committed_output_is_printed_once_whatever_is_restarted(tmp_path: Path) -> None:
     with trial_of(tmp_path) as trial:
         worker = await trial.worker()
         await worker.hello()
         await committed(worker, "t1", 0, b"one\n")
         worker.data(4, b"never\n")
         assert await worker.phase1("t2", 4, 10)
-        assert trial.stdout.read_bytes() == b"one\n", "a vote shows nothing"
+        assert trial.stdout.read_bytes() == b"one\n", "nothing is printed at a vote"
         trial.kill()
         worker = await trial.worker()
         assert await worker.hello() == (4, ("t2",))
@@ -70,7 +69,7 @@ LINES = b"".join(b"%06d %s\n" % (number, b"x" * 90) for number in range(400))
 @pytest.mark.parametrize("in_doubt", ["repeat", "skip"])
 @pytest.mark.parametrize("point", ["sink:before-print", "sink:after-print"])
 @on_a_loop
-async def test_killed_while_it_prints_one_piece_is_in_doubt_and_only_that(
+async def test_a_sink_that_is_killed_while_it_prints_leaves_only_one_piece_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, in_doubt: str
 ) -> None:
     cut = list(pieces(iter([LINES]), PIECE_BYTES_MAX))
@@ -98,8 +97,8 @@ async def test_killed_while_it_prints_one_piece_is_in_doubt_and_only_that(
 
 
 @on_a_loop
-async def test_an_aborted_print_note_does_not_reach_into_the_next_transaction(tmp_path: Path) -> None:
-    """The note of how far it is printed is older than the transaction that comes after a restart."""
+async def test_the_print_position_of_a_transaction_does_not_apply_to_the_next_one(tmp_path: Path) -> None:
+    """The stored print position is older than the transaction that comes after a restart."""
     with trial_of(tmp_path) as trial:
         worker = await trial.worker()
         await worker.hello()
@@ -117,7 +116,7 @@ async def test_an_aborted_print_note_does_not_reach_into_the_next_transaction(tm
 
 
 class Piped:
-    """The sink with a pipe behind it, which a test reads or does not read."""
+    """The sink with a pipe as its output, which a test may read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -170,7 +169,7 @@ async def test_a_slow_reader_delays_the_commit_but_not_the_stop_of_the_sink(tmp_
         first = await sink.read(1000)
         assert first == large[:1000]
         sink.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(sink.process.wait) == 0, "though nobody reads"
+        assert await asyncio.to_thread(sink.process.wait) == 0, "although nobody reads the pipe"
         rest, stderr = sink.process.communicate()
         assert b"error" not in stderr.lower()
     printed = first + rest
@@ -180,12 +179,12 @@ async def test_a_slow_reader_delays_the_commit_but_not_the_stop_of_the_sink(tmp_
         worker = await sink.worker()
         assert await worker.hello() == (0, ("t1",))
         worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
-        assert printed + await sink.read(len(large) - len(printed)) == large, "it goes on where it was"
+        assert printed + await sink.read(len(large) - len(printed)) == large, "the sink continues where it was"
         assert await worker.answer() == Reply("t1", commit=True)
 
 
 @on_a_loop
-async def test_when_its_reader_is_gone_it_says_so_and_goes_on_with_the_next(tmp_path: Path) -> None:
+async def test_a_sink_whose_reader_is_gone_reports_it_and_continues_with_the_next_reader(tmp_path: Path) -> None:
     with piped(tmp_path) as sink:
         worker = await sink.worker()
         await worker.hello()
@@ -219,7 +218,7 @@ async def test_outputs_of_several_workers_are_printed_transaction_by_transaction
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 12))
-def test_pieces_are_the_same_bytes_and_cut_after_newlines_where_they_can_be(data: list[bytes], size: int) -> None:
+def test_pieces_have_the_same_bytes_and_end_at_newlines_where_possible(data: list[bytes], size: int) -> None:
     cut = list(pieces(iter(data), size))
     assert b"".join(cut) == b"".join(data)
     assert all(0 < len(piece) <= size for piece in cut)
@@ -228,7 +227,7 @@ def test_pieces_are_the_same_bytes_and_cut_after_newlines_where_they_can_be(data
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=127), max_size=2048) | st.binary(max_size=2048))
-def test_a_line_of_json_has_the_bytes_and_their_place_and_fits_into_one_piece(data: str | bytes) -> None:
+def test_a_line_of_json_has_the_bytes_and_their_position_and_fits_into_one_piece(data: str | bytes) -> None:
     raw = data.encode() if isinstance(data, str) else data
     line = json_line("i" * 200, 2**63, raw)
     document = json.loads(line)
@@ -238,7 +237,7 @@ def test_a_line_of_json_has_the_bytes_and_their_place_and_fits_into_one_piece(da
     assert (document["text"].encode() if "text" in document else base64.b64decode(document["base64"])) == raw
 
 
-def test_what_cannot_be_decided_is_refused_with_the_choices(tmp_path: Path) -> None:
+def test_an_ambiguous_form_of_output_is_refused_with_the_choices(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, str(tmp_path), "--in-doubt", "guess"], capture_output=True, check=False, env=dict(os.environ)
     )

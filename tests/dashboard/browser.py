@@ -1,6 +1,6 @@
-"""Chromium, driven by its own driver over the WebDriver protocol (https://www.w3.org/TR/webdriver2/).
+"""Drives Chromium over the WebDriver protocol (https://www.w3.org/TR/webdriver2/).
 
-Where it cannot be had the tests fail and say so, unless `PROCESSION_WITHOUT` names `browser`.
+If Chromium cannot be started, the tests fail and say so, unless `PROCESSION_WITHOUT` names `browser`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ needs_browser = pytest.mark.skipif(is_left_out, reason="PROCESSION_WITHOUT names
 
 
 class Browser:
-    """One window."""
+    """A window of the browser."""
 
     def __init__(self, port: int, chromium: str, profile: Path) -> None:
         self._port = port
@@ -90,7 +90,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", f"{self._at}/screenshot")))
 
     def complaints(self) -> list[str]:
-        """Errors that the page has caused, also refusals by its Content-Security-Policy."""
+        """Return the errors that the page has caused, including refusals by its Content-Security-Policy."""
         lines = self._ask("POST", f"{self._at}/se/log", {"type": "browser"})
         return [line["message"] for line in lines if line["level"] == "SEVERE"]
 
@@ -100,7 +100,7 @@ class Browser:
 
 @contextmanager
 def running(profile: Path) -> Iterator[Browser]:
-    """A browser with an empty profile."""
+    """Start a browser with an empty profile, and yield it."""
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     chromium, driver = done.stdout.split()

@@ -23,7 +23,7 @@ def sessions_in(directory: Path, link: str = "the-link", now: float = 1000.0) ->
 
 
 def guarded(sessions: Sessions) -> Callable[..., httpx.Response]:
-    """Sends a request to an app behind the guard."""
+    """Send a request to an app behind the guard."""
 
     async def answer(_request: Request) -> PlainTextResponse:
         return PlainTextResponse("inside")
@@ -38,7 +38,7 @@ def guarded(sessions: Sessions) -> Callable[..., httpx.Response]:
     return lambda method, path, headers: asyncio.run(ask(method, path, headers))
 
 
-def test_a_link_is_good_once_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_link_is_valid_once_also_after_a_restart(tmp_path: Path) -> None:
     sessions = sessions_in(tmp_path)
     assert sessions.exchange("the-linc") is None
     cookie = sessions.exchange("the-link")
@@ -49,7 +49,7 @@ def test_a_link_is_good_once_also_after_a_restart(tmp_path: Path) -> None:
     assert sessions_in(tmp_path, "another").exchange("another") is not None
 
 
-def test_without_a_link_nothing_is_exchanged(tmp_path: Path) -> None:
+def test_without_a_link_no_session_is_created(tmp_path: Path) -> None:
     assert sessions_in(tmp_path, "").exchange("") is None
 
 
@@ -89,7 +89,7 @@ def test_host_origin_and_cookie_are_checked(tmp_path: Path, headers: dict[str, s
         assert answer.headers[name] == value
 
 
-def test_what_changes_something_must_come_from_our_own_page(tmp_path: Path) -> None:
+def test_a_request_that_changes_something_must_come_from_our_own_page(tmp_path: Path) -> None:
     sessions = sessions_in(tmp_path)
     ask, cookie = guarded(sessions), {"cookie": f"procession={sessions.exchange('the-link')}"}
     assert ask("POST", "/act", cookie).status_code == 403

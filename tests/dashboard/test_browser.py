@@ -1,6 +1,6 @@
-"""The dashboard in a real browser, with a pipeline whose driver and gateway are killed meanwhile.
+"""The dashboard in a real browser, while the driver and the gateway of its pipeline are killed.
 
-With PROCESSION_SCREENSHOTS=1 the screenshots of the docs are replaced by those of this run.
+With PROCESSION_SCREENSHOTS=1 this run replaces the screenshots of the docs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ totals.sink("customer-totals", to="file:totals")
 
 
 class Command:
-    """A command of ours in a process of its own. Its lines are read as they come."""
+    """A command of ours in its own process. Its output lines are read as they are printed."""
 
     def __init__(self, directory: Path, *argv: str) -> None:
         self.lines: list[str] = []
@@ -106,7 +106,7 @@ def write_orders(path: Path) -> None:
 
 
 def shown(browser: Browser, name: str, tmp_path: Path) -> None:
-    """Take a screenshot; for the docs, too, if that is asked for."""
+    """Take a screenshot, and store it for the docs if requested."""
     browser.screenshot(tmp_path / name)
     if os.environ.get("PROCESSION_SCREENSHOTS"):
         IMAGES.mkdir(exist_ok=True)
@@ -162,14 +162,14 @@ def _check_page(browser: Browser) -> None:
 
 
 def _kill_parts(browser: Browser, directory: Path) -> None:
-    """The page names the part that is away, then goes on from where it was, with nothing lost or doubled."""
+    """Check that the page names the part that is away and then continues without losses or duplicates."""
     before = proved(browser)
-    for name in (SPARE_READY, READY):  # with a spare it might be back before the page looks again
+    for name in (SPARE_READY, READY):  # with a spare the part might return before the next poll of the page
         if (directory / name).exists():
             with suppress(ProcessLookupError):
                 os.kill(json.loads((directory / name).read_text())["pid"], signal.SIGKILL)
-    browser.until("return !document.querySelector('#culprit').hidden", "who holds it up")
-    assert "driver" in browser.text("#culprit")
+    browser.until("return !document.querySelector('#bottleneck').hidden", "the part that it waits for")
+    assert "driver" in browser.text("#bottleneck")
     os.kill(json.loads((directory / "gateway" / "gateway.json").read_text())["pid"], signal.SIGKILL)
     browser.until(
         "const text = document.querySelector('#processes').textContent;"
@@ -185,7 +185,8 @@ def _kill_parts(browser: Browser, directory: Path) -> None:
 
 
 def _read_boxes(browser: Browser, tmp_path: Path) -> None:
-    """Dead letters, logs and settings are read when they are opened; the keyboard is enough for the history."""
+    """Check that dead letters, logs and settings load when they are opened, and that the history can be used by
+    keyboard."""
     browser.run("document.querySelector('#letters-box').open = true")
     browser.until("return document.querySelector('#letters').textContent.includes('item 13 has no price')", "a letter")
     browser.run("document.querySelector('#logs-box').open = true")
@@ -212,7 +213,7 @@ def _read_boxes(browser: Browser, tmp_path: Path) -> None:
 
 
 def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
-    """The operator's secret is needed, and enough, to pause, resume, make a savepoint and drain."""
+    """Check that pause, resume, savepoint and drain need the operator's secret and nothing else."""
     secret = (directory / "secrets" / "control").read_text().strip()
 
     def press(action: str, given: str) -> None:
@@ -225,7 +226,7 @@ def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
     assert browser.text("#state") == "running"
     press("pause", secret)
     browser.until("return document.querySelector('#state').textContent === 'paused'", "the pause")
-    browser.until("return document.querySelector('#culprit').textContent.includes('paused')", "why it waits")
+    browser.until("return document.querySelector('#bottleneck').textContent.includes('paused')", "why it waits")
     press("resume", secret)
     browser.until("return document.querySelector('#state').textContent === 'running'", "that it runs again")
     press("savepoint", secret)
@@ -235,7 +236,7 @@ def _operate(browser: Browser, directory: Path, tmp_path: Path) -> None:
 
 
 def _check_ended_run(browser: Browser, tmp_path: Path, directory: Path, used: str) -> None:
-    """What ran can be looked at after that, by a new link; the old one is spent."""
+    """Check that a run that has ended is shown by a new link, and that the used link is refused."""
     with started(tmp_path, "dashboard", "--dir", str(directory)) as command:
         browser.open(command.said(r"dashboard: (\S+)"))
         browser.until("return document.querySelector('#state')?.textContent === 'drained'", "that it was drained")

@@ -1,4 +1,4 @@
-"""The live feed: it goes on after an error, and never has two readers at a time."""
+"""The live feed continues after an error, and never has two readers at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_snapshot_that_fails_does_not_end_the_feed(monkeypatch: pytest.MonkeyP
     assert second == {"pipeline": "orders"}
 
 
-def test_a_reader_that_is_given_up_ends_before_the_next_one_begins() -> None:
+def test_a_cancelled_reader_ends_before_the_next_one_starts() -> None:
     begun, goes_on = threading.Event(), threading.Event()
     readers = most = 0
 

@@ -1,4 +1,4 @@
-"""The web application on a real port: its answers, who gets them, and what a client that reconnects gets."""
+"""The web application on a real port: its answers, who receives them, and the answer to a client that reconnects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Visitor:
         return json.loads(body)
 
     def events(self, count: int, last_id: str = "") -> list[dict[str, str]]:
-        """The first events of the feed."""
+        """Return the first events of the feed."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             headers = {"Cookie": self.cookie} | ({"Last-Event-ID": last_id} if last_id else {})
@@ -71,7 +71,7 @@ class Visitor:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A pipeline that ran for some epochs."""
+    """Return the directory of a pipeline that ran for some epochs."""
     checkpoint = Checkpoint.claim(tmp_path / "checkpoint", name="orders", fingerprint="f", endpoints={})
     log = EpochLog(tmp_path / "epochs.jsonl", checkpoint=checkpoint.id)
     for epoch in range(EPOCHS):
@@ -113,7 +113,7 @@ PATHS += [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_is_shown_without_the_link(stranger: Visitor, path: str) -> None:
+def test_without_the_link_every_request_is_refused(stranger: Visitor, path: str) -> None:
     assert stranger.ask(path)[0] == 401
 
 
@@ -138,7 +138,7 @@ def test_the_page_and_its_modules_load_nothing_from_elsewhere(visitor: Visitor) 
         status, headers, body = visitor.ask(path)
         assert status == 200
         assert "default-src 'none'" in headers["content-security-policy"]
-        text = body.decode().replace("http://www.w3.org/2000/svg", "")  # the name of a language, which nobody loads
+        text = body.decode().replace("http://www.w3.org/2000/svg", "")  # an XML namespace, which is not loaded
         assert "//" not in "".join(line for line in text.splitlines() if "http" in line)
         assert "https:" not in text
 
@@ -162,7 +162,7 @@ def test_secrets_among_the_properties_of_spark_are_not_shown(visitor: Visitor, d
     assert found["settings"]["conf"]["spark.executor.memory"] == "4g"
 
 
-def test_logs_are_taken_apart_by_event_and_no_other_file_can_be_read(visitor: Visitor, directory: Path) -> None:
+def test_logs_are_parsed_into_events_and_no_other_file_can_be_read(visitor: Visitor, directory: Path) -> None:
     (directory / "secret.log").write_text("secret")
     found = visitor.json("/api/logs?part=driver")
     assert [(line["event"], line["level"]) for line in found["lines"]] == [("", ""), ("driver.started", "info")]

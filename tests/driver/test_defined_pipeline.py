@@ -1,4 +1,4 @@
-"""A pipeline that a program has defined, on its way to another process."""
+"""A pipeline that a program defines is passed to another process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def doubled() -> Pipeline:
     return pipeline
 
 
-def test_what_a_script_defines_runs_in_another_process_with_its_globals_and_modules(
+def test_a_pipeline_of_a_script_runs_in_another_process_with_its_globals_and_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "modules").mkdir()
@@ -53,7 +53,7 @@ def test_what_a_script_defines_runs_in_another_process_with_its_globals_and_modu
     assert str(tmp_path / "modules") in os.environ["PYTHONPATH"].split(os.pathsep), "Spark's workers look there"
 
 
-def test_only_the_owner_can_read_it_and_a_file_of_others_is_refused(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file_and_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     write_app(doubled(), tmp_path / "program")
     path = tmp_path / "program" / PICKLE
     assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
@@ -67,7 +67,7 @@ def test_only_the_owner_can_read_it_and_a_file_of_others_is_refused(tmp_path: Pa
         read_pipeline(path)
 
 
-def test_another_python_does_not_read_it(tmp_path: Path) -> None:
+def test_another_version_of_python_refuses_the_file(tmp_path: Path) -> None:
     write_app(doubled(), tmp_path)
     path = tmp_path / PICKLE
     _, places, data = pickle.loads(path.read_bytes())

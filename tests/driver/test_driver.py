@@ -1,4 +1,5 @@
-"""What a driver refuses before it claims the checkpoint or starts Spark, and how it notices the end of the query."""
+"""A driver refuses unusable settings before it claims the checkpoint or starts Spark, and notices the end of the
+query."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_host_services_that_could_not_be_used_are_refused_at_the_start(
 
 
 class EndedQuery:
-    """A query whose thread has ended without an error, as Spark's does when the text of one overflows its stack."""
+    """A query whose thread has ended without an error, as Spark's does after a stack overflow in the text of an
+    error."""
 
     isActive = False  # noqa: N815  (Spark's name)
 
@@ -51,7 +53,7 @@ class EndedQuery:
 
 
 @pytest.mark.parametrize("is_stopping", [False, True])
-def test_a_query_that_ends_by_itself_is_a_failure_and_the_driver_is_started_again(
+def test_a_query_that_ends_by_itself_is_a_failure_and_the_driver_is_restarted(
     tmp_path: Path, is_stopping: bool
 ) -> None:
     (tmp_path / "app.py").write_text(APP.format(exchange="runs"))

@@ -1,4 +1,4 @@
-"""The reports of a driver are written beside the commit, and completed by the next driver."""
+"""The reports of a driver are written concurrently with the commit, and the next driver completes them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def nothing() -> RecoveredRounds:
     return RecoveredRounds(-1, None, {}, 0)
 
 
-def test_a_line_has_what_the_round_committed_and_what_its_tasks_did(tmp_path: Path) -> None:
+def test_a_line_has_the_results_of_the_round_and_of_its_tasks(tmp_path: Path) -> None:
     EpochLog(tmp_path / EPOCHS, checkpoint="c", names={"node-1": "out"}).add(outcome_of(3))
     (line,) = EpochTail(tmp_path / EPOCHS).new()
     assert (line["id"], line["epoch"], line["first"], line["last"], line["records"]) == ("c", 3, 15, 20, 10)
@@ -54,7 +54,7 @@ def test_a_line_has_what_the_round_committed_and_what_its_tasks_did(tmp_path: Pa
     assert line["chains"] == {"0": {"tasks": 2, "read_s": 0.5, "run_s": 1.0, "out": {"out": 8}}}
 
 
-def test_epochs_reach_the_file_before_the_driver_has_closed(tmp_path: Path) -> None:
+def test_epochs_are_written_before_the_driver_closes(tmp_path: Path) -> None:
     reports = reports_in(tmp_path)
     reports.start(nothing())
     for epoch in range(20):
@@ -72,7 +72,7 @@ def test_a_commit_never_waits_for_the_reports(tmp_path: Path) -> None:
     assert reports.status()["epochs_left_out"] == 3
 
 
-def test_the_next_driver_adds_what_was_committed_and_not_logged(tmp_path: Path) -> None:
+def test_the_next_driver_adds_committed_epochs_that_were_not_logged(tmp_path: Path) -> None:
     log = EpochLog(tmp_path / EPOCHS, checkpoint="c")
     log.add(outcome_of(0))
     EpochLog(tmp_path / EPOCHS, checkpoint="c").fill([record_of(2), record_of(0), record_of(1)])
@@ -91,7 +91,7 @@ def test_a_driver_that_starts_completes_the_history(tmp_path: Path) -> None:
     assert [line["epoch"] for line in EpochTail(tmp_path / EPOCHS).new()] == [0, 1]
 
 
-def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
+def test_a_truncated_line_affects_no_other_line(tmp_path: Path) -> None:
     path = tmp_path / EPOCHS
     log = EpochLog(path)
     log.add(outcome_of(0))

@@ -1,4 +1,4 @@
-"""Where an epoch ends at several gateways that order by event time, and what becomes of it when one comes or goes."""
+"""Where an epoch ends at several gateways with event-time order, also when a gateway joins or leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPLETE = Key(100, 1, 7)
 
 
 class Gateways:
-    """They answer, each for itself, unless they are away; the first says who there is."""
+    """Gateways that answer for themselves unless they are away. The first one lists the members."""
 
     def __init__(self, *names: str) -> None:
         self.members = [Member(name, name, "", name, "") for name in names]
@@ -60,7 +60,7 @@ def gateways() -> Gateways:
 @pytest.fixture
 def agreement(gateways: Gateways) -> EpochEndAgreement:
     agreement = EpochEndAgreement(Desks(gateways))  # type: ignore[arg-type]
-    assert ends(agreement) is None, "the first says that it is not the only one"
+    assert ends(agreement) is None, "the first reports that there are others"
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
     return agreement
 
@@ -70,13 +70,13 @@ def ends(agreement: EpochEndAgreement) -> dict[str, int] | None:
     return None if agreed is None else {name: end.sequence for name, end in agreed.ends.items()}
 
 
-def test_one_that_has_left_is_not_waited_for(gateways: Gateways, agreement: EpochEndAgreement) -> None:
+def test_a_gateway_that_has_left_does_not_delay_an_epoch(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     del gateways.members[1]
     assert ends(agreement) is None
     assert ends(agreement) == {FIRST_GATEWAY: 1}
 
 
-def test_one_that_is_merely_away_is_waited_for(gateways: Gateways, agreement: EpochEndAgreement) -> None:
+def test_a_gateway_that_is_away_delays_an_epoch(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.away = {"gateway-1"}
     assert ends(agreement) is None
     assert ends(agreement) is None
@@ -84,14 +84,14 @@ def test_one_that_is_merely_away_is_waited_for(gateways: Gateways, agreement: Ep
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
 
 
-def test_while_the_first_is_away_nothing_is_agreed(gateways: Gateways, agreement: EpochEndAgreement) -> None:
+def test_while_the_first_gateway_is_away_no_epoch_ends(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.away = {FIRST_GATEWAY}
     assert ends(agreement) is None
     gateways.away = set()
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1}
 
 
-def test_one_that_has_come_is_in_the_next_epoch(gateways: Gateways, agreement: EpochEndAgreement) -> None:
+def test_a_gateway_that_joined_is_in_the_next_epoch(gateways: Gateways, agreement: EpochEndAgreement) -> None:
     gateways.members.append(Member("gateway-2", "gateway-2", "", "gateway-2", ""))
     assert ends(agreement) is None
     assert ends(agreement) == {FIRST_GATEWAY: 1, "gateway-1": 1, "gateway-2": 1}

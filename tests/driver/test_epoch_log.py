@@ -20,7 +20,7 @@ NOW_NS = 1_700_000_000 * 10**9
     [(0.25, 250.0), (3599.0, 3_599_000.0), (7200.0, None), (NOW_NS / 1e9 - 1, None), (-3600.0, None)],
     ids=["just now", "behind by an hour", "a history", "a number that is not a time", "the future"],
 )
-def test_latency_is_reported_only_of_event_times_near_the_clock(
+def test_latency_is_reported_only_for_event_times_near_the_clock(
     tmp_path: Path, age_s: float, latency_ms: float | None
 ) -> None:
     time_ns = NOW_NS - round(age_s * 1e9)

@@ -1,4 +1,4 @@
-"""Pending results of every kind of stage continue with another number of tasks as if it had always been that number."""
+"""Pending results of every kind of stage continue with another number of tasks as if it had never changed."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def pipeline(stage: Any, tasks: int) -> Pipeline:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 5), (4, 1), (1, 3)])
 @pytest.mark.parametrize("stage", STAGES)
-def test_pending_results_go_on_with_another_number_of_tasks(stage: Any, before: int, after: int) -> None:
+def test_pending_results_continue_with_another_number_of_tasks(stage: Any, before: int, after: int) -> None:
     reference = run(pipeline(stage, before), {"records": RECORDS})["out"]
     assert reference
     first, second = run_upgrade(

@@ -63,7 +63,7 @@ def test_a_driver_that_was_paused_after_its_claim_removes_nothing_of_its_success
         deadline = time.monotonic() + PATIENCE_S
         while state_of(paused) != "T":
             assert paused.poll() is None
-            assert time.monotonic() < deadline, "the driver does not come to its pause"
+            assert time.monotonic() < deadline, "the driver does not reach its pause"
             time.sleep(0.02)
         graph = load_app(app).graph
         successor = Checkpoint.claim(

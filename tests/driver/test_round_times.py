@@ -1,4 +1,4 @@
-"""The times of phases: measured between the events and actions of a round, by a clock of the test."""
+"""The times of phases are measured between the events and actions of a round, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from procession.driver.round_times import RoundTimes
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,8 @@ class Clock:
 
 
 def round_of(times: RoundTimes, clock: Clock, epoch: int) -> None:
-    """A round with two sinks: 2 s of tasks, votes after 1 and 3 s, 0.5 s for the record, 0.25 s for the decision."""
+    """Run a round with two sinks: 2 s of tasks, votes after 1 and 3 s, 0.5 s for the record, 0.25 s for the
+    decision."""
     times.ran(epoch, clock.now - 2.0)
     times.saw(EpochReady(epoch, {"a": 1, "b": 1}))
     for sink in ("a", "b"):
@@ -67,7 +68,7 @@ def test_each_phase_is_measured_from_its_beginning_to_its_end() -> None:
     assert times.last.phase2_s == {"a": 0.125, "b": 0.25}
 
 
-def test_the_wait_is_from_the_decision_before_to_the_offer() -> None:
+def test_the_wait_lasts_from_the_previous_decision_to_the_offer() -> None:
     clock = Clock()
     times = RoundTimes(clock, clock)
     round_of(times, clock, 0)
@@ -88,7 +89,7 @@ def test_a_vote_confirms_the_phase_2_before_it() -> None:
     assert first.phase2_s == {"a": 5.0, "b": 7.0}
 
 
-def test_an_open_round_says_which_sinks_have_not_voted() -> None:
+def test_an_open_round_lists_the_sinks_that_have_not_voted() -> None:
     clock = Clock()
     times = RoundTimes(clock, clock)
     times.saw(SinkConnected("a", (), None))
@@ -118,7 +119,7 @@ def test_aborts_and_lost_connections_are_counted() -> None:
     assert times.waits_for() == {"epoch": 0, "phase": "phase 1", "seconds": 0.0, "sinks": ["a"], "attempts": 2}
 
 
-def test_a_vote_on_an_older_transaction_is_no_vote() -> None:
+def test_a_vote_on_an_older_transaction_does_not_count() -> None:
     times = RoundTimes(Clock(), Clock())
     times.saw(EpochReady(0, {"a": 1}))
     times.saw(EmitEpoch("a", "a1", 0, 0, 1))

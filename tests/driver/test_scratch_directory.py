@@ -1,4 +1,4 @@
-"""Scratch directories of drivers: each has its own, and a current driver removes unlocked ones."""
+"""Each driver has its own scratch directory, and the current driver removes unlocked ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def left_by_a_killed_driver(root: Path) -> Path:
     return Path(died.stdout.strip())
 
 
-def test_what_a_killed_driver_left_is_cleared_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+def test_directories_of_killed_drivers_are_removed_and_those_of_running_ones_are_kept(tmp_path: Path) -> None:
     left = left_by_a_killed_driver(tmp_path)
     living, own = ScratchDirectory(tmp_path), ScratchDirectory(tmp_path)
     (living.directory / "block").touch()
@@ -48,7 +48,7 @@ def test_what_a_killed_driver_left_is_cleared_and_what_a_living_one_has_is_not(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_driver_that_was_replaced_clears_nothing(tmp_path: Path) -> None:
+def test_a_replaced_driver_removes_nothing(tmp_path: Path) -> None:
     left = left_by_a_killed_driver(tmp_path)
 
     def replaced() -> None:
@@ -63,7 +63,9 @@ def test_a_driver_that_was_replaced_clears_nothing(tmp_path: Path) -> None:
     own.close()
 
 
-def test_sockets_have_a_short_path_and_go_with_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_have_a_short_path_and_are_removed_with_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     deep = tmp_path / ("d" * 80)
     own = ScratchDirectory(deep)

@@ -1,4 +1,4 @@
-"""What a driver learns of its sinks from their URLs."""
+"""A driver derives limits, message forms and addresses of its sinks from their URLs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(**sinks: str) -> DriverConfig:
         (["tape:a?records=2000"], 1000),
     ],
 )
-def test_the_smallest_epoch_that_a_sink_can_commit_bounds_those_of_the_pipeline(
+def test_the_sink_with_the_smallest_limit_bounds_the_epochs_of_the_pipeline(
     targets: list[str], records_max: int
 ) -> None:
     assert epoch_limits(pipeline(*targets).graph(), config()) == (records_max, 5000)

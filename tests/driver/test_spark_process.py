@@ -11,7 +11,7 @@ import time
 from procession.driver.spark_process import Heartbeat, descendants, processor_ns
 
 
-def test_silence_is_noticed_once() -> None:
+def test_missing_heartbeats_are_noticed_once() -> None:
     silent = threading.Semaphore(0)
     beat = Heartbeat(0.2, lambda: silent.release())
     beat.start()
@@ -19,7 +19,7 @@ def test_silence_is_noticed_once() -> None:
     assert not silent.acquire(timeout=0.5)
 
 
-def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
+def test_heartbeats_reset_the_time_out_and_a_stop_ends_the_check() -> None:
     silent = threading.Event()
     beat = Heartbeat(2.0, silent.set)
     beat.start()
@@ -31,7 +31,7 @@ def test_who_is_heard_is_not_silent_and_a_stop_ends_it() -> None:
     beat.stop()
 
 
-def test_processor_time_is_that_of_all_processes_that_we_started() -> None:
+def test_processor_time_includes_all_processes_that_we_started() -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, text=True) as process:
         while not (below := descendants(process.pid)):

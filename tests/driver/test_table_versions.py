@@ -1,5 +1,5 @@
-"""Tables that change under a running pipeline: all tasks of an epoch read one version, and an epoch that is run again
-reads it again, whatever has become of the file."""
+"""Tables that change under a running pipeline: all tasks of an epoch read one version, and a repeated epoch reads the
+same one, even if the file has changed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from procession.driver.table_versions import FIRST, TableRefresh
 from procession.errors import StorageError
 from procession.planner.graph import Graph
 from procession.planner.rules import make_plan
+from procession.runtime.host_files import HOST_FILES
+from procession.sos.replicated_files import ReplicatedFiles
 from procession.spark.tasks import Task, TaskTables
 from procession.storage.table_copies import TableCopies, check_copy
+from tests.commit.test_replicated_checkpoint import FakeQuorum
 from tests.operators.reference import batch_of
 from tests.spark.cluster import run_epoch, write_log, written
 
 
 def write(path: Path, *words: str) -> None:
-    """A version that differs from the one before in its size, or at least in its time."""
+    """Write a version that differs from the one before in its size, or at least in its time."""
     path.write_text("".join(json.dumps({"id": "k", "word": word}) + "\n" for word in words))
 
 
@@ -50,7 +53,7 @@ class World:
         return World(self.directory, self.graph, refresh, self.said, self.fence + 1)
 
     def run(self, epoch: int, attempt: int = 0) -> set[bytes]:
-        """What the records of an epoch, of ten records and four tasks, were joined with."""
+        """Run an epoch of ten records and four tasks, and return the table rows that the records were joined with."""
         plan = make_plan(self.graph)
         rounds = RoundRecords(self.directory / "rounds")
         runs = self.directory / f"runs-{attempt}"
@@ -95,12 +98,12 @@ def test_i5_an_epoch_that_is_run_again_reads_the_table_that_it_read_before(world
     assert again.run(2) == {b"three"}
 
 
-def test_the_first_version_is_kept_from_one_driver_to_the_next(world: World) -> None:
+def test_the_first_version_is_kept_when_the_driver_is_replaced(world: World) -> None:
     write(world.table, "two!")
     assert world.restarted().run(0) == {b"one"}
 
 
-def test_a_version_that_cannot_be_read_is_reported_once_and_the_one_before_stays(world: World) -> None:
+def test_a_version_that_cannot_be_read_is_reported_once_and_the_previous_one_stays_in_use(world: World) -> None:
     world.commit(0)
     world.table.write_text("{")
     world.commit(1)
@@ -121,19 +124,21 @@ def test_copies_that_no_epoch_needs_are_removed(world: World) -> None:
         write(world.table, *["more"] * (epoch + 2))
         world.commit(epoch)
     world = world.restarted()
-    assert len(list(world.refresh.copies.directory.iterdir())) == 2  # the last one, and which was the first
+    assert (
+        len(list(world.refresh.copies.directory.iterdir())) == 2
+    )  # the last version, and the note of which was the first
     assert (world.refresh.copies.directory / FIRST).exists()
     assert world.run(5) == {b"more"}
 
 
-def test_a_table_that_was_never_there_is_an_error(tmp_path: Path, world: World) -> None:
+def test_a_table_that_never_existed_is_an_error(tmp_path: Path, world: World) -> None:
     world.table.unlink()
     gone = TableRefresh.of(world.graph, tmp_path / "elsewhere", print)
     with pytest.raises(StorageError, match="is missing"):
         gone.begin({})
 
 
-def test_a_file_that_changes_while_it_is_copied_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_copied_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "table", "one")
     fsync = os.fsync
 
@@ -173,16 +178,32 @@ def test_a_damaged_copy_of_a_table_is_found_and_named(tmp_path: Path) -> None:
     check_copy(copies.directory / "0a1b2c3d-17-1100.jsonl")  # named by a version without checksums
 
 
-def test_a_driver_removes_no_copy_of_a_later_one_and_takes_none_for_its_own(tmp_path: Path) -> None:
+def test_a_driver_neither_removes_nor_uses_copies_of_a_later_driver(tmp_path: Path) -> None:
     table = tmp_path / "table"
     table.write_bytes(b"one")
     older, later = TableCopies(tmp_path / "copies", 4), TableCopies(tmp_path / "copies", 5)
     before, made = older.take(table), later.take(table)
     assert before is not None
     assert made is not None
-    assert before != made, "whoever is replaced may remove its own"
-    assert later.take(table, before) == before, "what a round record names is good as long as the table is the same"
+    assert before != made, "a replaced driver may remove its own copies"
+    assert later.take(table, before) == before, (
+        "the version in a round record is valid as long as the table is the same"
+    )
     older.sweep([])
     assert {path.name for path in (tmp_path / "copies").iterdir()} == {before, made}
     later.sweep([])
     assert {path.name for path in (tmp_path / "copies").iterdir()} == {made}
+
+
+def test_with_replicas_a_changed_choice_for_the_first_epoch_is_stored_too(world: World) -> None:
+    quorum, sides = FakeQuorum(), world.directory / "sides"
+    files = ReplicatedFiles(HOST_FILES, world.directory, quorum, only=("sides",))
+    files.begin()
+    write(world.table, "two!")
+    (sides / FIRST).unlink()  # as for a table that is new in the program
+    refresh = TableRefresh.of(world.graph, sides, world.said.append, 2, files)
+    refresh.begin({})
+    files.sync_directory(sides)
+    restored = quorum.restore(world.directory / "there") / "sides" / FIRST
+    assert restored.read_bytes() == (sides / FIRST).read_bytes()
+    assert json.loads(restored.read_text())["tables"] == refresh.first

@@ -1,5 +1,5 @@
-"""Each file that is relied on later carries a format number; what is newer, or unknown, is refused with a sentence that
-says who must act. What has no number is of the version that had none, and is read."""
+"""Each file that a later version relies on has a format number. A newer or unknown number is refused with a sentence
+that says who must act; a file without a number is of the first version, and is read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ from procession.format_number import is_known_format
 from procession.gateway import input_pins, members, request_parsing, snapshot
 from procession.gateway.control_client import ControlClient
 from procession.gateway.gateway_directory import find_identity, keep_identity
+from procession.jobs import letter_replay
 from procession.operators.tables import SideTable
+from procession.savepoints import rollback, rollback_input, savepoint, savepoint_volume
 from procession.sdk import ack_log, lane_files, lane_merge, transaction_log
 from procession.sdk.ack_log import AckLog, acknowledged
 from procession.sdk.transaction_log import Transaction, TransactionLog, committed_ranges
@@ -64,7 +66,6 @@ from procession.storage.journal import encode, read_journal
 from procession.storage.log_ranges import LogLocation
 from procession.storage.run_store import Manifest, RunStore
 from procession.storage.table_copies import TableCopies
-from procession.supervisor import letter_replay, rollback, rollback_input, savepoint, savepoint_volume
 from procession.wire import lane_blocks
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.producer import Producer
@@ -97,7 +98,7 @@ def write_attempts(root: Path) -> Path:
 
 
 def identity(directory: Path) -> str:
-    """As a gateway's start finds or makes it."""
+    """Find or create the identity, as the start of a gateway does."""
     found = find_identity(directory) or "f" * 32
     keep_identity(directory, found)
     return found
@@ -136,7 +137,7 @@ FILES: dict[str, tuple[Write, Read, bool]] = {
     ),
     "versions of tables": (write_first, lambda path: refreshed(path).begin({}), False),
 }
-"""How a file is written, how it is read, and whether format 1 is the same file without a number."""
+"""For each file: how it is written and read, and whether format 1 is the same file without a number."""
 
 
 @pytest.mark.parametrize(("write", "read", "_"), FILES.values(), ids=FILES)
@@ -152,7 +153,7 @@ def test_a_file_of_a_later_or_unknown_format_is_refused(
         read(path)
     assert str(path.name) in caught.value.sentence
     assert caught.value.next_step == "Start the version that wrote it, or a later one."
-    assert json.loads(path.read_bytes())["format"] == number, "it is left alone"
+    assert json.loads(path.read_bytes())["format"] == number, "the file is not changed"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_file_without_a_number_is_read_as_before(write: Write, read: Read, tmp
     read(path)
 
 
-def test_a_claim_writes_the_number_that_a_checkpoint_lacks(tmp_path: Path) -> None:
+def test_a_claim_adds_the_missing_format_number_of_a_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "landed" / "two-gateways" / "checkpoint", tmp_path / "checkpoint")
     assert "format" not in json.loads((tmp_path / "checkpoint" / "pipeline.json").read_text())
     Checkpoint.claim(tmp_path / "checkpoint", name="taker", fingerprint="")
@@ -175,7 +176,7 @@ def test_a_claim_writes_the_number_that_a_checkpoint_lacks(tmp_path: Path) -> No
         assert json.loads((tmp_path / "checkpoint" / path).read_text())["format"] == 2
 
 
-def test_a_start_writes_the_number_that_an_identity_lacks(tmp_path: Path) -> None:
+def test_a_start_adds_the_missing_format_number_of_an_identity(tmp_path: Path) -> None:
     landed = (SAMPLES / "landed" / "event-time" / "identity").read_text()
     (tmp_path / "identity").write_text(landed)
     assert identity(tmp_path) == landed
@@ -184,13 +185,13 @@ def test_a_start_writes_the_number_that_an_identity_lacks(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"format": 2}', "{"])
-def test_an_identity_that_is_damaged_is_a_sentence(content: str, tmp_path: Path) -> None:
+def test_a_damaged_identity_is_reported_in_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "identity").write_text(content)
     with pytest.raises(StorageError):
         identity(tmp_path)
 
 
-def test_versions_of_tables_of_the_landed_version_are_read(tmp_path: Path) -> None:
+def test_versions_of_tables_that_the_landed_version_wrote_are_read(tmp_path: Path) -> None:
     path = write_first(tmp_path)
     known = json.loads(path.read_bytes())["tables"]
     path.write_text(json.dumps(known))
@@ -238,7 +239,7 @@ def test_a_manifest_of_another_version_is_refused(number: int | None, tmp_path: 
 
 
 @pytest.mark.parametrize(("note", "end"), [(b"%020d %020d\n" % (5, 5), 5), (b"2 %020d %020d\n" % (6, 6), 6)])
-def test_how_far_an_output_was_printed_is_read_with_and_without_a_number(note: bytes, end: int, tmp_path: Path) -> None:
+def test_the_print_position_is_read_with_and_without_a_format_number(note: bytes, end: int, tmp_path: Path) -> None:
     (tmp_path / "out.printed").write_bytes(note)
     with open(tmp_path / "printed", "wb") as file:
         output = StdoutOutput(tmp_path / "out", Stdout(file.fileno()))
@@ -246,17 +247,18 @@ def test_how_far_an_output_was_printed_is_read_with_and_without_a_number(note: b
         output.close()
 
 
-def test_a_note_of_a_later_format_is_refused(tmp_path: Path) -> None:
+def test_a_print_position_of_a_later_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.printed").write_bytes(b"3 %020d %020d\n" % (6, 6))
     with open(tmp_path / "printed", "wb") as file, pytest.raises(StorageError, match=r"out.printed has format 3"):
         StdoutOutput(tmp_path / "out", Stdout(file.fileno()))
 
 
-def test_a_gateway_of_a_later_version_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_of_a_gateway_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = GatewayProcess(tmp_path / "gateway", {}).start()
+    theirs = f"answers in format {request_parsing.FORMAT}"
     try:
         monkeypatch.setattr("procession.gateway.request_parsing.FORMAT", 1)  # as if this were an earlier version
-        with gateway.client() as driver, pytest.raises(ConfigError, match="answers in format 2") as caught:
+        with gateway.client() as driver, pytest.raises(ConfigError, match=theirs) as caught:
             driver.status()
         assert caught.value.next_step == "Start gateways, driver and commands in the same version."
     finally:
@@ -296,7 +298,7 @@ def test_a_ticket_of_a_later_version_is_refused_at_once(tmp_path: Path, monkeypa
         gateway.kill()
 
 
-def test_the_page_of_formats_tells_the_numbers_that_are_written() -> None:
+def test_the_page_of_formats_has_the_numbers_that_are_written() -> None:
     page = (SAMPLES.parents[1] / "docs" / "reference" / "formats.md").read_text()
     rows = dict(re.findall(r"^\| (.+?) \| (\d+)", page, re.MULTILINE))
     numbers = {

@@ -1,10 +1,11 @@
-"""Samples of every on-disk format: each release reads what an earlier one wrote, or refuses it with a sentence.
+"""Samples of every on-disk format: each release reads the files of earlier ones, or refuses them with a sentence.
 
-`landed` was written by the first version, which had no format numbers; `format-2` has the gateway's files with an
-incarnation and a running checksum; in `format-3` whatever is relied on later has a number. A change of a format adds a
-folder of samples, never edits one. `run` is a pipeline with states, a table and dead letters (in `landed` with an epoch
-that is offered but not committed, too); `two-gateways` has a range that is offered but not committed; `event-time` has
-an arrival log and an ordered log.
+`landed` was written by the first version, which had no format numbers. `format-2` has gateway files with an incarnation
+and a running checksum. In `format-3` every file that a later version relies on has a number. A change of a format adds
+a folder of samples and never edits one.
+
+`run` is a pipeline with states, a table and dead letters; in `landed` one epoch is offered but not committed.
+`two-gateways` has a range that is offered but not committed; `event-time` has an arrival log and an ordered log.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def copied(release: str, tmp_path: Path) -> Copied:
-    """A sample of one release, in a place of its own."""
+    """Return a copy of one release's samples in a temporary directory."""
 
     def copy(name: str) -> Path:
-        # What a release has not is as it was in the last one that has it.
+        # A sample that a release lacks is unchanged since the last release that has it.
         until = RELEASES[: RELEASES.index(release) + 1]
         source = next(path for one in reversed(until) if (path := SAMPLES / one / name).exists())
         target = tmp_path / name
@@ -154,12 +155,12 @@ def test_the_log_of_acknowledgements_is_read(copied: Copied) -> None:
     assert acknowledged([copied("acks.journal")]) == {7: 13}
 
 
-def test_the_names_of_the_places_are_read(copied: Copied) -> None:
+def test_the_names_of_log_locations_are_read(copied: Copied) -> None:
     place = json.loads((copied("run") / "pipeline" / "checkpoint" / "gateways" / "gateway-0.json").read_text())
     assert place["directory"] == "/srv/run/pipeline/gateway/log"
 
 
-def test_what_was_offered_is_compared_with_the_log_that_it_was_offered_from(copied: Copied) -> None:
+def test_an_offered_range_is_compared_with_the_log_that_it_came_from(copied: Copied) -> None:
     sample = copied("two-gateways")
     offsets = Checkpoint.claim(sample / "checkpoint", name="taker", fingerprint="").log.offsets
     assert {name: offset.sequence for name, offset in offsets.items()} == {"gateway-0": 14, "gateway-1": 14}
@@ -174,8 +175,9 @@ def test_what_was_offered_is_compared_with_the_log_that_it_was_offered_from(copi
 
 
 @pytest.mark.parametrize("release", ["landed", "format-3"])
-def test_a_pipeline_of_an_earlier_version_goes_on_or_is_refused(release: str, tmp_path: Path) -> None:
-    """With its states, its open epoch, its outputs: nothing is lost or doubled, and totals go on where they were."""
+def test_a_pipeline_of_an_earlier_version_continues_or_is_refused(release: str, tmp_path: Path) -> None:
+    """It continues with its states, its open epoch and its outputs: nothing is lost or duplicated, and totals
+    continue."""
     shutil.copytree(SAMPLES / release / "run", tmp_path / "run")
     (tmp_path / "run" / "out").rename(tmp_path / "run" / "output")
     arguments = ("run", "sample.py", "--dir", "pipeline", "--listen", "127.0.0.1:0", "--input", "more.jsonl")

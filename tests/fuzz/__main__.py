@@ -1,7 +1,7 @@
-"""`make fuzz`: lets atheris look for inputs that break a promise, target by target, for a bounded time.
+"""`make fuzz`: atheris searches for inputs that break a promise, target by target, for a bounded time.
 
-Invariant: a run ends by the clock, and leaves the tree alone: what it finds stays in .make/fuzz until `--keep` makes
-it part of the corpus. Before it the Makefile; after it `targets`. Status 1 if an input was found that fails.
+Invariant: a run ends in time and changes no file of the tree. Inputs that it finds stay in .make/fuzz until `--keep`
+adds them to the corpus. The exit status is 1 if an input fails.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tests.fuzz import corpus
 WORKPLACE = Path(".make/fuzz")
 INPUT_BYTES_MAX = 4096
 INPUT_TIMEOUT_S = 10
-"""An input that takes longer has found an endless loop."""
+"""Time limit for an input. One that takes longer counts as an endless loop."""
 MEMORY_MB_MAX = 1024
 ONE = "--one"
-"""The first word to the process that fuzzes one target; those behind it are libFuzzer's."""
+"""The first argument of the process that fuzzes one target. The others are for libFuzzer."""
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def fuzz(name: str, seconds: int) -> bool:
-    """One target, in a process of its own: libFuzzer ends the process that it runs in."""
+    """Run one target in its own process, because libFuzzer ends the process in which it runs."""
     folder, log, prefix = WORKPLACE / name, WORKPLACE / f"{name}.log", WORKPLACE / f"{name}-failed-"
     folder.mkdir(parents=True, exist_ok=True)
     for given in corpus.load(name):
@@ -71,12 +71,12 @@ def fuzz(name: str, seconds: int) -> bool:
 
 
 def fuzz_here(name: str, *arguments: str) -> NoReturn:
-    """Our code is imported here, so that atheris sees which way an input takes."""
+    """Fuzz one target in this process. Our code is imported here, so that atheris traces its branches."""
     import atheris
 
     with atheris.instrument_imports(include=["procession.wire", "procession.sos"]):
         from tests.fuzz.targets import TARGETS
-    # What numba compiles is imported later, by `columns.make_ready`: it cannot compile code that was instrumented.
+    # `columns.make_ready` imports the numba kernels later: numba cannot compile instrumented code.
     atheris.Setup([sys.argv[0], *arguments], TARGETS[name])
     atheris.Fuzz()
     sys.exit()

@@ -1,8 +1,7 @@
 """The corpus: for each target the inputs worth keeping, as lines of hex in a text file.
 
-Invariant: small. An input stays only if it makes our code take a step that no shorter one makes; one that once
-failed stays by being written down by hand above the line. Before it `__main__`, which finds inputs; after it
-`test_corpus`, which runs them in every test run.
+Invariant: the corpus is small. An input stays only if it takes a step in our code that no shorter one takes. An input
+that once failed is written manually above the mark and stays.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "corpus"
 KEPT_BYTES_MAX = 512
 MARK = "# found by make fuzz"
-"""What stands below is chosen by `select`, and written anew by `keep`."""
+"""The mark: `select` chooses the lines below it, and `keep` rewrites them."""
 
 Step = tuple[str, int, int]
 
@@ -28,11 +27,11 @@ def load(target: str) -> list[bytes]:
 
 
 def keep(target: str, function: Callable[[bytes], None], found: Iterable[bytes]) -> int:
-    """Write the corpus anew: what stands above the mark, then the shortest inputs that together take every step."""
+    """Rewrite the corpus: the part above the mark, then the shortest inputs that together take every step."""
     path = FOLDER / f"{target}.txt"
     above = path.read_text().partition(f"{MARK}\n")[0] if path.exists() else ""
     by_hand = [bytes.fromhex(line.partition("#")[0]) for line in above.splitlines() if not line.startswith("#")]
-    chosen = select(function, sorted({*found, *load(target)} - {*by_hand}, key=lambda one: (len(one), one)), by_hand)
+    chosen = select(function, sorted({*found, *load(target)} - {*by_hand}, key=lambda data: (len(data), data)), by_hand)
     path.write_text(above + "".join(f"{line}\n" for line in [MARK, *(input_.hex() for input_ in chosen)]))
     return len(chosen)
 
@@ -48,7 +47,7 @@ def select(function: Callable[[bytes], None], inputs: Iterable[bytes], already: 
 
 
 def steps(function: Callable[[bytes], None], given: bytes) -> set[Step]:
-    """From which line to which line of the protocol's code this input leads."""
+    """Return the steps that this input takes in the protocol's code, as pairs of lines."""
     made: set[Step] = set()
 
     def watch(frame: FrameType, _event: str, _arg: Any) -> Any:

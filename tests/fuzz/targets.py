@@ -1,7 +1,7 @@
-"""What is fuzzed: for each target a function that takes any bytes, and fails if a promise about them is broken.
+"""The fuzz targets: each is a function that takes any bytes and fails if they break one of its promises.
 
-Invariant: a target passes over the errors that bad bytes must end in, and over no other. So what fails is a bug of
-ours: another exception, a frame that does not come back as the same bytes, two ways of reading that disagree.
+Invariant: a target ignores only the errors that bad bytes must cause. So any failure is a bug: another exception, a
+frame that is encoded to other bytes, or two ways of reading that disagree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DRAFT_HELLO = Hello(draft.version(frozenset(Extension)), b"", "program", "instan
 
 
 def v3_frame(body: bytes) -> None:
-    """A body is a frame that comes back as the same bytes, or the peer's error."""
+    """Check that a body is a frame that is encoded to the same bytes, or an error of the peer."""
     try:
         frame = v3.decode(body)
     except RemoteProtocolError:
@@ -44,7 +44,7 @@ def v3_frame(body: bytes) -> None:
 
 
 def draft_frame(body: bytes) -> None:
-    """The same, of the draft; and no body is a frame of both versions."""
+    """Check `v3_frame`'s promise for the draft, and that no body is a frame of both versions."""
     try:
         frame = draft.decode(body)
     except RemoteProtocolError:
@@ -56,7 +56,7 @@ def draft_frame(body: bytes) -> None:
 
 
 def two_phase(payload: bytes) -> None:
-    """A payload is a two-phase-commit message that comes back as the same bytes, or the peer's error."""
+    """Check that a payload is a two-phase-commit message that is encoded to the same bytes, or an error of the peer."""
     try:
         message = two_phase_commit.decode(payload)
     except RemoteProtocolError:
@@ -65,7 +65,8 @@ def two_phase(payload: bytes) -> None:
 
 
 def stream(data: bytes) -> None:
-    """However the bytes are cut on the way, by columns or frame by frame: the same events, and the same state then."""
+    """Check that a connection gives the same events and state however its bytes are divided, by columns or frame by
+    frame."""
     if len(data) < 3:
         return
     how, size, data = data[0], data[1] % 64 + 1, data[2:]
@@ -83,7 +84,8 @@ def stream(data: bytes) -> None:
 
 
 def session(data: bytes) -> None:
-    """An end that answers, as ours do, whatever the peer says: it speaks, or refuses, and never breaks."""
+    """Check an end that answers as Procession's do: for any input of the peer it answers or refuses, and never
+    breaks."""
     if not data:
         return
     end = _end(data[0])
@@ -97,7 +99,7 @@ def session(data: bytes) -> None:
 
 
 def capture(data: bytes) -> None:
-    """What a capture shows of itself comes back as the same bytes."""
+    """Check that the text form of a capture is encoded to the same bytes."""
     found = Capture(frame_bytes_max=FRAME_BYTES_MAX)
     pieces: Iterable[tuple[str, bytes]] = [("", data)]
     if is_hex(data):
@@ -111,7 +113,7 @@ def capture(data: bytes) -> None:
 
 
 def document(data: bytes) -> None:
-    """Any JSON is a frame, or the error of whoever wrote it; and the frame can be read again."""
+    """Check that any JSON is a frame that can be read again, or an error of its author."""
     try:
         _, frame = encoded(json.loads(data))
     except (LocalProtocolError, ValueError, RecursionError):
@@ -122,10 +124,10 @@ def document(data: bytes) -> None:
 
 
 def sos_frame(body: bytes) -> None:
-    """A body is a frame of the object service that comes back as the same bytes, or the peer's error."""
+    """Check that a body is a frame of the object service that is encoded to the same bytes, or an error of the peer."""
     if not body:
         return
-    # The checksum is added here: no fuzzer finds one.
+    # The checksum is added here, because no fuzzer would find it.
     sealed = body + zlib.crc32(body).to_bytes(4, "big")
     for whole in (body, sealed):
         try:
@@ -139,7 +141,7 @@ def sos_frame(body: bytes) -> None:
 
 
 def sos_session(data: bytes) -> None:
-    """However frames are cut on the way, an end of the object service finds the same, and refuses the same."""
+    """Check that an end of the object service accepts and refuses the same however frames are divided."""
     if len(data) < 2:
         return
     side, is_open, size = list(ConnectionSide)[data[0] & 1], bool(data[0] & 2), data[1] % 64 + 1
@@ -175,8 +177,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def _end(choice: int, columns_bytes_min: int = 0) -> Connection:
-    """One end of a connection that has just begun, or of one that has got as far as open streams: the choice's bits say
-    which role and side it has, how far it is, and whether the initiator speaks the draft."""
+    """Return one end of a connection, either at its start or with open streams.
+
+    The bits of `choice` select the role, the side, the state, and whether the initiator speaks the draft.
+    """
     columns.make_ready()
     role, side = list(Role)[choice & 1], list(ConnectionSide)[choice >> 1 & 1]
     is_draft = bool(choice & 16) and role is Role.SOURCE
@@ -205,7 +209,7 @@ def _end(choice: int, columns_bytes_min: int = 0) -> Connection:
 
 
 def _flat(events: Iterable[Event]) -> Iterator[object]:
-    """The events, with each MESSAGE by itself: how many come at once is no promise."""
+    """Yield the events with each MESSAGE alone, because their grouping is not specified."""
     for event in events:
         if isinstance(event, Messages):
             ids = (column.tolist() for column in (event.stream_ids, event.message_ids, event.event_times))
@@ -217,7 +221,7 @@ def _flat(events: Iterable[Event]) -> Iterator[object]:
 
 
 def _bodies(data: bytes) -> Iterator[bytes]:
-    """Bodies of frames, each after a byte that says its length: so that frames are whole without luck."""
+    """Yield bodies of frames. A byte before each has its length, so that any input has complete frames."""
     while data:
         length = data[0] + 1
         if body := data[1 : 1 + length]:
@@ -249,7 +253,7 @@ def _answers(event: Event) -> Iterator[AnyFrame]:
 
 
 def _is_over(end: Connection) -> None:
-    """After an error nothing is heard, nothing may be said, and the last word can still be made."""
+    """Check that an end that has failed ignores input and refuses to send, and can still encode its error."""
     assert end.receive(v3.encode(HELLO)) == []
     with contextlib.suppress(LocalProtocolError):
         end.send(Ok(1))

@@ -1,4 +1,4 @@
-"""Every input that fuzzing has found worth keeping, run again in every test run; atheris is not needed for that."""
+"""Runs every input of the fuzzing corpus again in each test run, without atheris."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_file_of_the_corpus_has_a_target() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "document"])
-def test_a_planted_bug_in_reading_a_field_is_found_by_the_corpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_finds_a_planted_bug_in_the_reading_of_a_field(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(reader: Reader, shape: struct.Struct) -> int:
         (value,) = shape.unpack_from(reader._body, reader._position)
         reader._position += shape.size

@@ -1,4 +1,4 @@
-"""The gateway processes of a test end with it."""
+"""Provides gateway processes that end with their test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway's decisions about sessions of the draft, without a socket or a disk, for tests."""
+"""Runs a gateway's decisions about sessions of the draft without a socket or a disk, for tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DraftGatewayRig(GatewayRig):
         return self.do(FrameReceived(session, DraftMessages(messages)))
 
     def commit_to(self, epoch: int, end: int | None = None) -> list[Action]:
-        """Commit what a chain would say of the rows below `end`."""
+        """Commit the rows below `end`, with the positions that a driver would send."""
         end = len(self.rows) if end is None else end
         references = {row["stream_id"]: row["message_id"] for row in self.rows[:end] if row["kind"] in REFERENCE_KINDS}
         return self.commit(epoch, end, **{f"s{stream_id}": at for stream_id, at in references.items()})  # type: ignore[arg-type]

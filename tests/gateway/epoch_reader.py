@@ -1,5 +1,7 @@
-"""A driver without Spark for tests of several gateways: it uses the real feed, checkpoint and notifications, reads each
-epoch from the mapped logs, and commits it at once."""
+"""A driver without Spark, for tests of several gateways.
+
+It uses the real feed, checkpoint and notifications, reads each epoch from the mapped logs, and commits it at once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ IDLE_S = 0.02
 
 
 class EpochReader:
-    """One incarnation of a driver; the next one on the same checkpoint goes on where this one ended."""
+    """One incarnation of a driver. The next one on the same checkpoint continues where this one ended."""
 
     def __init__(self, root: Path, leader: Path, records_max: int = RECORDS_MAX) -> None:
         self.checkpoint = Checkpoint.claim(root, name="epoch_reader", fingerprint="")
@@ -35,7 +37,7 @@ class EpochReader:
         self.ids: dict[int, list[int]] = {}
         """The message ids of each stream, in the order of the output."""
         self.pieces: list[list[LogRange]] = []
-        """What each epoch was made of."""
+        """For each epoch, the ranges of the logs that it was made of."""
         self._untold: RoundRecord | None = None
         self._acknowledged = -1
         self._is_over = threading.Event()
@@ -43,7 +45,7 @@ class EpochReader:
         self.error: BaseException | None = None
 
     def successor(self) -> Self:
-        """Another driver on the same checkpoint, which knows what this one has committed."""
+        """Return another driver on the same checkpoint, which knows the epochs that this one committed."""
         other = type(self)(self.checkpoint.root, self._leader, self.feed.records_max)
         other.epoch, other.offsets = self.epoch, dict(self.offsets)
         other.positions, other.ids, other.pieces, other._untold = self.positions, self.ids, self.pieces, self._untold
@@ -72,7 +74,7 @@ class EpochReader:
             self.error = error
 
     def take(self) -> bool:
-        """One epoch, if there is anything to take; and tell the gateways what they have not heard yet."""
+        """Read and commit one epoch if there is one, and send missing commits to the gateways."""
         ends = self.feed.next_ends(self.offsets, self.feed.records_max)
         pieces = list(laid(sequences(self.offsets), sequences(ends), self.feed.places()))
         if pieces:
@@ -81,12 +83,13 @@ class EpochReader:
         return bool(pieces)
 
     def has(self, stream_id: int, count: int) -> bool:
-        """Take what there is; whether there are so many records of a stream by now, and all have heard of it."""
+        """Read and commit epochs, and return whether a stream has `count` records and all gateways have the commit."""
         is_done = not self.take() and self.tell()
         return is_done and len(self.ids.get(stream_id, [])) == count
 
     def tell(self) -> bool:
-        """False if a gateway could not be told; it is told again."""
+        """Send the last commit to a gateway. Returns False if it could not be reached; the commit is then sent
+        again."""
         if self._untold is None:
             return True
         try:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from procession.address import Address, kept
+from procession.driver.last_commit import LastCommit
 from procession.errors import FencedError, RoundError
-from procession.gateway.control_client import ControlClient
+from procession.gateway.control_client import ControlClient, FenceReply
 from procession.gateway.listen_address import addresses
 from procession.storage.log_ranges import LogOffset
 from procession.tls import ClientTls
@@ -44,22 +45,28 @@ except ProcessionError as error:
 """
 
 
+def confirm(driver: ControlClient, fence: int, offered: LogOffset) -> FenceReply:
+    """Confirm the log, as a driver does that holds the fence and was offered records up to `end`."""
+    return LastCommit(fence).raise_fence("gateway-0", offered, driver)
+
+
 class GatewayProcess:
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self.directory = directory
         self.settings = settings
         self.control_tls: ClientTls | None = settings.pop("control_tls", None)
-        """How to speak to its side door, if it speaks TLS."""
+        """The TLS settings of clients of its control port, if it uses TLS."""
         self.log = directory.with_suffix(".log")
         self.process: PreparedProcess
         self.listen = ""
         self._kept: set[Address] = set()
 
     def start(self, fault: str = "", *, is_confirmed: bool = True) -> GatewayProcess:
-        """Also as a driver would that knows its log, unless not: else producers wait for one."""
+        """Start the process. Unless `is_confirmed` is False, confirm its log as a driver does, because producers wait
+        for that."""
         is_known = (self.directory / "identity").exists()
         environment = {**os.environ, "PROCESSION_FAULT": fault}
-        # Into a file: a pipe that nobody reads fills up, and then the gateway waits for it.
+        # Into a file: a pipe that nobody reads would fill up and block the gateway.
         self.process = PreparedProcess(PROGRAM, str(self.directory), repr(self.settings), env=environment, log=self.log)
         deadline = time.monotonic() + PATIENCE_S
         while self._document().get("pid") != self.process.pid:
@@ -68,17 +75,17 @@ class GatewayProcess:
             time.sleep(0.01)
         self.listen = self._document()["listen"]
         if is_known and is_confirmed:
-            # A fault may have killed it meanwhile; or a test's own driver has come, which confirms its log as well.
+            # A fault may have killed it in the meantime, or a test's own driver has confirmed its log.
             with contextlib.suppress(RoundError, FencedError), self.client() as driver:
-                driver.fence(driver.status()["fence"], LogOffset())
+                confirm(driver, driver.status()["fence"], LogOffset())
         return self
 
     def _keep_ports(self) -> None:
-        """Nobody else gets them while it is away: a test that runs beside this one may start a gateway meanwhile."""
+        """Bind the ports while the gateway is down, so that no concurrent test gets them."""
         for door, address in addresses(self.directory).items():
             if address not in self._kept and door != "flight":
                 self._kept.add(address)
-                with contextlib.suppress(OSError):  # somebody was quicker
+                with contextlib.suppress(OSError):  # another process got the port first
                     weakref.finalize(self, os.close, kept(address).detach())
 
     def _document(self) -> dict[str, Any]:
@@ -90,7 +97,8 @@ class GatewayProcess:
         return ControlClient(self.directory, cookie, timeout_s, tls=self.control_tls)
 
     def answer(self, ask: Callable[Parameters, Answer], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Answer:
-        """What the gateway says to a client's call, however long it takes; RoundError only if it is dead."""
+        """Return the gateway's answer to a client's call, however long it takes. Raises RoundError only if it is
+        dead."""
         while True:
             try:
                 return ask(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A gateway's decisions without a socket or a disk, for tests: events in, actions out."""
+"""Runs a gateway's decisions without a socket or a disk, for tests: events in, actions out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEP = st.one_of(
     st.tuples(st.just("kill"), st.just(0)),
     st.tuples(st.just("commit"), st.integers(0, 10)),
 )
-"""What befalls a producer, and how much of it."""
+"""What happens to a producer, and a number for it."""
 
 
 class GatewayRig:
@@ -56,7 +56,7 @@ class GatewayRig:
         self.retired = b""
 
     def restart(self) -> None:
-        """Kill the gateway: the snapshot and the log are all that is left."""
+        """Kill the gateway and start it from the snapshot and the log."""
         snapshot = self.state.snapshot
         tail = (
             [pa.RecordBatch.from_pylist(self.rows[snapshot.end_sequence :], schema=INGRESS_SCHEMA)] if self.rows else []
@@ -126,7 +126,7 @@ def reasons(actions: list[Action]) -> list[str | None]:
 
 
 def recovered(directory: Path) -> tuple[Snapshot, bytes]:
-    """The snapshot and the retired streams that a gateway starts with in this directory."""
+    """Return the snapshot and the retired streams with which a gateway starts in this directory."""
     found = recovery.recover(GatewayConfig(directory))
     recovery.renew(directory, found)
     return found.snapshot, found.retired

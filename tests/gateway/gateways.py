@@ -1,4 +1,4 @@
-"""Several real gateway processes, and a driver without Spark that reads epochs from all of them."""
+"""Runs several real gateway processes, with a driver without Spark that reads epochs from all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_INTERVAL_S = 0.01
 
 
 class Gateways:
-    """The first leads. Use it as a context: all processes end with it."""
+    """Gateway processes, of which the first leads. As a context manager it ends all of them."""
 
     def __init__(self, work: Path, count: int, **settings: Any) -> None:
         self.work = work
@@ -63,7 +63,7 @@ class Gateways:
     def until(self, holds: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
-            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.describe()}"
+            assert time.monotonic() < deadline, f"timed out waiting for {what}\n{self.describe()}"
             time.sleep(POLL_INTERVAL_S)
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""A gateway that orders by event time, for tests: real logs on a real disk and the real decisions. The test plays the
+"""A gateway with event-time order, for tests: real logs on a real disk and the real decisions. The test acts as the
 sockets and the driver."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Client:
         self.reason: str | None = None
         self.is_held = False
         self.unread: deque[Any] = deque()
-        """What it has sent while it was not read."""
+        """Frames that it sent while the gateway did not read it."""
         self.spent = len(streams)
         self.number = site.gateway.join(self)
         site.gateway.handle(SessionOpened(self.number))
@@ -75,7 +75,7 @@ class Client:
         self.site.gateway.handle(SessionClosed(self.number))
 
     def records(self, stream_id: int, *records: tuple[int, int]) -> None:
-        """Pairs of message id and event time."""
+        """Send records, given as pairs of message id and event time."""
         count = len(records)
         self.receive(
             Messages(
@@ -92,7 +92,7 @@ class Client:
 
     @property
     def credits(self) -> int:
-        """All that were ever granted."""
+        """The number of credits granted so far."""
         return sum(frame.credits for frame in self.frames if isinstance(frame, Ok | Ack))
 
     @property
@@ -101,14 +101,14 @@ class Client:
 
 
 class Site:
-    """One gateway's directory, and the gateway that has it at the moment; the driver reads what it is offered."""
+    """One gateway's directory, and the gateway that runs on it. The driver reads what it is offered."""
 
     def __init__(self, directory: Path, declared: DeclaredOrder, **limits: Any) -> None:
         self.config = GatewayConfig(
             directory, limits=Limits(**limits), declared=declared, segment_bytes_max=4096, append_delay_s=3600.0
         )
         self.rows: list[tuple[int, int, int]] = []
-        """What the driver has read: kind, stream id, message id."""
+        """The rows that the driver has read: kind, stream id, message id."""
         self.positions: dict[int, int] = {}
         self.epochs = itertools.count()
         directory.mkdir(parents=True, exist_ok=True)
@@ -121,25 +121,25 @@ class Site:
         self.gateway.handle(LeaderFound())
 
     def ask(self, stream_id: int) -> None:
-        """There is no other gateway: what is asked for is granted."""
+        """Grant the stream, because there is no other gateway."""
         self.gateway.handle(StreamGranted(stream_id, None))
 
     def relinquish(self, stream_id: int, committed: int | None, clock: object = None) -> None:
         self.gateway.handle(StreamRelinquished(stream_id))
 
     def end(self) -> None:
-        """What waits to be written is gone; what was written is there."""
+        """Close the logs. Rows that were not written yet are lost."""
         self.gateway.log.close()
         assert self.gateway.ordering is not None
         self.gateway.ordering.log.close()
 
     def kill(self) -> None:
-        """As `end`, and it starts again."""
+        """Close the logs and start a new gateway on the directory."""
         self.end()
         self.start()
 
     async def read(self, records_max: int = 1_000_000) -> int:
-        """One epoch, up to its commit; gives how many rows it had."""
+        """Read one epoch up to its commit, and return its number of rows."""
         start = len(self.rows)
         end = await self.gateway.offer(1, start, records_max, EVERYTHING)
         for batch in LogReader(self.config.ordered_directory, ORDERED).read(start, end):

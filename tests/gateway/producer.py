@@ -1,4 +1,4 @@
-"""A producer for tests: a plain blocking socket and one end of the protocol, with nothing clever in between."""
+"""A producer for tests: a blocking socket and one end of the protocol, without retries or threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Producer:
         self.socket.sendall(b"".join(self.connection.send(frame) for frame in frames))
 
     def send_raw(self, *parts: bytes | Frame) -> None:
-        """Past our own rules, as a broken peer would."""
+        """Send bytes without our own checks, as a broken peer would."""
         self.socket.sendall(b"".join(part if isinstance(part, bytes) else v3.encode(part) for part in parts))
 
     def hello(self, cookie: bytes = b"", version: str = "0.0.1") -> Ok:
@@ -52,14 +52,14 @@ class Producer:
         return self.expect(NotifyAck)
 
     def messages(self, stream_id: int, message_ids: range) -> None:
-        """Send these, as credits come."""
+        """Send messages with these ids, as credits arrive."""
         for message_id in message_ids:
             while not self.connection.credit.available:
                 self.expect(Ack)
             self.send(Message(stream_id, message_id, 0, b"", b"%d" % message_id))
 
     def expect(self, kind: type[Kind]) -> Kind:
-        """The next event of this kind; what comes before it is only counted."""
+        """Return the next event of this kind. Events before it are only counted."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             while self.events:

@@ -1,7 +1,7 @@
 """Several gateways without sockets, disks or Spark: the real states and the real global registry, with messages in
 flight between them, and a driver that reads epochs.
 
-Invariant: nothing arrives by itself. A test delivers each word, or loses it with the process that it was meant for.
+Invariant: no message arrives by itself. A test delivers each one, or loses it with the process that should receive it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEADER = "gateway-0"
 
 
 class Producer:
-    """A session with one stream, as its client sees it: it sends on from the point of reference that it is given."""
+    """A session with one stream, as its client sees it: it continues from the point of reference that it gets."""
 
     def __init__(self, gateway: Node, session: int, stream_id: int) -> None:
         self.gateway = gateway
@@ -64,7 +64,7 @@ class Producer:
         if answer.success:
             self.next_id = 0 if answer.point_of_reference == NOTHING_COMMITTED else answer.point_of_reference + 1
             position = self.gateway.cluster.told.get(self.stream_id, 0)
-            assert self.next_id >= position, f"{self.stream_id} goes on at {self.next_id}, committed below {position}"
+            assert self.next_id >= position, f"{self.stream_id} continues at {self.next_id}, committed below {position}"
             self.gateway.cluster.told[self.stream_id] = self.next_id
 
     @property
@@ -76,9 +76,9 @@ class Producer:
 
     def send(self) -> None:
         assert self.next_id is not None
-        one = Messages.of([self.stream_id], [self.next_id], [0], [b""], [b"%d" % self.next_id])
+        message = Messages.of([self.stream_id], [self.next_id], [0], [b""], [b"%d" % self.next_id])
         self.next_id += 1
-        self.gateway.do(FrameReceived(self.session, one))
+        self.gateway.do(FrameReceived(self.session, message))
 
     def end(self) -> None:
         self.is_over = True
@@ -91,7 +91,7 @@ class Producer:
 
 
 class Node:
-    """One gateway. Its log is a list; only what was offered survives a crash for certain."""
+    """One gateway. Its log is a list; only rows that were offered are certain to survive a crash."""
 
     def __init__(self, name: str, cluster: Several) -> None:
         self.name = name
@@ -123,7 +123,7 @@ class Node:
         )
 
     def crash(self) -> None:
-        """All that is not on disk is gone, and so are the sessions."""
+        """Lose everything that is not on disk, and all sessions."""
         self.rows = self.rows[: self.durable]
         for producer in self.producers.values():
             producer.is_over = True
@@ -132,7 +132,7 @@ class Node:
         self.begin()
 
     def cut(self) -> None:
-        """The connection to the leader is gone, with all that was on its way."""
+        """Lose the connection to the leader, with all messages in flight."""
         self.outbox.clear()
         self.inbox.clear()
         self.link = -1
@@ -170,13 +170,13 @@ class Node:
                 pass
 
     def write(self, retiring: Retiring | None, share: float = 1.0) -> None:
-        """The file of retired streams gets its new bytes, or a part of them."""
+        """Write the new bytes of the file of retired streams, or a part of them."""
         if retiring is not None and retiring.mark is not None:
             before = self.files.get(retiring.mark.number, b"")[: retiring.position]
             self.files[retiring.mark.number] = before + retiring.data[: int(share * len(retiring.data))]
 
     def retire(self, share: float | None = None) -> None:
-        """Streams that are idle are retired; or the gateway dies with this share of the file written."""
+        """Retire idle streams, or crash after a `share` of the file was written."""
         if self.cluster.epoch >= 0 and self.link >= 0:
             self.do(LeaderKeeps(self.cluster.nodes[0].snapshot.epoch))
         if share is None:
@@ -189,7 +189,7 @@ class Node:
 
     @property
     def committed(self) -> dict[int, int]:
-        return {one.stream_id: one.committed for one in self.state.registry if one.committed is not None}
+        return {stream.stream_id: stream.committed for stream in self.state.registry if stream.committed is not None}
 
 
 class Several:
@@ -209,21 +209,21 @@ class Several:
         self.record = RoundRecord(-1, 1, "", 0, 0, {})
         self.acknowledged: RoundRecord | None = None
         self._heard: set[int] = set()
-        """The gateways that have heard of the last record."""
+        """The gateways that have received the last record."""
         self.told: dict[int, int] = {}
-        """Below this id producers were told that all of a stream is committed: they need not have it any more."""
+        """For each stream, the next id that its producers were told: they need not have earlier records any more."""
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]
 
     def lead(self) -> None:
-        """A leader starts again: it knows who there is, and its own checkpoint."""
+        """Restart the leader: it knows the members and its own checkpoint."""
         known = self.nodes[0].state.registry.committed
         self.registry = GlobalRegistry([node.name for node in self.nodes], known=known)
         self.nodes[0].state.retirement.is_granted = self.registry.may_be_held
 
     def join(self, node: Node) -> None:
-        """A gateway finds the leader, and says what it holds."""
+        """Connect a gateway to the leader, and report the streams that it holds."""
         if node.link >= 0:
             return
         self.links += 1
@@ -233,7 +233,7 @@ class Several:
         node.do(LeaderFound())
 
     def lose(self, node: Node) -> None:
-        """The connection between a gateway and the leader breaks."""
+        """Break the connection between a gateway and the leader."""
         if node.link < 0:
             return
         self.registry.lost(node.link)
@@ -250,7 +250,7 @@ class Several:
             self.lead()
 
     def receive(self, node: Node) -> None:
-        """The leader hears one word of a gateway, and answers."""
+        """Deliver one message of a gateway to the leader, which answers."""
         if not node.outbox:
             return
         match node.outbox.popleft():
@@ -265,12 +265,12 @@ class Several:
                 node.inbox.append(StreamRelinquished(stream_id))
 
     def answer(self, node: Node) -> None:
-        """A gateway hears one answer of the leader."""
+        """Deliver one answer of the leader to a gateway."""
         if node.inbox:
             node.do(node.inbox.popleft())
 
     def settle(self) -> None:
-        """Everybody hears everything."""
+        """Deliver all messages."""
         for node in self.nodes:
             self.join(node)
         while any(node.outbox or node.inbox for node in self.nodes):
@@ -279,7 +279,7 @@ class Several:
                 self.answer(node)
 
     def take(self, *, tells: Callable[[int], bool] = lambda _: True) -> None:
-        """The driver takes an epoch of all that there is, commits it, and tells those gateways that it can reach."""
+        """Take an epoch of all rows, commit it, and send the commit to the gateways for which `tells` is true."""
         self.epoch += 1
         changes: dict[int, int] = {}
         for number, node in enumerate(self.nodes):
@@ -297,7 +297,7 @@ class Several:
                 self.tell(number)
 
     def tell(self, number: int) -> None:
-        """A gateway hears what is committed by now."""
+        """Send the last commit to a gateway."""
         if self.epoch >= 0:
             self.nodes[number].do(EpochCommitted(1, self.epoch, self.ends[number], dict(self.record.positions)))
             self._heard.add(number)

@@ -14,8 +14,10 @@ NODES = st.integers(0, 2)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Sessions, words, breaks, crashes and epochs, in any order: no stream is held twice, and what comes out of each
-    stream is 0, 1, 2, …"""
+    """Runs sessions, messages, lost links, crashes and epochs in any order.
+
+    No stream is held twice, and the output of each stream is 0, 1, 2, …
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=NODES)
     def sync(self, number: int) -> None:
-        """What it has taken is on disk, and in no epoch yet."""
+        """Write all rows of a gateway to disk, without an epoch."""
         node = self.several[number]
         node.durable = len(node.rows)
 
@@ -91,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=NODES, share=st.sampled_from([0.0, 0.5, 1.0]))
     def die_while_retiring(self, number: int, share: float) -> None:
-        """With nothing, a part or all of the file on disk, and before the snapshot that counts on it."""
+        """Crash a gateway with none, a part or all of the file on disk, before the snapshot that names it."""
         self.several[number].retire(share)
 
     @rule(told=st.sets(NODES))
@@ -107,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.several.check()
 
     def teardown(self) -> None:
-        """Nothing leaks: when all sessions have closed and all is committed, nobody holds anything."""
+        """Check that nothing leaks: when all sessions are closed and all is committed, no gateway holds a stream."""
         for producer in self.producers:
             producer.close()
         self.several.settle()

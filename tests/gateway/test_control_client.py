@@ -17,8 +17,8 @@ from procession.gateway.control_client import ControlClient
 
 @contextmanager
 def gateway(*answers: bytes) -> Iterator[str]:
-    """Gives these answers, one for each request, and closes the connection after each; then it takes connections and
-    says nothing."""
+    """Send these answers, one for each request, closing the connection after each; then accept connections without
+    answering."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -41,17 +41,17 @@ def line(**fields: Any) -> bytes:
 GARBLED = line(ok=False, kind="garbled", error="a request that is not JSON", next_step="")
 
 
-def test_i7_a_request_that_was_damaged_on_its_way_is_asked_again() -> None:
+def test_i7_a_request_that_was_damaged_in_transit_is_sent_again() -> None:
     with gateway(GARBLED, b"\xff\xff not JSON either\n", line(ok=True, epoch=7)) as at:
         assert ControlClient(at, timeout_s=10.0).status() == {"epoch": 7}
 
 
-def test_a_gateway_that_understands_nothing_is_a_gateway_that_is_away() -> None:
+def test_a_gateway_that_understands_no_request_counts_as_away() -> None:
     with gateway(GARBLED) as at, pytest.raises(RoundError, match="not JSON"):
         ControlClient(at, timeout_s=1.0).status()
 
 
-def test_a_request_that_is_understood_and_wrong_is_not_asked_again() -> None:
+def test_a_refused_request_is_not_sent_again() -> None:
     wrong = line(ok=False, kind="invalid", error="unknown op", next_step="")
     with gateway(wrong) as at, pytest.raises(RemoteProtocolError, match="unknown op"):
         ControlClient(at, timeout_s=10.0).status()

@@ -1,4 +1,4 @@
-"""A gateway that is asked through a socket file in its directory, however long the path of that is."""
+"""A gateway is reached through a socket file in its directory, however long the directory's path is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from procession.storage.secret import Secret, find_secret
 
 
 @pytest.mark.parametrize("name_chars", [1, 150], ids=["short", "longer than a socket's name may be"])
-def test_a_gateway_is_asked_by_its_directory_and_joined_by_another_one(tmp_path: Path, name_chars: int) -> None:
+def test_a_gateway_is_reached_by_its_directory_and_another_one_joins_it(tmp_path: Path, name_chars: int) -> None:
     pipeline = tmp_path / ("p" * name_chars)
     command = [sys.executable, "-m", "procession", "gateway", "--listen", "127.0.0.1:0"]
     leader = pipeline / "gateway"

@@ -25,13 +25,13 @@ def granted(actions: list[Action], session: int) -> int:
     return sum(frame.credits for frame in sent(actions, session) if isinstance(frame, Ack))
 
 
-def test_a_session_begins_with_its_share_of_the_window() -> None:
+def test_a_session_starts_with_its_share_of_the_window() -> None:
     rig = GatewayRig(ADAPTIVE)
     assert rig.hello(A) == [Ok(100)]
     assert rig.hello(B) == [Ok(50)]
 
 
-def test_a_session_that_comes_while_the_window_is_full_gets_the_least_there_is() -> None:
+def test_a_session_that_opens_while_the_window_is_full_gets_the_minimum() -> None:
     rig = GatewayRig(ADAPTIVE)
     rig.open(A, 7)
     rig.message(A, 7, *range(99))
@@ -39,7 +39,7 @@ def test_a_session_that_comes_while_the_window_is_full_gets_the_least_there_is()
     assert rig.hello(B) == [Ok(10)]
 
 
-def test_a_full_window_gives_nothing_back_until_a_commit_and_then_to_everybody() -> None:
+def test_a_full_window_replenishes_no_credits_until_a_commit_and_then_those_of_all_sessions() -> None:
     rig = GatewayRig(ADAPTIVE)
     rig.open(A, 7)
     rig.open(B, 8)
@@ -72,21 +72,21 @@ def test_a_session_never_holds_more_than_the_maximum() -> None:
             held -= 1
         held += granted(actions, A)
         assert 0 <= held <= 100
-    assert len(rig.rows) > 1000, "it went on"
+    assert len(rig.rows) > 1000, "the session continued"
 
 
-def test_with_a_fixed_window_credits_come_back_before_anything_is_committed() -> None:
+def test_with_a_fixed_window_credits_are_replenished_before_any_commit() -> None:
     rig = GatewayRig(Limits(credits_max=100, credits_min=10, backlog_max=10))
     rig.open(A, 7)
     assert granted(rig.message(A, 7, *range(99)), A) == 100
     assert [type(action) for action in rig.commit(0, end=50) if isinstance(action, SendFrame)] == []
 
 
-def test_who_comes_while_too_much_is_not_committed_gets_the_least_there_is_also_with_a_fixed_window() -> None:
+def test_a_session_that_opens_while_the_lag_is_too_large_gets_the_minimum_also_with_a_fixed_window() -> None:
     rig = GatewayRig(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
     rig.open(A, 7)
     rig.message(A, 7, *range(99))
-    assert rig.hello(B) == [Ok(10)], "or each that comes again could send as much as a window holds"
+    assert rig.hello(B) == [Ok(10)], "otherwise each reconnecting session could send a full window"
     rig.commit(0)
     assert rig.hello(3) == [Ok(100)]
 
@@ -107,20 +107,20 @@ def test_above_the_limits_only_sessions_before_hello_are_read() -> None:
     assert state.holds(A)
 
 
-def test_what_a_notify_and_duplicates_took_comes_back_also_while_too_much_is_not_committed() -> None:
+def test_credits_of_notify_and_duplicates_are_replenished_even_while_the_lag_is_too_large() -> None:
     rig = GatewayRig(Limits(credits_max=100, credits_min=10, lag_bytes_max=1000))
     rig.open(A, 7)
     rig.message(A, 7, *range(80))
     rig.do(SessionClosed(A))
     rig.open(B, 7)
     rig.message(B, 7, *range(75, 84))
-    assert granted(rig.do(AckIntervalPassed()), B) == 1 + 5, "its NOTIFY, and what was there already"
+    assert granted(rig.do(AckIntervalPassed()), B) == 1 + 5, "its NOTIFY and the duplicates"
     assert granted(rig.do(AckIntervalPassed()), B) == 0, "once"
     assert len(rig.rows) == 84
 
 
 @pytest.mark.parametrize("credits", ["fixed", "adaptive"])
-def test_the_status_says_how_the_window_is(tmp_path: Path, credits: str) -> None:  # noqa: A002
+def test_the_status_reports_the_window(tmp_path: Path, credits: str) -> None:  # noqa: A002
     with living_gateway(tmp_path, limits={"credits": credits, "latency_target_s": 30.0}) as gateway:
         status = gateway.client().status()
     assert status["credits"] == credits
@@ -131,7 +131,7 @@ def test_the_status_says_how_the_window_is(tmp_path: Path, credits: str) -> None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3 * MIB)), max_size=60))
-def test_the_lag_is_never_below_the_truth_and_above_it_by_at_most_a_step(steps: list[tuple[bool, int]]) -> None:
+def test_the_lag_is_at_least_the_exact_value_and_at_most_one_step_more(steps: list[tuple[bool, int]]) -> None:
     lag, committed = Lag(), 0
     rows: list[int] = []
     for is_commit, number in steps:

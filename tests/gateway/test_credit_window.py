@@ -1,4 +1,4 @@
-"""The adaptive window against pipelines that are simulated: steps, bursts, epochs, several sessions; and its bounds."""
+"""The adaptive window with simulated pipelines: steps, bursts, epochs, several sessions; and its bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOUNDS = CreditBounds(latency_target_s=1.0, size_start=16_384, size_min=256, siz
 
 @dataclass
 class Pipeline:
-    """Takes what is there, needs `overhead_s` and its time for each record, commits, and starts again."""
+    """Takes an epoch of all records there are, needs `overhead_s` plus a time for each record, and commits it."""
 
     capacity: float
     overhead_s: float = 0.1
@@ -37,11 +37,12 @@ class Pipeline:
 
 @dataclass
 class Plant:
-    """Producers who send what their credits allow, a gateway's flow, and a pipeline; in steps of time."""
+    """A simulation in time steps: producers that send what their credits allow, a gateway's credit flow, and a
+    pipeline."""
 
     pipeline: Pipeline
     rates: list[float]
-    """What each producer would like to send in a second."""
+    """The records per second that each producer would send without a limit."""
     limits: dict[str, Any] = field(default_factory=dict)
     credits: str = "adaptive"
 
@@ -97,12 +98,12 @@ class Plant:
             pipeline.begin(self.now, flow.buffered)
 
     def rate(self, since: float) -> float:
-        """Records committed in a second, from then until now."""
+        """Return the number of records committed per second since a time."""
         ends = [(at, end) for at, end in self.committed if at >= since]
         return (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0])
 
     def waits(self, since: float) -> list[float]:
-        """How long the last record of each step waited, of those that came since then."""
+        """Return how long the last record of each step waited for its commit, for steps since a time."""
         waits, commits = [], iter(self.committed)
         at, end = next(commits)
         for (_, before), (came, sequence) in pairwise([(0.0, 0), *self.appended]):
@@ -121,10 +122,10 @@ class Plant:
 
 @pytest.mark.parametrize("capacity", [500, 20_000, 300_000])
 @pytest.mark.parametrize("epoch_s", [0.1, 0.2])
-def test_behind_a_slow_pipeline_records_wait_about_the_target_and_nothing_is_lost_of_its_rate(
+def test_before_a_slow_pipeline_records_wait_about_the_target_and_its_rate_does_not_drop(
     capacity: float, epoch_s: float
 ) -> None:
-    # Its epochs take no more than so many records, so it needs no larger ones to be at its best.
+    # Its epochs have a limit, so it reaches its full rate with epochs of that size.
     def slow() -> Pipeline:
         return Pipeline(FAST * 1e3, overhead_s=epoch_s, epoch_records_max=int(capacity * epoch_s))
 
@@ -139,7 +140,7 @@ def test_behind_a_slow_pipeline_records_wait_about_the_target_and_nothing_is_los
 
 @pytest.mark.parametrize("overhead_s", [0.1, 0.5, 1.0])
 def test_epochs_of_any_length_keep_most_of_the_pipelines_rate(overhead_s: float) -> None:
-    """A target that the epochs themselves do not meet must not starve the pipeline: it takes longer, then."""
+    """If the epochs themselves exceed the target, the window must not slow the pipeline down: records wait longer."""
     plant = Plant(Pipeline(100_000, overhead_s), [FAST]).run(90)
     assert plant.rate(since=60) > 0.55 * 100_000
     assert max(plant.waits(since=60)) < 1.3 * max(1.0, 6 * overhead_s)
@@ -147,16 +148,14 @@ def test_epochs_of_any_length_keep_most_of_the_pipelines_rate(overhead_s: float)
 
 @pytest.mark.parametrize("producers", [1, 8])
 @pytest.mark.parametrize("overhead_s", [0.02, 0.1])
-def test_behind_a_fast_pipeline_the_producers_go_as_fast_as_with_a_fixed_window(
-    producers: int, overhead_s: float
-) -> None:
+def test_before_a_fast_pipeline_producers_are_as_fast_as_with_a_fixed_window(producers: int, overhead_s: float) -> None:
     rates = [400_000.0 / producers] * producers
     adaptive = Plant(Pipeline(FAST * 10, overhead_s), rates).run(20)
     fixed = Plant(Pipeline(FAST * 10, overhead_s), rates, credits="fixed").run(20)
     assert adaptive.rate(since=3) > 0.98 * fixed.rate(since=3)
 
 
-def test_a_pipeline_that_slows_down_and_recovers_is_followed() -> None:
+def test_the_window_follows_a_pipeline_that_slows_down_and_recovers() -> None:
     plant = Plant(Pipeline(FAST * 1e3, 0.1, epoch_records_max=10_000), [FAST])
     plant.run(30)
     assert plant.rate(since=15) == pytest.approx(100_000, rel=0.05)
@@ -169,18 +168,18 @@ def test_a_pipeline_that_slows_down_and_recovers_is_followed() -> None:
     assert plant.rate(since=85) == pytest.approx(100_000, rel=0.05)
 
 
-def test_an_old_backlog_does_not_wind_the_window_down() -> None:
+def test_an_old_backlog_does_not_shrink_the_window() -> None:
     plant = Plant(Pipeline(FAST * 1e3, 0.1, epoch_records_max=1_000), [FAST], credits="fixed").run(10)
     backlog = plant.flow.buffered
-    flow = CreditFlow(Limits(credits="adaptive"), 0, backlog, 0)  # a gateway that was started again
+    flow = CreditFlow(Limits(credits="adaptive"), 0, backlog, 0)  # a restarted gateway
     assert flow.allowed(1) == 0
     for number in range(1, backlog // 1_000):
         flow.commit(number * 0.1, number * 1_000)
         assert flow.window is not None
-        assert flow.window.size > 8_000, "about what is committed in the target's time, not less"
+        assert flow.window.size > 8_000, "at least what is committed within the target time"
 
 
-def test_a_long_pause_of_the_producers_is_not_taken_for_a_slow_pipeline() -> None:
+def test_a_long_pause_of_the_producers_does_not_shrink_the_window() -> None:
     plant = Plant(Pipeline(FAST * 1e3, 0.1, epoch_records_max=10_000), [FAST]).run(20)
     assert plant.flow.window is not None
     size = plant.flow.window.size
@@ -192,7 +191,7 @@ def test_a_long_pause_of_the_producers_is_not_taken_for_a_slow_pipeline() -> Non
     assert plant.rate(since=plant.now - 4) == pytest.approx(100_000, rel=0.05)
 
 
-def test_bursts_of_a_producer_do_not_open_the_window_for_more_than_the_pipeline_does() -> None:
+def test_bursts_of_a_producer_do_not_grow_the_window_beyond_the_rate_of_the_pipeline() -> None:
     def burst(now: float) -> None:
         plant.rates = [FAST if int(now) % 10 == 0 else 0.0]
 
@@ -201,14 +200,14 @@ def test_bursts_of_a_producer_do_not_open_the_window_for_more_than_the_pipeline_
     assert max(plant.waits(since=30)) < 2.5
 
 
-def test_sessions_that_send_share_evenly_and_those_that_are_silent_take_nothing_away() -> None:
+def test_active_sessions_share_the_window_evenly_and_idle_ones_use_none_of_it() -> None:
     plant = Plant(Pipeline(FAST * 1e3, 0.1, epoch_records_max=5_000), [FAST] * 4 + [0.0] * 12).run(30)
     assert plant.rate(since=15) == pytest.approx(50_000, rel=0.05)
     assert min(plant.sent[:4]) > 0.8 * max(plant.sent[:4])
     assert max(plant.waits(since=15)) < 2.0
 
 
-def test_who_is_not_held_back_does_not_make_the_window_grow() -> None:
+def test_a_producer_that_is_not_limited_does_not_grow_the_window() -> None:
     window = AdaptiveWindow(BOUNDS)
     for number in range(100):
         window.receive(number, 5_000)
@@ -250,7 +249,7 @@ def test_whatever_happens_the_window_stays_within_its_bounds(
     st.integers(1, 300),
     st.lists(st.tuples(st.integers(0, 50_000), st.integers(0, 50_000), st.floats(0.0001, 5)), max_size=30),
 )
-def test_nobody_holds_more_than_the_maximum_and_when_all_is_committed_everybody_may_send(
+def test_no_session_exceeds_the_maximum_and_all_may_send_when_everything_is_committed(
     credits_max: int, credits_min: int, sessions: int, steps: list[tuple[int, int, float]]
 ) -> None:
     flow = CreditFlow(Limits(credits="adaptive", credits_max=credits_max, credits_min=credits_min), 0, 0, 0)

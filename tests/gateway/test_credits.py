@@ -1,4 +1,4 @@
-"""Fixed credits in the gateway's decisions: when they come back, and when they are withheld."""
+"""Fixed credits in the gateway's decisions: when they are replenished, and when they are withheld."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from procession.wire.messages import (
 from tests.gateway.gateway_rig import A, B, GatewayRig, sent
 
 
-def test_credits_come_back_when_records_are_in_the_log_and_not_before() -> None:
+def test_credits_are_replenished_only_after_records_are_in_the_log() -> None:
     rig = GatewayRig(appends=False)
     rig.open(A, 7)
     assert sent(rig.message(A, 7, *range(60)), A) == []
     assert sent(rig.do(RowsAppended(60)), A) == [Ack(61, ())]
 
 
-def test_credits_spent_on_duplicates_and_refused_streams_come_back_too() -> None:
+def test_credits_spent_on_duplicates_and_refused_streams_are_replenished_too() -> None:
     rig = GatewayRig()
     rig.open(A, 7)
     rig.message(A, 7, *range(60))
@@ -39,7 +39,7 @@ def test_credits_spent_on_duplicates_and_refused_streams_come_back_too() -> None
     assert sent(rig.do(FrameReceived(3, Notify(7, "s", 0))), 3)[-1] == Ack(25, ())
 
 
-def test_every_idle_session_gets_an_ack_each_tick_and_a_busy_one_gets_none_extra() -> None:
+def test_every_idle_session_gets_an_ack_at_each_tick_and_a_busy_one_no_additional_one() -> None:
     rig = GatewayRig()
     rig.open(A, 7)
     rig.do(SessionOpened(B))
@@ -50,7 +50,7 @@ def test_every_idle_session_gets_an_ack_each_tick_and_a_busy_one_gets_none_extra
     assert rig.do(AckIntervalPassed()) == [SendFrame(A, Ack(0, ()))]
 
 
-def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> None:
+def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_continue() -> None:
     rig = GatewayRig(Limits(credits_max=8, lag_bytes_max=100))
     rig.open(A, 7)
     taken = 1
@@ -59,7 +59,7 @@ def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> Non
             break
         actions = rig.do(FrameReceived(A, Messages.of([7], [number], [0], [b""], [b"x" * 50])))
         taken += 1 - sum(frame.credits for frame in sent(actions, A) if isinstance(frame, Ack))
-    assert taken == 8, "the producer ran dry"
+    assert taken == 8, "the producer has used all its credits"
     assert len(rig.rows) < 15
     assert rig.do(AckIntervalPassed()) == []
     assert rig.do(AckIntervalPassed()) == [SendFrame(A, Ack(0, ()))]
@@ -68,7 +68,7 @@ def test_while_the_lag_is_too_large_credits_are_withheld_and_acks_go_on() -> Non
     assert rig.state.flow.lag.bytes == 0
 
 
-def test_sessions_without_news_also_get_what_was_withheld_when_the_lag_is_gone() -> None:
+def test_idle_sessions_also_get_withheld_credits_when_the_lag_is_small_again() -> None:
     rig = GatewayRig(Limits(credits_max=8, lag_bytes_max=0))
     rig.open(A, 7)
     rig.open(B, 8)

@@ -1,4 +1,4 @@
-"""What is new among many records: the same as when they are asked about one by one."""
+"""Deduplication of many records at once gives the same result as one record at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ids = st.one_of(st.integers(0, 15), st.integers(0, 15), st.sampled_from([NOTHING
 
 @st.composite
 def registries(draw: st.DrawFn) -> Registry:
-    """Streams as they may be in the middle of a session: committed, then seen before it opened, then seen in it."""
+    """Generate registries as in the middle of a session: streams that are committed, were seen before, or were seen in
+    it."""
     registry = Registry({}, LogTail())
     for stream_id in STREAMS:
         stream = registry.get_or_add(stream_id)
@@ -49,7 +50,7 @@ def one_by_one(records: list[tuple[int, int]], registry: Registry) -> tuple[list
 
 @settings(max_examples=1000)
 @given(st.lists(st.tuples(st.sampled_from(STREAMS), ids), max_size=12), st.booleans(), st.booleans(), registries())
-def test_many_records_are_judged_as_one_by_one(
+def test_many_records_at_once_are_deduplicated_as_one_by_one(
     records: list[tuple[int, int]], is_sorted: bool, is_one: bool, registry: Registry
 ) -> None:
     if is_sorted:
@@ -61,7 +62,7 @@ def test_many_records_are_judged_as_one_by_one(
     assert (judged.mask.tolist(), judged.last_ids, judged.error) == one_by_one(records, registry)
 
 
-def test_judging_changes_nothing() -> None:
+def test_deduplication_does_not_change_the_registry() -> None:
     registry = Registry({7: Position("s", 3)}, LogTail())
     registry[7].open(1, "s")
     assert fresh(np.array([7], np.uint64), np.array([5], np.uint64), registry).last_ids == {7: 5}

@@ -1,4 +1,4 @@
-"""What the gateway decides about messages of the draft: groups, ephemeral ones, and where an epoch may end."""
+"""Messages of the draft at the gateway: groups, ephemeral messages, and where an epoch may end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rig() -> DraftGatewayRig:
 # Groups
 
 
-def test_unstable_messages_wait_for_the_stable_one_that_closes_their_group(rig: DraftGatewayRig) -> None:
+def test_unstable_messages_wait_for_the_stable_message_that_closes_their_group(rig: DraftGatewayRig) -> None:
     rig.open(A, 7, 8)
     rig.take(A, stable(1), unstable(900, b"a"), unstable(3, b"b"))
     rig.take(A, stable(1, b"other", stream_id=8))
@@ -50,10 +50,10 @@ def test_unstable_messages_wait_for_the_stable_one_that_closes_their_group(rig: 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["dropped", "killed"])
 @pytest.mark.parametrize("committed", range(8))
-def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
+def test_a_group_that_is_sent_again_with_other_ids_is_neither_duplicated_nor_lost(
     rig: DraftGatewayRig, committed: int, is_killed: bool
 ) -> None:
-    """Whatever is committed when the session is lost, in the middle of a group too."""
+    """Checked for every commit position at the loss of the session, also in the middle of a group."""
 
     def groups(first_unstable: int) -> list[DraftMessage]:
         ids = iter(range(first_unstable, first_unstable + 9))
@@ -85,7 +85,7 @@ def test_a_group_that_is_sent_again_under_other_ids_is_neither_doubled_nor_lost(
     assert rig.payloads == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
 
 
-def test_what_a_lost_session_held_is_gone_and_comes_again(rig: DraftGatewayRig) -> None:
+def test_the_held_messages_of_a_lost_session_are_dropped_and_sent_again(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     rig.take(A, unstable(1, b"a"))
     rig.do(SessionClosed(A))
@@ -106,7 +106,7 @@ def test_a_stream_may_not_end_in_an_open_group(rig: DraftGatewayRig) -> None:
     assert rig.rows == []
 
 
-def test_credits_for_what_is_held_come_back_so_that_a_group_may_be_longer_than_the_window() -> None:
+def test_credits_for_held_messages_are_replenished_so_a_group_may_be_longer_than_the_window() -> None:
     rig = DraftGatewayRig(Limits(credits_max=4))
     rig.open(A, 7)
     given = 3
@@ -119,7 +119,7 @@ def test_credits_for_what_is_held_come_back_so_that_a_group_may_be_longer_than_t
     assert len(rig.rows) == 51
 
 
-def test_a_session_holds_no_more_than_its_limit_and_released_bytes_do_not_count() -> None:
+def test_a_session_holds_at_most_its_limit_and_released_bytes_do_not_count() -> None:
     rig = DraftGatewayRig(Limits(held_bytes_max=3 * (HELD_BYTES + 10)))
     rig.open(A, 7, 8)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_a_session_holds_no_more_than_its_limit_and_released_bytes_do_not_count(
     assert reasons(refusal) == [f"more than {3 * (HELD_BYTES + 10)} bytes without a stable point of reference"]
 
 
-def test_messages_before_one_that_is_an_error_count(rig: DraftGatewayRig) -> None:
+def test_messages_before_an_invalid_one_count(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     actions = rig.take(A, stable(1), stable(2), stable(2), stable(3))
     assert reasons(actions) == ["message id goes back on stream 7"]
@@ -152,7 +152,7 @@ def test_an_event_time_that_the_log_cannot_keep_is_refused(rig: DraftGatewayRig)
 # Ephemeral messages
 
 
-def test_ephemeral_messages_are_records_that_are_counted_apart_and_never_acknowledged(rig: DraftGatewayRig) -> None:
+def test_ephemeral_messages_are_counted_separately_and_never_acknowledged(rig: DraftGatewayRig) -> None:
     rig.open(A, 9)
     rig.take(A, ephemeral(b"a"), ephemeral(b"a"))
     assert rig.written == [(KIND_EPHEMERAL, 0, b"a"), (KIND_EPHEMERAL, 1, b"a")]
@@ -162,7 +162,7 @@ def test_ephemeral_messages_are_records_that_are_counted_apart_and_never_acknowl
     assert 9 not in rig.state.registry
     rig.open(B, 9)
     rig.take(B, ephemeral(b"a"))
-    assert len(rig.payloads) == 3, "nobody can tell whether it is the same"
+    assert len(rig.payloads) == 3, "it cannot be compared, so it is kept"
 
 
 def test_an_ephemeral_stream_ends_and_is_released_by_the_commit(rig: DraftGatewayRig) -> None:
@@ -197,7 +197,7 @@ def test_a_stream_does_not_mix_ephemeral_messages_with_others(
 # Epochs and groups
 
 
-def test_an_epoch_ends_before_a_group_that_it_would_cut_or_behind_it_if_that_is_all() -> None:
+def test_an_epoch_ends_before_a_group_that_it_would_divide_or_after_it_if_it_has_nothing_else() -> None:
     kinds = [KIND_RECORD, KIND_UNSTABLE, KIND_UNSTABLE, KIND_RECORD, KIND_UNSTABLE, KIND_BOUNDARY, KIND_EPHEMERAL]
     blank = dict.fromkeys(INGRESS_SCHEMA.names, 0) | {"key": b"", "payload": b""}
     rows = [blank | {"kind": kind} for kind in kinds]
@@ -215,7 +215,7 @@ def test_an_epoch_ends_before_a_group_that_it_would_cut_or_behind_it_if_that_is_
         assert [ends(4, end, piece) for end in range(5, 8)] == [6, 6, 7]
 
 
-def test_a_restarted_gateway_knows_where_groups_are(rig: DraftGatewayRig) -> None:
+def test_a_restarted_gateway_knows_the_boundaries_of_groups(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     rig.take(A, stable(1))
     assert rig.state.groups_end == 0
@@ -226,14 +226,15 @@ def test_a_restarted_gateway_knows_where_groups_are(rig: DraftGatewayRig) -> Non
     assert rig.state.groups_end == 3
 
 
-# The whole, against a slow and obvious reference
+# Everything, compared with a slow and simple reference
 
 
 @given(st.lists(st.sampled_from("usb"), min_size=1, max_size=30), st.lists(STEP, max_size=40))
-def test_whatever_drops_dies_or_commits_every_record_is_in_the_log_once_and_in_order(
+def test_every_record_of_the_draft_is_in_the_log_once_in_order_after_any_events(
     shape: list[str], steps: list[tuple[str, int]]
 ) -> None:
-    """A stream of unstable (u), stable (s) and boundary (b) messages; unstable ids are others in each session."""
+    """The stream has unstable (u), stable (s) and boundary (b) messages. Each session gives unstable messages other
+    ids."""
     rig, session, epoch, position = DraftGatewayRig(Limits(credits_max=10_000)), 1, 0, 0
 
     def message(number: int) -> DraftMessage:

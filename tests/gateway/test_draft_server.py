@@ -1,5 +1,5 @@
-"""A real gateway process that serves both versions at one port: a draft's session from HELLO to the last ACK, killed
-gateways, faults that a session asks for."""
+"""A real gateway process that serves both versions at one port: sessions of the draft from HELLO to the last ACK,
+killed gateways, and faults that a session requests."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class DraftProducer(Producer):
         self.connection = Connection(ConnectionSide.INITIATOR, Role.SOURCE, dialect=DRAFT)
 
     def open(self, stream_id: int, *extensions: Extension) -> int:
-        """What is committed, or -1."""
+        """Open the stream, and return its committed position, or -1."""
         self.send(Hello(draft.version(frozenset(extensions)), b"", "test", "test"))
         known = {known_id: point for known_id, _, point in self.expect(DraftOk).streams}
         self.send(Notify(stream_id, "s", 0))
         return known.get(stream_id, -1)
 
     def say(self, *messages: DraftMessage) -> None:
-        """Send these, as credits come."""
+        """Send these messages, as credits arrive."""
         for message in messages:
             while not self.connection.credit.available:
                 self.expect(Ack)
@@ -86,7 +86,7 @@ def test_a_bad_peer_gets_the_reason_in_its_own_version_and_the_gateway_lives(
         data = b""
         while part := peer.socket.recv(65536):
             data += part
-        *_, error = (draft.decode(body) for body in frame_codec.Framer().feed(data))  # behind ACKs, if it took long
+        *_, error = (draft.decode(body) for body in frame_codec.Framer().feed(data))  # after ACKs, if it took long
         assert isinstance(error, Error)
         assert reason in error.reason
         assert other.hello().credits > 0
@@ -112,7 +112,7 @@ def test_both_versions_are_served_at_one_port_and_neither_takes_a_stream_from_th
         assert (status["records_in"], status["ephemeral_in"], status["held_bytes"]) == (6, 0, 0)
 
 
-def test_an_offer_cuts_no_group(gateway_process: Make) -> None:
+def test_an_offer_divides_no_group(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with DraftProducer(gateway.listen) as producer, gateway.client() as control:
         producer.open(7)
@@ -125,10 +125,8 @@ def test_an_offer_cuts_no_group(gateway_process: Make) -> None:
 
 
 @pytest.mark.parametrize("fault", ["gateway:after-append@2", "gateway:before-ack@2", "gateway:after-ack-before-trim@2"])
-def test_a_gateway_killed_anywhere_comes_back_without_loss_or_duplicate_of_any_group(
-    gateway_process: Make, fault: str
-) -> None:
-    """A producer with a point of reference at every seventh record only, whose other ids are others each time."""
+def test_a_gateway_that_is_killed_anywhere_loses_and_duplicates_no_group(gateway_process: Make, fault: str) -> None:
+    """The producer has a point of reference at every seventh record only. Its other ids differ in each session."""
     count, sessions = 1400, itertools.count(1)
     gateway = gateway_process(append_bytes_max=2000, segment_bytes_max=20_000).start(fault)
     control, answer = gateway.client(timeout_s=0.5), gateway.answer
@@ -174,7 +172,7 @@ def test_a_gateway_killed_anywhere_comes_back_without_loss_or_duplicate_of_any_g
 
 @contextmanager
 def gateway_program(directory: Path, *options: str) -> Iterator[str]:
-    """`procession gateway` with these options; its address."""
+    """Run `procession gateway` with these options, and yield its address."""
     command = [sys.executable, "-m", "procession", "gateway", "--dir", str(directory)]
     command += ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers", *options]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:

@@ -52,7 +52,7 @@ def test_ok_lists_the_streams_that_have_something_committed(rig: DraftGatewayRig
     assert rig.hello(C) == [DraftOk(100, ((7, "seven", 2),))]
 
 
-def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_doubled() -> None:
+def test_a_list_of_streams_is_bounded_and_an_unlisted_stream_is_not_duplicated() -> None:
     rig = DraftGatewayRig(Limits(listed_bytes_max=19 * 3))
     rig.open(A, 1, 2, 3, 4)
     rig.take(A, *(stable(5, stream_id=stream_id) for stream_id in (1, 2, 3, 4)))
@@ -73,7 +73,7 @@ def test_a_list_that_is_too_long_is_cut_and_a_stream_that_is_not_listed_is_not_d
         ("draft+debug", "the draft's extension 'debug' is not allowed here"),
     ],
 )
-def test_what_goes_beyond_the_draft_is_refused_unless_it_is_allowed(version: str, reason: str) -> None:
+def test_extensions_of_the_draft_are_refused_unless_they_are_allowed(version: str, reason: str) -> None:
     rig = DraftGatewayRig()
     rig.do(SessionOpened(A))
     assert rig.do(FrameReceived(A, Hello(version, b"", "p", "i"))) == [CloseSession(A, reason)]
@@ -81,7 +81,7 @@ def test_what_goes_beyond_the_draft_is_refused_unless_it_is_allowed(version: str
     assert rig.hello(A, version) == [DraftOk(Limits().credits_max)]
 
 
-def test_a_cookie_is_asked_for_in_the_draft_too() -> None:
+def test_a_cookie_is_required_in_the_draft_too() -> None:
     rig = DraftGatewayRig(Limits(cookie=b"sesame"))
     rig.do(SessionOpened(A))
     assert rig.do(FrameReceived(A, Hello("draft", b"", "p", "i"))) == [CloseSession(A, "a cookie is needed here")]
@@ -90,7 +90,7 @@ def test_a_cookie_is_asked_for_in_the_draft_too() -> None:
 # Who holds a stream
 
 
-def test_a_notify_is_not_answered_and_its_credit_comes_back(rig: DraftGatewayRig) -> None:
+def test_a_notify_is_not_answered_and_its_credit_is_replenished(rig: DraftGatewayRig) -> None:
     rig.hello(A)
     assert rig.do(FrameReceived(A, Notify(7, "s", 0))) == []
     assert rig.do(AckIntervalPassed()) == [SendFrame(A, Ack(1, ()))]
@@ -105,7 +105,7 @@ def test_a_notify_for_a_stream_of_another_session_ends_the_session_that_asked(ri
     rig.open(C, 7)
 
 
-def test_whoever_ended_a_stream_may_open_it_again_at_once_and_others_when_the_end_is_committed(
+def test_the_session_that_ended_a_stream_may_open_it_again_at_once_and_others_when_the_end_is_committed(
     rig: DraftGatewayRig,
 ) -> None:
     rig.open(A, 7)
@@ -116,7 +116,7 @@ def test_whoever_ended_a_stream_may_open_it_again_at_once_and_others_when_the_en
     assert rig.do(FrameReceived(A, Notify(7, "s", 0))) == []
     rig.take(A, stable(3))
     rig.commit_to(0, 3)
-    assert rig.state.registry[7].session == A, "the commit of its former end does not take it away"
+    assert rig.state.registry[7].session == A, "the commit of its former end does not release it"
     rig.take(A, stable(4, None, is_last=True))
     rig.commit_to(1)
     rig.open(C, 7)
@@ -152,20 +152,20 @@ def test_a_boundary_is_a_point_of_reference_without_a_record(rig: DraftGatewayRi
     assert rig.payloads == [b"x", b"x"], "5 is committed, so it is dropped"
 
 
-def test_a_boundary_at_the_last_message_is_the_same_place_and_one_before_it_goes_back(rig: DraftGatewayRig) -> None:
+def test_a_boundary_at_the_last_message_is_accepted_and_one_before_it_goes_back(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     rig.take(A, stable(3), stable(3, None), stable(3, None, is_last=True))
     assert rig.written == [(KIND_RECORD, 3, b"x"), (KIND_EOS, 3, b"")]
     rig.do(FrameReceived(A, Notify(7, "s", 0)))
     rig.take(A, stable(4))
-    assert reasons(rig.take(A, stable(3, None), stable(5))) == [], "below what was there when it was opened again"
+    assert reasons(rig.take(A, stable(3, None), stable(5))) == [], "below the position at the reopening"
     rig.do(SessionClosed(A))
     rig.open(B, 8)
     rig.take(B, stable(3, stream_id=8))
     assert reasons(rig.take(B, stable(2, None, stream_id=8))) == ["message id goes back on stream 8"]
 
 
-def test_a_boundary_at_an_earlier_place_closes_no_group(rig: DraftGatewayRig) -> None:
+def test_a_boundary_at_an_earlier_position_closes_no_group(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     rig.take(A, stable(5), unstable(6))
     assert reasons(rig.take(A, stable(5, None))) == ["message id goes back on stream 7"]
@@ -191,14 +191,16 @@ def test_an_ack_with_counts_tells_how_many_messages_are_settled_in_the_order_the
     rig.take(A, stable(5), unstable(1), unstable(2), stable(9), unstable(3, None), stable(20, None), unstable(4))
     rig.take(A, stable(1, stream_id=8))
     assert counted(rig.commit_to(0, 1), A) == [(7, 5, 1)]
-    assert counted(rig.commit_to(1, 3), A) == [], "in the middle of a group nothing new is settled"
-    assert counted(rig.commit_to(2, 4), A) == [(7, 9, 5)], "the mark that marks nothing is settled with what it follows"
+    assert counted(rig.commit_to(1, 3), A) == [], "within a group nothing new is settled"
+    assert counted(rig.commit_to(2, 4), A) == [(7, 9, 5)], (
+        "a boundary without a new position is settled with the message before it"
+    )
     assert counted(rig.commit_to(3), A) == [(7, 20, 6), (8, 1, 1)]
     rig.take(A, stable(21, is_last=True))
     assert counted(rig.commit_to(4), A) == [(7, 21, 8)]
 
 
-def test_counts_begin_anew_with_a_session_and_what_was_committed_before_is_settled_at_once() -> None:
+def test_counts_start_again_with_a_session_and_what_was_committed_before_is_settled_at_once() -> None:
     rig = DraftGatewayRig(Limits(credits_max=1000, extensions=ALL))
     rig.open(A, 7, version="draft+counts")
     rig.take(A, stable(1), unstable(5), stable(2), stable(3))
@@ -211,7 +213,7 @@ def test_counts_begin_anew_with_a_session_and_what_was_committed_before_is_settl
     assert counted(rig.commit_to(1), B) == [(7, 4, 5)]
 
 
-def test_places_to_count_by_are_bounded_and_a_count_never_runs_ahead() -> None:
+def test_the_number_of_count_positions_is_bounded_and_a_count_is_never_too_high() -> None:
     group = DraftGroup()
     for number in range(3 * MARKS_MAX):
         group.frames, group.reference = number + 1, number
@@ -235,7 +237,7 @@ def faulty() -> DraftGatewayRig:
     return rig
 
 
-def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(faulty: DraftGatewayRig) -> None:
+def test_a_session_that_requests_held_acks_gets_them_together_later(faulty: DraftGatewayRig) -> None:
     faulty.do(FrameReceived(A, Debug(DebugFault.STUTTER, 2)))
     faulty.take(A, stable(1), stable(2))
     assert sent(faulty.commit_to(0, 1), A) == []
@@ -244,7 +246,7 @@ def test_a_session_that_stutters_gets_no_ack_and_then_all_that_was_held_back(fau
     assert sent(faulty.do(AckIntervalPassed()), A) == [Ack(3, ((7, 1),))]
 
 
-def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftGatewayRig) -> None:
+def test_a_session_may_request_a_tick_that_affects_no_other_session(faulty: DraftGatewayRig) -> None:
     assert faulty.do(FrameReceived(A, Debug(DebugFault.TICK, 3))) == [
         SendFrame(A, Ack(1, ())),
         SendFrame(A, Ack(0, ())),
@@ -260,7 +262,7 @@ def test_a_session_may_ask_for_time_to_pass_and_only_its_own_does(faulty: DraftG
         (DebugFault.ERROR, [CloseSession(A, "the client requested an error")]),
     ],
 )
-def test_a_session_may_ask_for_its_own_end(faulty: DraftGatewayRig, fault: DebugFault, expected: list[Action]) -> None:
+def test_a_session_may_request_its_own_end(faulty: DraftGatewayRig, fault: DebugFault, expected: list[Action]) -> None:
     assert faulty.do(FrameReceived(A, Debug(fault))) == expected
     assert set(faulty.state.sessions) == {B}
     assert 7 not in faulty.state.registry

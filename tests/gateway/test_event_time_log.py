@@ -1,6 +1,6 @@
-"""A gateway with event-time order: what it offers, keeps back, acknowledges and recovers.
+"""A gateway with event-time order: what it offers, holds back, acknowledges and recovers.
 
-Real logs on a real disk, and the real decisions; the sockets and the driver are played.
+Real logs on a real disk, and the real decisions. The test acts as the sockets and the driver.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def records(*pairs: tuple[int, int]) -> list[tuple[int, int, int]]:
 
 
 @in_loop
-async def test_an_epoch_takes_what_is_settled_and_the_rest_stays_unacknowledged(tmp_path: Path) -> None:
+async def test_an_epoch_has_the_settled_rows_and_the_others_stay_unacknowledged(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     fast, slow = Client(site, 1), Client(site, 2)
     fast.records(1, (0, 10), (1, 20), (2, 30))
@@ -51,7 +51,7 @@ async def test_an_epoch_takes_what_is_settled_and_the_rest_stays_unacknowledged(
 
 
 @in_loop
-async def test_the_end_of_a_stream_is_released_by_the_commit_that_has_it_and_by_none_before(tmp_path: Path) -> None:
+async def test_the_end_of_a_stream_is_released_by_the_commit_that_includes_it(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
     fast, slow = Client(site, 1), Client(site, 2)
     fast.records(1, (0, 100))
@@ -98,10 +98,10 @@ async def test_undeclared_streams_and_the_draft_are_refused(tmp_path: Path) -> N
 
 
 @in_loop
-async def test_a_late_record_is_marked_and_stands_at_the_watermark_of_its_stream(tmp_path: Path) -> None:
+async def test_a_late_record_is_marked_and_placed_at_the_watermark_of_its_stream(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
-    one, two = Client(site, 1), Client(site, 2)
-    one.records(1, (0, 10), (1, 30), (2, 20), (3, 40))
+    client, two = Client(site, 1), Client(site, 2)
+    client.records(1, (0, 10), (1, 30), (2, 20), (3, 40))
     two.records(2, (0, 25), (1, 40))
     assert await site.epoch() == [
         (KIND_RECORD, 1, 0),
@@ -110,7 +110,7 @@ async def test_a_late_record_is_marked_and_stands_at_the_watermark_of_its_stream
         (KIND_LATE, 1, 2),
         (KIND_RECORD, 1, 3),
     ]
-    assert one.acked == {1: 3}
+    assert client.acked == {1: 3}
     assert site.status["late_records"] == 1
 
 
@@ -122,7 +122,7 @@ async def test_with_an_allowed_lateness_nothing_is_acknowledged_before_all_below
     client = Client(site, 1)
     client.records(1, (0, 100), (1, 95), (2, 111), (3, 102), (4, 113))
     assert await site.epoch() == records((1, 1), (1, 0), (1, 3))
-    assert client.acked == {1: 1}, "record 2 is still to come, so 3 is not told"
+    assert client.acked == {1: 1}, "record 2 is not committed, so 3 is not acknowledged"
     client.records(1, (5, 130))
     site.gateway.flush()
     site.kill()
@@ -131,7 +131,7 @@ async def test_with_an_allowed_lateness_nothing_is_acknowledged_before_all_below
 
 
 @in_loop
-async def test_nobody_waits_for_an_idle_stream_and_what_then_comes_too_late_is_late_also_after_a_restart(
+async def test_an_idle_stream_delays_nothing_and_its_late_records_are_late_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2}), idle_timeout_s=1e-9))
@@ -148,7 +148,7 @@ async def test_nobody_waits_for_an_idle_stream_and_what_then_comes_too_late_is_l
 
 
 @in_loop
-async def test_a_directory_keeps_the_order_that_it_was_begun_with(tmp_path: Path) -> None:
+async def test_a_directory_keeps_the_order_with_which_it_was_created(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1})))
     Client(site, 1).records(1, (0, 1))
     await site.epoch()
@@ -157,7 +157,7 @@ async def test_a_directory_keeps_the_order_that_it_was_begun_with(tmp_path: Path
         GatewayPerformer(replace(site.config, declared=None))
 
 
-# The whole, whatever the timing
+# Everything, for any timing
 
 
 def streams_of(seed: int) -> dict[int, list[tuple[int, int]]]:
@@ -174,8 +174,10 @@ def streams_of(seed: int) -> dict[int, list[tuple[int, int]]]:
 async def lived(
     directory: Path, seed: int, lateness_ns: int, *, is_rolled_back: bool = False
 ) -> list[tuple[int, int, int]]:
-    """All rows, read while producers come and go, epochs are repeated, and the gateway is killed. A rollback sets it
-    back to a savepoint that keeps the input."""
+    """Return all rows, read while producers come and go, epochs are repeated and the gateway is killed.
+
+    A rollback sets the gateway back to a savepoint that keeps the input.
+    """
     chance = random.Random(seed)
     streams = streams_of(1)
     site = Site(directory, DeclaredOrder(frozenset(streams), lateness_ns))
@@ -209,7 +211,7 @@ async def lived(
             case 1 | 2 | 3:
                 before = len(site.rows)
                 await site.read(chance.choice((1, 7, 100)))
-                if chance.randrange(3) == 0:  # the epoch is run again: the same rows
+                if chance.randrange(3) == 0:  # a repeated epoch has the same rows
                     again = site.rows[before:]
                     del site.rows[before:]
                     await site.read(len(again) or 1)
@@ -244,12 +246,12 @@ async def lived(
     rows = site.rows
     await site.gateway.close()
     logs = [path for folder in ("log", "ordered") for path in (directory / folder).glob("*") if path.is_file()]
-    assert len(logs) <= 4, "what is committed is trimmed, in both logs"
+    assert len(logs) <= 4, "committed rows are trimmed in both logs"
     return rows
 
 
 @pytest.mark.parametrize("lateness_ns", [0, 5])
-def test_a_rollback_offers_the_rows_behind_the_savepoint_again_in_the_same_order(
+def test_a_rollback_offers_the_rows_after_the_savepoint_again_in_the_same_order(
     tmp_path: Path, lateness_ns: int
 ) -> None:
     plain = asyncio.run(lived(tmp_path / "plain", 0, lateness_ns))
@@ -271,14 +273,15 @@ MOVED_RECORDS = [(0, 247), (1, 247), (2, 207), (3, 247), (4, 208)]
 
 
 class Successor(Site):
-    """The stream was at another gateway up to id 4; there only id 2 was taken, and the others were given up."""
+    """A site whose stream was at another gateway up to id 4; there only id 2 was placed, and the others were given
+    up."""
 
     def ask(self, stream_id: int) -> None:
         self.gateway.handle(StreamGranted(stream_id, None, StreamClock(247, False, 4)))
 
 
 @pytest.mark.parametrize("is_floor_raised", [False, True], ids=["", "the log begins behind its coming"])
-def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_a_restart(
+def test_a_record_that_another_gateway_gave_up_is_no_duplicate_after_a_restart(
     tmp_path: Path, is_floor_raised: bool
 ) -> None:
     async def run() -> None:
@@ -296,7 +299,7 @@ def test_what_was_given_up_elsewhere_and_has_not_come_yet_is_no_duplicate_after_
         again.end(1)
         await site.epoch()
         came = sorted(row for kind, _, row in site.rows if kind == KIND_RECORD)
-        assert came == [0, 1, 3, 4], "all but id 2, which was taken at the first gateway"
+        assert came == [0, 1, 3, 4], "all but id 2, which was placed at the first gateway"
         assert again.acked == {1: 4}
 
     asyncio.run(run())
@@ -307,7 +310,7 @@ def lags(site: Site) -> dict[int, int]:
 
 
 @in_loop
-async def test_each_stream_is_as_far_behind_as_its_own_records_are_not_committed_also_after_a_restart(
+async def test_the_lag_of_each_stream_is_that_of_its_uncommitted_records_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})))
@@ -322,7 +325,7 @@ async def test_each_stream_is_as_far_behind_as_its_own_records_are_not_committed
 
 
 class Lender(Site):
-    """The leader knows how far streams came that were given up, and grants them again."""
+    """A site whose leader knows the positions of relinquished streams, and grants them again."""
 
     def start(self) -> None:
         self.known: dict[int, tuple[int | None, Any]] = {}
@@ -337,7 +340,7 @@ class Lender(Site):
 
 
 @in_loop
-async def test_words_about_streams_do_not_fill_a_window_that_adapts(tmp_path: Path) -> None:
+async def test_rows_about_streams_do_not_fill_an_adaptive_window(tmp_path: Path) -> None:
     site = Lender(
         tmp_path, DeclaredOrder(frozenset({1})), credits="adaptive", credits_max=50, credits_min=5, backlog_max=60
     )
@@ -347,7 +350,7 @@ async def test_words_about_streams_do_not_fill_a_window_that_adapts(tmp_path: Pa
         await site.epoch()
         client.die()
         await site.epoch()
-    assert site.gateway.state.next_sequence > 150, "each time that it comes again there is a row about it"
+    assert site.gateway.state.next_sequence > 150, "each return of the stream writes a row about it"
     assert site.status["buffered"] == 0, "all records are committed"
     site.kill()
     assert site.status["buffered"] == 0

@@ -16,10 +16,10 @@ from procession.address import parse_address
 from procession.cli.streams_table import ask
 from procession.errors import ConfigError, RoundError
 from procession.gateway.control_client import ControlClient
+from procession.sdk.doubles import ListSource
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Stream
-from procession.sdk.testing import ListSource
 from procession.tls import ClientTls
 from procession.wire.messages import Error, Hello, Message, Restart
 from tests import hostile
@@ -75,7 +75,7 @@ def test_streams_reports_a_failed_handshake_and_the_gateway_logs_it(
         lines = gateway.log.read_text().splitlines()
         return "\n".join(line for line in lines if "tls.handshake_failed" in line and "peer=" in line)
 
-    # Without TLS, and with a certificate that the peer does not trust. The second peer hears of it before the gateway.
+    # Without TLS, and with a certificate that the peer does not trust. The second peer notices it before the gateway.
     for reason in ("reason='no TLS with it: wrong version number'", "unknown ca"):
         wait_for(lambda reason=reason: reason in logged(), reason, gateway.log.read_text)  # type: ignore[misc]
 
@@ -98,7 +98,7 @@ def test_the_control_port_requires_tls_too(gateway_process: Make, authority: Aut
         ):
             client.status()
     with gateway.client() as driver:
-        assert driver.status()["next_sequence"] == 0, "it lives"
+        assert driver.status()["next_sequence"] == 0, "the gateway still runs"
 
 
 def test_gateways_speak_tls_to_each_other(tmp_path: Path, authority: Authority) -> None:
@@ -124,7 +124,7 @@ def test_a_client_without_a_certificate_is_refused_where_one_is_required(
         producer.hello()
     other = Authority(tmp_path / "another").issue("client.example", name="client")
     for stranger in ClientTls(authority.ca), ClientTls(authority.ca, *other), None:
-        # Either step may find out.
+        # Either step may notice it.
         with pytest.raises(OSError, match=r"certificate|unknown|reset|closed"), ExitStack() as door:
             door.enter_context(Producer(gateway.listen, stranger)).hello()
 
@@ -144,7 +144,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_producer_and_the_others_stay
             early.notify(7)
 
 
-def test_the_last_frame_arrives_before_the_connection_closes(gateway_process: Make, authority: Authority) -> None:
+def test_the_last_frame_arrives_before_the_end_of_the_connection(gateway_process: Make, authority: Authority) -> None:
     gateway = gateway_process(tls=authority.server(), control_tls=ClientTls(authority.ca), linger_s=0.2).start()
     with Producer(gateway.listen, ClientTls(authority.ca)) as wrong:
         wrong.send(Hello("9", b"", "p", "i"))
@@ -159,7 +159,7 @@ def test_the_last_frame_arrives_before_the_connection_closes(gateway_process: Ma
 
 
 @pytest.mark.parametrize("name", ["slow loris", "strangers", "half open", "dropped"])
-def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
+def test_an_honest_producer_is_served_during_an_attack_on_the_handshake(
     gateway_process: Make, authority: Authority, name: str
 ) -> None:
     attacks: dict[str, hostile.Attack] = {
@@ -174,10 +174,10 @@ def test_an_honest_producer_is_served_through_an_assault_on_the_handshake(
     held = hostile.sockets(gateway.process.pid) + EVENT_LOOP_DESCRIPTORS
 
     async def at_height() -> None:
-        assert await asyncio.to_thread(lambda: any(newcomer() for _ in range(10))), "nobody was served"
+        assert await asyncio.to_thread(lambda: any(newcomer() for _ in range(10))), "the producer was not served"
 
     def newcomer() -> bool:
-        # On a busy machine its own handshake may take longer than is allowed; then it comes again, as producers do.
+        # On a busy machine its own handshake may time out; then it reconnects, as producers do.
         with suppress(OSError), Producer(gateway.listen, ClientTls(authority.ca)) as one:
             one.hello()
             return one.notify(7).success
@@ -231,7 +231,7 @@ def test_a_source_sends_everything_over_tls_and_ends_when_it_is_committed(
     assert client.committed == {1: len(records) - 1}
 
 
-def test_a_gateway_that_is_not_to_be_trusted_ends_a_source_with_a_sentence(
+def test_an_untrusted_certificate_of_the_gateway_ends_a_source_with_a_sentence(
     gateway_process: Make, authority: Authority, tmp_path: Path
 ) -> None:
     gateway = gateway_process(tls=authority.server()).start()

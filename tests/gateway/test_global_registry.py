@@ -1,4 +1,4 @@
-"""The registries of several gateways: the sequences of the protocol's text by name, and what may come between."""
+"""The registries of several gateways: the sequences of the protocol's specification, by name, and events in between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from procession.errors import ConfigError
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
-from procession.gateway.stream_leases import STEPS, LeaseDecision, LeaseState, LeaseStep, StreamLeases
-from procession.wire.messages import NOTHING_COMMITTED, Notify, NotifyAck
+from procession.gateway.stream_leases import LeaseState
+from procession.wire.messages import NOTHING_COMMITTED, NotifyAck
 from tests.gateway.several import Producer, Several
 
 S = 7
@@ -33,7 +33,7 @@ def opened(several: Several, number: int, stream_id: int = S) -> Producer:
 # The sequences of the text
 
 
-def test_notify_a_new_stream_is_asked_of_the_leader_and_is_then_active(several: Several) -> None:
+def test_notify_requests_a_new_stream_from_the_leader_and_makes_it_active(several: Several) -> None:
     producer = several[1].open(S)
     assert claim(several, 1) is LeaseState.PENDING_NOTIFY
     assert producer.answers == []
@@ -53,7 +53,7 @@ def test_notify_is_rejected_by_the_local_registry_if_another_session_has_the_str
     opened(several, 1)
     other = several[1].open(S)
     assert other.answers == [NotifyAck(False, S, 0)]
-    assert not several[1].outbox, "the leader need not be asked"
+    assert not several[1].outbox, "no request to the leader is needed"
 
 
 def test_notify_is_rejected_by_the_global_registry_if_another_gateway_has_the_stream(several: Several) -> None:
@@ -100,10 +100,10 @@ def test_relinquish_by_a_gateway_that_is_not_the_holder_changes_nothing(several:
     opened(several, 1)
     assert not several.registry.relinquish(several[2].link, S, 5)
     assert several.registry.active == {S: "gateway-1"}
-    assert several.registry.notify(several[1].link, S) == Grant(S, None), "nor is its word on what is committed taken"
+    assert several.registry.notify(several[1].link, S) == Grant(S, None), "its committed position is not used, either"
 
 
-def test_relinquish_at_the_end_of_a_recovery_gives_up_the_streams_that_no_session_has(several: Several) -> None:
+def test_at_the_end_of_a_recovery_streams_without_a_session_are_relinquished(several: Several) -> None:
     producer = opened(several, 1)
     producer.send()
     several.take()
@@ -113,10 +113,10 @@ def test_relinquish_at_the_end_of_a_recovery_gives_up_the_streams_that_no_sessio
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
 
 
-# What may come between
+# Events in between
 
 
-def test_an_answer_that_meets_a_closed_session_gives_the_stream_back(several: Several) -> None:
+def test_a_grant_for_a_closed_session_gives_the_stream_back(several: Several) -> None:
     producer = several[1].open(S)
     several.receive(several[1])
     producer.close()
@@ -126,7 +126,7 @@ def test_an_answer_that_meets_a_closed_session_gives_the_stream_back(several: Se
     assert opened(several, 2).is_open
 
 
-def test_a_refusal_that_meets_a_closed_session_leaves_nothing_behind(several: Several) -> None:
+def test_a_refusal_for_a_closed_session_leaves_nothing_behind(several: Several) -> None:
     opened(several, 1)
     producer = several[2].open(S)
     producer.close()
@@ -135,7 +135,7 @@ def test_a_refusal_that_meets_a_closed_session_leaves_nothing_behind(several: Se
     assert several.registry.active == {S: "gateway-1"}
 
 
-def test_a_leader_that_begins_anew_during_a_notify_refuses_it_and_forgets_that_it_was_asked(several: Several) -> None:
+def test_a_leader_that_restarts_during_a_notify_refuses_it_and_loses_the_request(several: Several) -> None:
     producer = several[1].open(S)
     several.receive(several[1])
     several.crash(0)
@@ -147,7 +147,7 @@ def test_a_leader_that_begins_anew_during_a_notify_refuses_it_and_forgets_that_i
     assert producer.answers[-1].success
 
 
-def test_two_leaders_in_a_row_that_begin_anew_leave_every_stream_with_its_holder(several: Several) -> None:
+def test_two_restarts_of_the_leader_leave_every_stream_with_its_holder(several: Several) -> None:
     producer = opened(several, 1)
     producer.send()
     several.crash(0)
@@ -161,7 +161,7 @@ def test_two_leaders_in_a_row_that_begin_anew_leave_every_stream_with_its_holder
     assert several.ids(S) == [0, 1]
 
 
-def test_a_new_leader_grants_nothing_before_every_gateway_has_said_what_it_holds(several: Several) -> None:
+def test_a_new_leader_grants_nothing_before_every_gateway_has_reported_its_streams(several: Several) -> None:
     opened(several, 2)
     several.crash(0)
     several.join(several[0])
@@ -188,7 +188,7 @@ def test_an_end_of_stream_during_a_checkpoint_waits_for_the_next_one(several: Se
     assert claim(several, 1) is LeaseState.PENDING_RELINQUISH
 
 
-def test_a_gateway_that_died_holds_its_streams_until_it_is_back_and_what_it_took_is_committed(
+def test_a_gateway_that_died_holds_its_streams_until_it_is_back_and_its_records_are_committed(
     several: Several,
 ) -> None:
     producer = opened(several, 1)
@@ -203,7 +203,7 @@ def test_a_gateway_that_died_holds_its_streams_until_it_is_back_and_what_it_took
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
 
 
-def test_a_producer_that_comes_back_to_its_gateway_goes_on_without_the_leader(several: Several) -> None:
+def test_a_producer_that_returns_to_its_gateway_continues_without_the_leader(several: Several) -> None:
     producer = opened(several, 1)
     producer.send()
     producer.close()
@@ -216,7 +216,7 @@ def test_a_producer_that_comes_back_to_its_gateway_goes_on_without_the_leader(se
     assert several.ids(S) == [0, 1]
 
 
-def test_what_is_committed_reaches_a_new_leader_through_the_gateway_that_gave_the_stream_up(several: Several) -> None:
+def test_a_new_leader_learns_the_position_from_the_gateway_that_relinquished_the_stream(several: Several) -> None:
     producer = opened(several, 1)
     producer.send()
     several.take(tells=lambda number: number == 1)
@@ -224,11 +224,11 @@ def test_what_is_committed_reaches_a_new_leader_through_the_gateway_that_gave_th
     several.settle()
     several.crash(0)
     several.settle()
-    assert opened(several, 2).answers == [NotifyAck(True, S, 0)], "or record 0 would come twice"
+    assert opened(several, 2).answers == [NotifyAck(True, S, 0)], "otherwise record 0 would be duplicated"
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_gateway_that_dies_before_its_first_commit_of_a_stream_asks_how_far_it_was_committed_elsewhere(
+def test_a_gateway_that_died_before_its_first_commit_of_a_stream_asks_for_its_position(
     several: Several, number: int
 ) -> None:
     first = opened(several, 1)
@@ -241,7 +241,7 @@ def test_a_gateway_that_dies_before_its_first_commit_of_a_stream_asks_how_far_it
     several[number].durable = 1
     several.crash(number)
     early = several[number].open(S)
-    assert early.answers == [NotifyAck(False, S, 0)], "only the leader knows, and it is not found yet"
+    assert early.answers == [NotifyAck(False, S, 0)], "only the leader knows it, and there is no connection to it yet"
     several.settle()
     early.notify()
     assert claim(several, number) is LeaseState.PENDING_POSITION
@@ -253,7 +253,7 @@ def test_a_gateway_that_dies_before_its_first_commit_of_a_stream_asks_how_far_it
     assert several.ids(S) == [0, 1, 2]
 
 
-def test_a_stream_whose_position_is_asked_for_stays_held_when_the_leader_or_the_session_goes(several: Several) -> None:
+def test_a_stream_whose_position_is_requested_stays_held_without_the_leader_or_the_session(several: Several) -> None:
     producer = opened(several, 1)
     producer.send()
     several[1].durable = 1
@@ -268,14 +268,14 @@ def test_a_stream_whose_position_is_asked_for_stays_held_when_the_leader_or_the_
     asking.close()
     several.take()
     assert claim(several, 1) is LeaseState.PENDING_POSITION, (
-        "an answer is on its way: it must not meet a stream given up"
+        "an answer is in flight: the stream must still be held when it arrives"
     )
     several.settle()
     assert claim(several, 1) is None
     assert opened(several, 2).answers == [NotifyAck(True, S, 0)]
 
 
-def test_a_gateway_that_claims_what_another_holds_is_not_let_in() -> None:
+def test_a_gateway_that_claims_a_stream_of_another_is_refused() -> None:
     registry = GlobalRegistry(["a"])
     registry.join("a", 1, [S], {})
     with pytest.raises(ConfigError, match="both hold stream 7"):
@@ -283,14 +283,14 @@ def test_a_gateway_that_claims_what_another_holds_is_not_let_in() -> None:
     assert registry.gateways == {"a": True}
 
 
-def test_a_gateway_is_heard_through_its_latest_link_only() -> None:
+def test_messages_of_a_gateway_count_on_its_latest_link_only() -> None:
     registry = GlobalRegistry(["a"])
     registry.join("a", 1, [], {})
     registry.join("a", 2, [], {})
     registry.lost(1)
     assert registry.notify(1, S) == Refusal(S)
     assert registry.notify(2, S) == Grant(S, None)
-    assert registry.notify(2, S) == Grant(S, None), "an answer that was lost may be asked for again"
+    assert registry.notify(2, S) == Grant(S, None), "a lost answer may be requested again"
 
 
 def test_a_gateway_that_holds_a_stream_cannot_leave() -> None:
@@ -303,25 +303,7 @@ def test_a_gateway_that_holds_a_stream_cannot_leave() -> None:
     assert registry.gateways == {}
 
 
-@pytest.mark.parametrize("step", LeaseStep)
-@pytest.mark.parametrize("state", LeaseState)
-def test_a_step_that_is_not_in_the_table_changes_nothing(state: LeaseState, step: LeaseStep) -> None:
-    claims = StreamLeases([S], until=5)
-    claims.has_leader = True
-    claims._claims[S] = state
-    claims._step(S, step)
-    assert claims[S] is STEPS[state].get(step, state)
-
-
-def test_a_gateway_without_a_leader_takes_nothing_that_it_did_not_open_itself() -> None:
-    claims = StreamLeases([1], until=5)
-    assert claims.notify(1, Notify(1, "", 0)) is LeaseDecision.REFUSED, (
-        "it was found in the log: how far is it committed?"
-    )
-    assert claims.notify(1, Notify(2, "", 0)) is LeaseDecision.REFUSED
-
-
-def test_the_leader_keeps_beside_its_own_gateway_only_what_that_does_not_know() -> None:
+def test_the_leader_stores_only_positions_that_its_own_gateway_does_not_have() -> None:
     known = {7: 5, 8: 3}
     registry = GlobalRegistry(["a"], known=known.get)
     registry.join("a", 1, [], {7: 4, 8: 6, 9: 1})
@@ -330,19 +312,9 @@ def test_the_leader_keeps_beside_its_own_gateway_only_what_that_does_not_know() 
     assert [registry.notify(1, stream_id) for stream_id in (7, 8, 9)] == [Grant(7, 5), Grant(8, 6), Grant(9, 1)]
     known |= {8: 7, 9: 1}
     registry.trim()
-    known.clear()  # as if they were forgotten: nothing of them is left here either
+    known.clear()  # as if they were removed: nothing of them remains here either
     assert [registry.notify(1, stream_id) for stream_id in (7, 8, 9)] == [
         Grant(7, None),
         Grant(8, None),
         Grant(9, None),
     ]
-
-
-def test_a_stream_that_is_only_in_the_log_is_not_reported_once_its_rows_are_committed() -> None:
-    claims = StreamLeases([S], until=5)
-    assert claims.held_beyond(4) == [S]
-    assert claims.held_beyond(5) == []
-    claims.has_leader = True
-    claims.notify(1, Notify(S, "s", NOTHING_COMMITTED))
-    claims.answered(S, is_granted=True)
-    assert claims.held_beyond(5) == [S], "a session has it"

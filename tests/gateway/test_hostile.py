@@ -1,4 +1,4 @@
-"""Hostile peers at the gateway's ports: whatever they do, records of other producers are accepted and acknowledged."""
+"""Hostile peers at the gateway's ports: records of other producers are still accepted and acknowledged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROWTH_BYTES_MAX = 48 * 1024 * 1024
 
 
 class Honest:
-    """An honest producer and its driver, in a thread: record by record, each sent, committed and acknowledged."""
+    """An honest producer and its driver, in a thread. Record after record is sent, committed and acknowledged."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self.committed = 0
@@ -59,11 +59,11 @@ class Honest:
                 self._moved.notify_all()
 
     def goes_on(self, records: int = 3) -> None:
-        """Wait for so many further records to be acknowledged."""
+        """Wait until `count` more records are acknowledged."""
         with self._moved:
             enough = self.committed + records
             assert self._moved.wait_for(lambda: self._failure or self.committed >= enough, hostile.DEADLINE_S), (
-                "it stalls"
+                "the honest producer stalls"
             )
         if self._failure:
             raise self._failure
@@ -88,12 +88,12 @@ def gateway(gateway_process: Make) -> GatewayProcess:
 
 @pytest.fixture
 def honest(gateway: GatewayProcess) -> Iterator[Honest]:
-    one = Honest(gateway)
+    producer = Honest(gateway)
     try:
-        one.goes_on()
-        yield one
+        producer.goes_on()
+        yield producer
     finally:
-        one.end()
+        producer.end()
 
 
 ATTACKS: dict[str, hostile.Attack] = {
@@ -108,7 +108,7 @@ ATTACKS: dict[str, hostile.Attack] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_it(
+def test_an_honest_producer_is_served_during_an_attack_and_no_connection_of_the_attack_remains(
     gateway: GatewayProcess, honest: Honest, name: str
 ) -> None:
     pid = gateway.process.pid
@@ -126,8 +126,11 @@ def test_an_honest_producer_is_served_through_an_assault_and_nothing_is_left_of_
 
 
 def a_newcomer_is_served(gateway: GatewayProcess) -> None:
-    """The crowd may overtake it between its connection and its HELLO, and the gateway lets go of the oldest silent peer
-    first: then it comes again, as every producer of ours does."""
+    """Check that a new producer is served.
+
+    The crowd may fill the gateway between its connection and its HELLO, and then the gateway closes the oldest silent
+    connection first, which may be this one. It reconnects, as every producer of ours does.
+    """
 
     def is_served() -> bool:
         with suppress(OSError), Producer(gateway.listen) as newcomer:
@@ -135,10 +138,10 @@ def a_newcomer_is_served(gateway: GatewayProcess) -> None:
             return newcomer.notify(8).success
         return False
 
-    assert hostile.until(is_served), "nobody new is served"
+    assert hostile.until(is_served), "no new producer is served"
 
 
-def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make) -> None:
+def test_only_a_few_refused_connections_may_stay_open(gateway_process: Make) -> None:
     gateway = gateway_process(linger_s=10 * hostile.DEADLINE_S, lingering_max=LINGERING_MAX).start()
     held = hostile.sockets(gateway.process.pid)
 
@@ -150,17 +153,19 @@ def test_however_many_are_refused_few_may_take_their_time(gateway_process: Make)
     asyncio.run(hostile.staying(parse_address(gateway.listen), HELLO, at_height))
 
 
-def test_strangers_at_the_side_door_keep_no_driver_out(gateway_process: Make) -> None:
+def test_strangers_at_the_control_port_do_not_block_a_driver(gateway_process: Make) -> None:
     gateway = gateway_process(controls_max=CONTROLS_MAX, handshake_timeout_s=10 * hostile.DEADLINE_S).start()
     pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
     with ExitStack() as open_connections:
         knock(gateway, open_connections)
         with gateway.client() as newcomer:
             assert newcomer.status()["sessions"] == 0
-            assert hostile.until(lambda: hostile.sockets(pid) <= held + CONTROLS_MAX), "all of them stay"
+            assert hostile.until(lambda: hostile.sockets(pid) <= held + CONTROLS_MAX), "all of them stay connected"
 
 
-def test_strangers_at_the_side_door_are_sent_away_and_a_driver_stays(gateway: GatewayProcess, honest: Honest) -> None:
+def test_strangers_at_the_control_port_are_disconnected_and_a_driver_stays(
+    gateway: GatewayProcess, honest: Honest
+) -> None:
     pid, held = gateway.process.pid, hostile.sockets(gateway.process.pid)
     with ExitStack() as open_connections:
         knock(gateway, open_connections)
@@ -169,9 +174,9 @@ def test_strangers_at_the_side_door_are_sent_away_and_a_driver_stays(gateway: Ga
 
 
 def knock(gateway: GatewayProcess, open_connections: ExitStack) -> None:
-    """Many connections to the control port that say nothing, or nothing whole."""
+    """Open many connections to the control port that send nothing, or an incomplete request."""
     for number in range(5 * CONTROLS_MAX):
         connection = socket.create_connection(addresses(gateway.directory)["control"], timeout=hostile.DEADLINE_S)
         open_connections.enter_context(connection)
-        with suppress(ConnectionError):  # it may have been sent away already
+        with suppress(ConnectionError):  # it may be closed already
             connection.sendall(b"{" * number)

@@ -1,4 +1,4 @@
-"""Pins hold the log of a gateway back from a trim, up to their limit."""
+"""Pins keep rows of a gateway's log from being trimmed, up to a limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_without_a_pin_the_log_is_trimmed(log: IngressLog, tmp_path: Path) -> No
     assert 20 < log.start_sequence <= 30
 
 
-def test_the_lowest_pin_holds_the_log_until_it_is_dropped(log: IngressLog, tmp_path: Path) -> None:
+def test_the_lowest_pin_keeps_the_log_until_it_is_removed(log: IngressLog, tmp_path: Path) -> None:
     pins = InputPins(tmp_path)
     pins.write(InputPin("early", 5, 10**6))
     pins.write(InputPin("late", 20, 10**6))
@@ -43,7 +43,7 @@ def test_the_lowest_pin_holds_the_log_until_it_is_dropped(log: IngressLog, tmp_p
     assert [row["message_id"] for batch in log.read(20, 22) for row in batch.to_pylist()] == [20, 21]
 
 
-def test_a_pin_that_keeps_too_much_is_released_for_good(log: IngressLog, tmp_path: Path) -> None:
+def test_a_pin_that_keeps_too_much_is_released_permanently(log: IngressLog, tmp_path: Path) -> None:
     pins = InputPins(tmp_path)
     pins.write(InputPin("small", 5, 6000))
     trim(log, 8, tmp_path)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.gateway.gateway_directory import MemberFile
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.leader import Leadership
+from procession.gateway.log_rows import LogTail
 from procession.gateway.members import Member, Members, MemberStatus
 from procession.gateway.state import GatewayState
 
@@ -26,7 +27,7 @@ def leadership(tmp_path: Path) -> Leadership:
     return leads
 
 
-def test_a_join_that_was_given_up_and_comes_late_changes_nothing(leadership: Leadership) -> None:
+def test_an_abandoned_join_that_arrives_late_changes_nothing(leadership: Leadership) -> None:
     link, _ = leadership.join(member("gateway-1"), [], {}, 0, (3, 2))
     assert leadership.notify(link, 7)["granted"]
     for late in ((3, 1), (2, 9)):
@@ -41,7 +42,7 @@ def test_a_replaced_link_gets_the_reason_and_is_not_refused_forever(leadership: 
     old, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 1))
     new, _ = leadership.join(member("gateway-1"), [], {}, 0, (1, 2))
     assert not leadership.notify(old, 7)["granted"]
-    with pytest.raises(RemoteProtocolError, match="taken this one's place"):
+    with pytest.raises(RemoteProtocolError, match="has replaced this link"):
         leadership.beat(old)
     leadership.lost(old)
     assert leadership.beat(new) == {"is_leaving": False, "others": [], "epoch": -1}
@@ -50,8 +51,8 @@ def test_a_replaced_link_gets_the_reason_and_is_not_refused_forever(leadership: 
     assert leadership.notify(new, 7)["granted"]
 
 
-def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) -> None:
-    """Its holder may leave next, and nobody else has heard the name."""
+def test_a_relinquished_stream_keeps_its_name_at_the_leader(tmp_path: Path) -> None:
+    """Its holder may leave next, and no other gateway knows the name."""
     state = GatewayState(Limits(), is_leading=True)
     leads = Leadership(Members(MemberFile(tmp_path)), state, lambda event: None)
     leads.begin(member("gateway-0"))
@@ -60,7 +61,7 @@ def test_a_stream_that_is_given_up_keeps_its_name_at_the_leader(tmp_path: Path) 
     leads.given_up(link, 8, None, None, "nothing came of it")
     assert state.registry[7].name == "orders"
     assert 8 not in state.registry
-    assert state.registry.positions({7: 41})[7].name == "orders", "so a snapshot has it, too"
+    assert state.registry.positions({7: 41})[7].name == "orders", "so a snapshot has the name, too"
 
 
 def test_the_leader_retires_no_stream_that_a_gateway_holds_or_may_hold(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_the_leader_retires_no_stream_that_a_gateway_holds_or_may_hold(tmp_path:
     state = GatewayState(Limits(), is_leading=True)
     leads = Leadership(members, state, lambda event: None)
     leads.begin(member("gateway-0"))
-    assert state.retirement.is_granted(7), "gateway-1 has not said what it holds"
+    assert state.retirement.is_granted(7), "gateway-1 has not reported its streams"
     link, _ = leads.join(member("gateway-1"), [7], {}, 0)
     assert state.retirement.is_granted(7)
     leads.given_up(link, 7, 41)
@@ -85,34 +86,36 @@ def test_a_gateway_whose_log_is_not_confirmed_may_not_leave(tmp_path: Path) -> N
     leads.begin(member("gateway-0"))
     link, _ = leads.join(member("gateway-1"), [7], {}, 0, is_confirmed=False)
     leads.leave("gateway-1")
-    assert not leads.left(link, 0), "what it holds is not known"
+    assert not leads.left(link, 0), "its streams are not known"
 
 
-def test_a_gateway_goes_only_when_it_holds_nothing_and_the_leader_knows_its_epochs(leadership: Leadership) -> None:
+def test_a_gateway_may_leave_only_when_it_holds_nothing_and_the_leader_has_its_epochs(leadership: Leadership) -> None:
     link, _ = leadership.join(member("gateway-1"), [7], {}, 0)
     leadership.leave("gateway-1")
     assert leadership.beat(link)["is_leaving"]
     assert not leadership.left(link, 0), "it holds a stream"
     leadership.given_up(link, 7, 41)
-    assert not leadership.left(link, 1), "the leader has heard of no epoch: if it died, nobody would know of id 41"
+    assert not leadership.left(link, 1), "the leader knows no epoch: without this gateway, id 41 would be lost"
     assert leadership.left(link, 0)
     assert list(leadership.gateways) == ["gateway-0"]
 
 
-def test_a_name_stays_with_its_directory_over_a_leader_that_begins_anew(tmp_path: Path) -> None:
+def test_a_name_belongs_to_its_directory_also_after_a_restart_of_the_leader(tmp_path: Path) -> None:
     members = Members(MemberFile(tmp_path))
     assert [members.join(member("", identity)).name for identity in "ab"] == ["gateway-1", "gateway-2"]
     members.stand("gateway-1", MemberStatus.LEFT)
     again = Members(MemberFile(tmp_path))
     assert list(again.present) == ["gateway-2"]
     assert again.join(member("", "c")).name == "gateway-3"
-    with pytest.raises(ConfigError, match="already, with another directory"):
+    with pytest.raises(ConfigError, match=r"already a gateway .* with another directory"):
         again.join(member("gateway-1", "d"))
     assert again.join(member("", "a")).name == "gateway-1"
     assert again["gateway-1"].standing is MemberStatus.HERE
 
 
-def test_records_of_a_forgotten_gateway_are_taken_only_if_no_other_has_committed_them(leadership: Leadership) -> None:
+def test_records_of_a_forgotten_gateway_are_accepted_only_if_no_other_has_committed_them(
+    leadership: Leadership,
+) -> None:
     """The leader's directory is an older copy: gateway-1 joined after it was made, and no driver has read from it."""
     link, _ = leadership.join(member("gateway-2"), [], {}, 0)
     for stream_id in (7, 8):
@@ -128,3 +131,18 @@ def test_records_of_a_forgotten_gateway_are_taken_only_if_no_other_has_committed
 def test_a_directory_of_another_pipeline_is_refused(leadership: Leadership) -> None:
     with pytest.raises(ConfigError, match="used by another pipeline"):
         leadership.join(member("gateway-1"), [], {}, 100)
+
+
+def test_a_leader_whose_log_has_records_of_a_stream_that_another_gateway_holds_is_refused(tmp_path: Path) -> None:
+    """Such a log is an older copy: the stream moved after its records were committed or lost."""
+    members = Members(MemberFile(tmp_path))
+    members.join(member("gateway-0"))
+    members.join(member("gateway-1"))
+    state = GatewayState(Limits(), tail=LogTail(seen={7: 5}), next_sequence=3, is_leading=True)
+    leads = Leadership(members, state, lambda event: None)
+    leads.begin(member("gateway-0"), is_confirmed=False)
+    link, _ = leads.join(member("gateway-1"), [7], {}, 0)
+    with pytest.raises(StorageError, match=r"gateway-0 is not the one .* records of stream 7, which gateway-1 holds"):
+        leads.lead()
+    leads.given_up(link, 7, 5)
+    leads.lead()

@@ -1,4 +1,5 @@
-"""Log events as others read them: a name, a level, one line, JSON on request; quiet in a program that is not ours."""
+"""Log events have a name, a level and one line, and are JSON on request. In a program that is not ours only warnings
+are logged."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ RECEIVES = """
 import sys
 from pathlib import Path
 from procession.sdk import run_sink
-from procession.sdk.testing import MemoryOutput
+from procession.sdk.doubles import MemoryOutput
 run_sink(lambda instance: MemoryOutput(), Path(sys.argv[1]), sys.argv[2], cookie=b"secret")
 """
 MAKES = """
@@ -48,7 +49,7 @@ from pathlib import Path
 import structlog
 from procession.errors import ConfigError
 from procession.sdk import SinkDirectory, SinkServer, SourceClient, SourceOptions
-from procession.sdk.testing import ListSource, MemoryOutput
+from procession.sdk.doubles import ListSource, MemoryOutput
 made = {made}
 log = structlog.get_logger()
 log.info("part.started")
@@ -85,7 +86,7 @@ def test_a_part_writes_one_line_for_each_event_with_its_name_and_level() -> None
     assert done.stdout == ""
 
 
-def test_events_are_json_on_request_one_object_a_line() -> None:
+def test_on_request_each_event_is_a_json_object_on_one_line() -> None:
     done = run(EVENTS.format(setup='configure("info")'), **{FORMAT_VARIABLE: "json", LEVEL_VARIABLE: "debug"})
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(event["level"], event["event"]) for event in events] == [
@@ -105,11 +106,11 @@ def test_a_program_that_uses_the_sdk_gets_warnings_only_unless_it_asks_for_more(
     own = run(
         EVENTS.format(setup="structlog.configure(processors=[structlog.processors.JSONRenderer()]); keep_quiet()")
     )
-    assert (len(own.stdout.splitlines()), own.stderr) == (3, ""), "who has configured structlog keeps it as it is"
+    assert (len(own.stdout.splitlines()), own.stderr) == (3, ""), "the configuration of structlog is not changed"
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_whatever_of_the_sdk_a_program_makes_it_gets_warnings_only_and_sentences_for_errors(
+def test_a_program_with_any_part_of_the_sdk_gets_only_warnings_and_sentences_for_errors(
     made: str, tmp_path: Path
 ) -> None:
     done = run(MAKES.format(made=made), str(tmp_path))
@@ -126,7 +127,7 @@ def start(text: str, *arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_a_senders_program_says_nothing_while_all_is_well(gateway_process: Make) -> None:
+def test_a_program_with_a_sender_logs_nothing_without_a_fault(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     program = start(SENDS, gateway.listen, "", "aborts")
     with gateway.client() as driver:
@@ -134,7 +135,7 @@ def test_a_senders_program_says_nothing_while_all_is_well(gateway_process: Make)
     assert program.communicate("go\n", timeout=120) == ("", "")
 
 
-def test_a_sinks_program_says_nothing_while_all_is_well(tmp_path: Path) -> None:
+def test_a_program_with_a_sink_logs_nothing_without_a_fault(tmp_path: Path) -> None:
     program = start(RECEIVES, tmp_path, "127.0.0.1:0")
     announced = tmp_path / "sink.json"
     wait_for(announced.exists, "the sink")
@@ -147,7 +148,7 @@ def test_a_sinks_program_says_nothing_while_all_is_well(tmp_path: Path) -> None:
     assert program.communicate(timeout=120) == ("", "")
 
 
-def test_a_sinks_program_that_cannot_listen_ends_with_a_sentence_and_not_a_trace(tmp_path: Path) -> None:
+def test_a_sink_program_that_cannot_listen_ends_with_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         done = run(RECEIVES, str(tmp_path), f"127.0.0.1:{taken.getsockname()[1]}")
     assert done.returncode == 1
@@ -156,13 +157,13 @@ def test_a_sinks_program_that_cannot_listen_ends_with_a_sentence_and_not_a_trace
     assert "is in use." in done.stderr
 
 
-def test_a_wrong_cookie_in_a_connector_is_a_sentence_and_not_a_trace(gateway_process: Make) -> None:
+def test_a_wrong_cookie_in_a_connector_is_reported_without_a_traceback(gateway_process: Make) -> None:
     gateway = gateway_process(limits={"cookie": b"right"}).start()
     done = run(SENDS, gateway.listen, "wrong")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     last = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert last == ["error: The gateway refused us: bad cookie."]
+    assert last == ["error: The gateway refused the session: bad cookie."]
     assert "  Next: Send the secret of the pipeline: " in done.stderr
     result = run(SENDS, gateway.listen, "wrong", **{LEVEL_VARIABLE: "debug"})
     assert "Traceback" in result.stderr

@@ -1,4 +1,4 @@
-"""Rows of the log: how large they are, however they were cut and chosen."""
+"""The size of log rows does not depend on how they were sliced or selected."""
 
 from __future__ import annotations
 

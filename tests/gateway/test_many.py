@@ -1,4 +1,4 @@
-"""Many producers at one gateway, idle ones, and some that end without closing."""
+"""Many producers at one gateway, idle ones, and some that disappear without closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = 2**40
 CONNECTIONS = 1_000
 STREAMS_EACH = 10
 IDLE_BYTES_MAX = 64 * 1024
-"""What an idle connection with its streams may cost a gateway: eight times what was measured."""
+"""The memory that an idle connection with its streams may use in a gateway: eight times the measured value."""
 
 PEER = """
 import sys
@@ -42,7 +42,7 @@ print("done", flush=True)
 """
 
 
-def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_little_memory_each(
+def test_a_thousand_idle_connections_with_ten_thousand_streams_use_little_memory(
     gateway_process: Make,
 ) -> None:
     gateway = gateway_process().start()
@@ -65,7 +65,7 @@ def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_lit
             control.commit(1, 0, end, {10**9: 99})
             newcomer.wait_committed(10**9, 99)
         assert sum(1 for _ in control.streams()) == CONNECTIONS * STREAMS_EACH + 1
-    # All of them leave at once, and their streams are free.
+    # All of them close at once, and their streams become free.
     with Producer(gateway.listen) as successor, gateway.client() as control:
         successor.hello()
         while gateway.answer(control.status)["sessions"] > 1:
@@ -73,7 +73,7 @@ def test_a_gateway_takes_a_thousand_connections_with_ten_thousand_streams_at_lit
         assert successor.notify(1).success
 
 
-def test_a_producer_that_is_stopped_keeps_its_stream_costs_nothing_and_goes_on(gateway_process: Make) -> None:
+def test_a_suspended_producer_keeps_its_stream_costs_nothing_and_continues(gateway_process: Make) -> None:
     gateway = gateway_process(ack_interval_s=0.005).start()
     arguments = [sys.executable, "-c", PEER, gateway.listen, str(Path(__file__).parents[2])]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as peer, gateway.client() as control:
@@ -86,7 +86,7 @@ def test_a_producer_that_is_stopped_keeps_its_stream_costs_nothing_and_goes_on(g
             control.commit(1, 0, end, {7: 9})
             with Producer(gateway.listen) as other:
                 other.hello()
-                assert not other.notify(7).success, "who is stopped may still go on"
+                assert not other.notify(7).success, "a suspended producer may still continue"
                 other.notify(8)
                 before = resident_bytes(gateway.process.pid)
                 for _ in range(200):
@@ -108,19 +108,19 @@ def test_a_producer_that_is_stopped_keeps_its_stream_costs_nothing_and_goes_on(g
 
 
 TCP_REPAIR = 19
-"""Of Linux: a socket that is closed in this mode says nothing to its peer."""
+"""A Linux socket option: a socket that is closed in this mode sends nothing to its peer."""
 
 
 def forget(producer: Producer) -> None:
     try:
         producer.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
-    except PermissionError:  # only root may; then the peer hears of it at once, by a reset
+    except PermissionError:  # only root may; otherwise the peer gets a reset at once
         producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     producer.socket.close()
 
 
-def test_a_producer_whose_machine_began_anew_is_noticed_and_its_streams_are_free(gateway_process: Make) -> None:
-    """Its kernel forgets the connection without a word, as after a power cut: TCP's own repair mode does that."""
+def test_the_restart_of_a_producers_machine_is_noticed_and_its_streams_become_free(gateway_process: Make) -> None:
+    """TCP's repair mode drops the connection without a packet, as a power cut does."""
     gateway = gateway_process(ack_interval_s=0.05).start()
     forgotten = Producer(gateway.listen)
     forgotten.hello()

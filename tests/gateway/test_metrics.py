@@ -1,4 +1,4 @@
-"""Metrics of a real gateway, read as Prometheus reads them."""
+"""Metrics of a real gateway, parsed as Prometheus does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = 2**40
 
 
 def read(address: str) -> Values:
-    """Every sample: its name and the values of its labels, in the order of the labels' names."""
+    """Return every sample, by its name and the values of its labels in the order of the labels' names."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
         text = answer.read().decode()
     return {
@@ -42,7 +42,7 @@ def where(gateway: GatewayProcess) -> str:
     return str(json.loads((gateway.directory / "gateway.json").read_text())["metrics"])
 
 
-def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_process: Make) -> None:
+def test_the_metrics_count_received_records_lag_and_errors(gateway_process: Make) -> None:
     gateway = gateway_process(metrics="127.0.0.1:0", limits={"credits_max": 1000}).start()
     with Producer(gateway.listen) as one, Producer(gateway.listen) as other, gateway.client() as control:
         one.hello()
@@ -78,7 +78,7 @@ def test_a_gateway_tells_what_came_what_is_behind_and_what_went_wrong(gateway_pr
         assert seen["procession_gateway_committed_sequence", ("gateway-0",)] == 100
 
 
-def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their_place_is_settled(
+def test_with_event_time_order_late_records_are_counted_by_stream_when_they_are_settled(
     gateway_process: Make,
 ) -> None:
     declared = DeclaredOrder(frozenset({1, 2}))
@@ -89,7 +89,7 @@ def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their
             producer.hello()
             producer.notify(stream_id)
             seen = read(where(gateway))
-            assert seen["procession_gateway_late_records_total", total] == 0, "stream 2 may still come before all"
+            assert seen["procession_gateway_late_records_total", total] == 0, "stream 2 may still have earlier records"
             producer.send(*(Message(stream_id, at, time, b"", b"") for at, time in enumerate(times)))
         while control.offer(1, 0, ALL, ALL).end < 6:
             pass
@@ -108,7 +108,7 @@ def test_by_event_time_late_records_are_counted_for_each_stream_as_soon_as_their
         assert lines[3].endswith(", 2 late")
 
 
-def test_however_many_streams_there_are_so_many_have_metrics_of_their_own(gateway_process: Make) -> None:
+def test_only_a_limited_number_of_streams_have_their_own_metrics(gateway_process: Make) -> None:
     gateway = gateway_process(metrics="127.0.0.1:0", metrics_streams_max=3).start()
     with Producer(gateway.listen) as producer, gateway.client() as control:
         producer.hello()
@@ -127,12 +127,12 @@ def test_however_many_streams_there_are_so_many_have_metrics_of_their_own(gatewa
         ]
 
 
-def test_without_the_option_there_is_no_such_port(gateway_process: Make) -> None:
+def test_without_the_option_there_is_no_metrics_port(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     assert "metrics" not in json.loads((gateway.directory / "gateway.json").read_text())
 
 
-def test_silent_readers_delay_others_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_send_nothing_delay_others_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics._Reader, "timeout", 0.05)
     listening = listening_socket(Address("127.0.0.1", 0))
     address = address_of(listening)
@@ -146,7 +146,7 @@ def test_silent_readers_delay_others_only_briefly(monkeypatch: pytest.MonkeyPatc
         server.close()
 
 
-def test_figures_that_do_not_come_in_time_are_said_to_be_missing() -> None:
+def test_figures_that_are_too_slow_are_reported_as_missing() -> None:
     def late() -> list[Metric]:
         raise TimeoutError
 

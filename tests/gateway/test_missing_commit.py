@@ -1,5 +1,5 @@
-"""A gateway with a complete log and older committed positions gets the last commit before it admits a producer, or is
-refused if that commit does not name all that it lacks."""
+"""A gateway with a complete log and older committed positions gets the last commit before it admits a producer. It is
+refused if that commit does not name all positions that it lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sent(gateway: GatewayProcess, ids: range) -> None:
 
 
 def kept_on_disk(gateway: GatewayProcess, end: int, fence: int) -> None:
-    """As if it was offered, and not committed yet."""
+    """Wait until records up to `end` are offered, without a commit, so that they are on disk."""
     with gateway.client() as driver:
         while driver.offer(fence, LogOffset(), ALL, ALL).end < end:
             pass
@@ -51,7 +51,7 @@ def set_back(gateway: GatewayProcess, copy: Path | None) -> None:
 
 
 def reference(gateway: GatewayProcess) -> int | None:
-    """Where a producer is told to go on; None if it is not admitted."""
+    """Return the position from which a producer is asked to continue, or None if it is not admitted."""
     with Producer(gateway.listen) as producer:
         producer.hello()
         result = producer.notify(STREAM)
@@ -59,7 +59,7 @@ def reference(gateway: GatewayProcess) -> int | None:
 
 
 def refusal(gateways: Gateways, epoch_reader: EpochReader) -> StorageError:
-    """What the driver stops with."""
+    """Return the error that stops the driver."""
     found: list[StorageError] = []
 
     def is_refused() -> bool:
@@ -74,7 +74,7 @@ def refusal(gateways: Gateways, epoch_reader: EpochReader) -> StorageError:
 
 
 @pytest.mark.parametrize(("gateways", "holder"), [(1, 0), (2, 0), (2, 1)], indirect=["gateways"])
-def test_a_copy_from_before_the_last_commit_is_told_it_before_a_producer_is_admitted(
+def test_a_copy_from_before_the_last_commit_gets_that_commit_before_a_producer_is_admitted(
     gateways: Gateways, holder: int, tmp_path: Path
 ) -> None:
     with gateways:
@@ -93,9 +93,7 @@ def test_a_copy_from_before_the_last_commit_is_told_it_before_a_producer_is_admi
 
 
 @pytest.mark.parametrize("gateways", [1], indirect=True)
-def test_a_commit_that_comes_before_a_driver_has_compared_the_log_is_not_taken(
-    gateways: Gateways, tmp_path: Path
-) -> None:
+def test_a_commit_is_refused_until_a_driver_has_compared_the_log(gateways: Gateways, tmp_path: Path) -> None:
     with gateways:
         epoch_reader, gateway = gateways.epoch_reader(), gateways[0]
         epoch_reader.take()
@@ -131,10 +129,10 @@ def test_a_copy_that_lacks_more_than_the_last_commit_names_is_refused(gateways: 
 
 
 @pytest.mark.parametrize(("gateways", "is_lost"), [(2, False), (2, True)], indirect=["gateways"])
-def test_a_leader_that_was_never_offered_from_is_refused_when_it_is_set_back(
+def test_a_leader_without_offered_rows_is_refused_when_it_is_set_back(
     gateways: Gateways, tmp_path: Path, is_lost: bool
 ) -> None:
-    """It knows the positions of all streams. From an older copy, another gateway would take records again."""
+    """The leader has the positions of all streams. With an older copy, another gateway would accept records again."""
     with gateways:
         epoch_reader = gateways.epoch_reader()
         epoch_reader.take()
@@ -149,8 +147,8 @@ def test_a_leader_that_was_never_offered_from_is_refused_when_it_is_set_back(
 
 
 @pytest.mark.parametrize("gateways", [1], indirect=True)
-def test_a_leaders_copy_from_before_a_gateway_joined_is_refused(gateways: Gateways, tmp_path: Path) -> None:
-    """It lacks no more than the last commit names, but would refuse the gateway that it does not list."""
+def test_an_older_copy_of_the_leader_that_lacks_a_member_is_refused(gateways: Gateways, tmp_path: Path) -> None:
+    """It lacks only positions that the last commit names, but it would refuse the gateway that it does not list."""
     with gateways:
         epoch_reader = gateways.epoch_reader()
         epoch_reader.take()

@@ -1,4 +1,4 @@
-"""The performer writes one request after the other, also if the caller is cancelled."""
+"""The performer writes one request after the other, also if a caller is cancelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procession.runtime.host_files import HostFileSystem
 
 
 class HeldRenames(HostFileSystem):
-    """Every rename of a snapshot waits until it is let go."""
+    """Files on which every rename of a snapshot waits until the test releases it."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -29,7 +29,7 @@ class HeldRenames(HostFileSystem):
 
 
 def test_a_write_whose_request_is_cancelled_ends_before_the_next_begins(tmp_path: Path) -> None:
-    """The control port cancels a request whose connection has timed out, and the driver sends another one."""
+    """The control port cancels a request whose connection timed out, and the driver then sends another one."""
     files = HeldRenames()
 
     async def cancel_one() -> None:
@@ -39,13 +39,13 @@ def test_a_write_whose_request_is_cancelled_ends_before_the_next_begins(tmp_path
         first.cancel()
         second = asyncio.create_task(gateway.fence(2))
         try:
-            for _ in range(10):  # turns of the loop, in which the second would begin
+            for _ in range(10):  # turns of the loop in which the second write would start
                 await asyncio.sleep(0)
             assert not first.done()
         finally:
             files.may_go.set()
         assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], asyncio.CancelledError)
-        assert gateway.state.snapshot.fence == 1, "what is on disk is known"
+        assert gateway.state.snapshot.fence == 1, "the state of the disk is known"
         await second
         await gateway.close()
 

@@ -1,4 +1,4 @@
-"""What arrives at a gateway is held against what it knows: ends, message ids, fences, and its own snapshot."""
+"""A gateway checks what arrives against what it knows: ends of epochs, message ids, fences, and its own snapshot."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def claims(*found: int, opened: int | None = None, is_alone: bool = False) -> St
     return made
 
 
-def test_a_commit_ends_where_something_was_offered() -> None:
+def test_a_commit_must_end_where_an_offer_ended() -> None:
     check_end(0, 5, 5)
-    with pytest.raises(StorageError, match="ends at 6, but nothing behind 5 was offered"):
+    with pytest.raises(StorageError, match="ends at 6, but no record from 5 on was offered"):
         check_end(0, 6, 5)
 
 
 @pytest.mark.parametrize(
     "among", [None, claims(opened=7), claims(is_alone=True)], ids=["no others", "held here", "alone"]
 )
-def test_a_message_id_that_never_came_is_not_committed(among: StreamLeases | None) -> None:
+def test_a_commit_beyond_the_last_received_message_id_is_refused(among: StreamLeases | None) -> None:
     check_positions({7: 41}, REGISTRY, among)
-    with pytest.raises(StorageError, match=r"Message 42 of stream 7 .* the last that came is 41"):
+    with pytest.raises(StorageError, match=r"Message 42 of stream 7 .* the last received id is 41"):
         check_positions({7: 42}, REGISTRY, among)
 
 
-def test_a_stream_that_a_restart_found_in_the_log_may_have_moved_before() -> None:
+def test_a_commit_beyond_the_log_is_accepted_for_a_stream_that_may_have_moved() -> None:
     check_positions({7: 42}, REGISTRY, claims(7))
 
 
-def test_a_stream_of_which_only_the_end_is_left_after_a_restart_is_committed() -> None:
-    """Its records came to another gateway before it moved here; this one was told so, and was started again since."""
+def test_a_commit_is_accepted_for_a_stream_of_which_only_the_end_is_in_the_log() -> None:
+    """Another gateway received the records before the stream moved here. This gateway has restarted since."""
     tail = LogTail()
     tail.eos_sequences[8] = 0
     check_positions({8: 3}, Registry({}, tail), claims(8))
 
 
-def test_a_stream_without_records_is_not_committed_if_there_is_one_gateway() -> None:
-    with pytest.raises(StorageError, match="stream 8 was reported as committed, but none came"):
+def test_a_commit_of_a_stream_without_records_is_refused_by_a_single_gateway() -> None:
+    with pytest.raises(StorageError, match="stream 8 was reported as committed, but none was received"):
         check_positions({8: 0}, REGISTRY, claims(is_alone=True))
-    check_positions({8: 0}, REGISTRY, claims())  # another gateway may have taken it
+    check_positions({8: 0}, REGISTRY, claims())  # another gateway may have its records
 
 
-def test_a_fence_is_one_that_the_checkpoint_has_claimed(tmp_path: Path) -> None:
+def test_a_fence_that_no_driver_has_claimed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Driver 1 has not claimed"):
         check_claimed(1, tmp_path)
     (tmp_path / "CURRENT").write_text("3\n")
@@ -104,14 +104,14 @@ GOOD = {"fence": 1, "epoch": 2, "end_sequence": 3, "next_sequence": 3, "streams"
         "1" * 10_000,
     ],
 )
-def test_a_snapshot_that_is_damaged_or_hostile_is_a_sentence(tmp_path: Path, text: str) -> None:
+def test_a_damaged_or_hostile_snapshot_is_reported_in_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / SNAPSHOT).write_text(text)
     with pytest.raises(StorageError, match=r"cannot be read") as caught:
         load_snapshot(tmp_path)
     assert caught.value.next_step
 
 
-def test_a_state_refuses_what_its_log_does_not_have() -> None:
+def test_a_gateway_state_refuses_a_commit_that_its_log_does_not_have() -> None:
     state = GatewayState(Limits(), Snapshot(streams={7: Position("s", 3)}), next_sequence=5)
     with pytest.raises(StorageError, match="Message 9 of stream 7"):
         state.handle(EpochCommitted(0, 0, 5, {7: 9}))

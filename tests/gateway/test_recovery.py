@@ -1,4 +1,4 @@
-"""What a gateway starts with, for every combination of files that a crash can leave in its directory."""
+"""The state with which a gateway starts, for every combination of files that a crash can leave in its directory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config_of(directory: Path, claim: str, order: str) -> GatewayConfig:
 
 
 def lay(directory: Path, snapshot: str, retired: str, identity: str, claim: str, log: str) -> None:
-    """The files of one combination."""
+    """Write the files of one combination."""
     directory.mkdir(parents=True)
     write = retiring()
     assert write.mark is not None
@@ -112,7 +112,7 @@ def test_every_combination_of_files_has_one_outcome(tmp_path: Path, snapshot: st
         if error is not None:
             with pytest.raises(error):
                 recover(config)
-            assert contents(directory) == before, "a start that is refused changes nothing"
+            assert contents(directory) == before, "a refused start changes nothing"
             continue
         found = recover(config)
         assert contents(directory) == before, "reading changes nothing"
@@ -124,9 +124,11 @@ def test_every_combination_of_files_has_one_outcome(tmp_path: Path, snapshot: st
         files = sorted(directory.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}"))
         if snapshot == "retired":
             assert found.snapshot.retired is not None
-            assert files == [retired_file.path_of(directory, found.snapshot.retired.number)], "a new file, and no other"
+            assert files == [retired_file.path_of(directory, found.snapshot.retired.number)], (
+                "the start writes one new file"
+            )
         elif snapshot != "none":
-            assert files == [], "nobody names it"
+            assert files == [], "no snapshot names it"
 
 
 def test_the_directory_gets_an_identity_that_it_keeps(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The registry of streams: seen and committed positions, the holder of a stream, and when a stream is forgotten."""
+"""The registry of streams: seen and committed positions, the holder of a stream, and when a stream is removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at(committed: int, name: str = "") -> Position:
     return Position(name, committed)
 
 
-def test_what_is_in_the_log_is_seen_and_only_what_is_in_the_snapshot_is_committed() -> None:
+def test_records_in_the_log_are_seen_and_only_positions_of_the_snapshot_are_committed() -> None:
     streams = registry({1: at(5, "a")}, s1=9, s2=3)
     assert (streams[1].committed, streams[1].seen, streams[1].name) == (5, 9, "a")
     assert (streams[2].committed, streams[2].seen) == (None, 3)
@@ -30,12 +30,12 @@ def test_what_is_in_the_log_is_seen_and_only_what_is_in_the_snapshot_is_committe
     assert 3 not in streams
 
 
-def test_an_end_in_the_log_keeps_the_stream_from_being_opened() -> None:
+def test_a_stream_with_its_end_in_the_log_cannot_be_opened() -> None:
     streams = Registry({}, LogTail(seen={1: 4}, eos_sequences={1: 7}))
     assert (streams[1].state, streams[1].is_free) == ("ending", False)
 
 
-def test_a_producer_without_numbers_goes_on_from_what_was_seen_and_others_from_what_is_committed() -> None:
+def test_a_producer_without_ids_continues_after_the_seen_position_and_others_after_the_committed_one() -> None:
     stream = RegisteredStream(1, committed=5, seen=9)
     assert (stream.reference_for(UNNUMBERED), stream.reference_for(0)) == (9, 5)
     assert RegisteredStream(1).reference_for(UNNUMBERED) == NOTHING_COMMITTED
@@ -49,12 +49,12 @@ def test_ids_up_to_what_was_seen_at_the_opening_are_duplicates_and_later_ones_mu
     with pytest.raises(RemoteProtocolError, match="goes back on stream 1"):
         stream.is_fresh(15)
     stream.commit(15)
-    assert not stream.is_fresh(15), "what is committed is dropped in silence"
+    assert not stream.is_fresh(15), "committed records are dropped without an error"
     with pytest.raises(RemoteProtocolError, match="is reserved"):
         stream.is_fresh(NOTHING_COMMITTED)
 
 
-def test_a_commit_never_goes_back_and_what_is_committed_is_seen() -> None:
+def test_a_committed_position_never_decreases_and_counts_as_seen() -> None:
     stream = RegisteredStream(1)
     assert stream.commit(4)
     assert (stream.committed, stream.seen) == (4, 4)
@@ -63,7 +63,7 @@ def test_a_commit_never_goes_back_and_what_is_committed_is_seen() -> None:
     assert stream.committed == 4
 
 
-def test_the_name_that_a_session_gives_counts_and_is_cut() -> None:
+def test_the_name_that_a_session_gives_is_used_and_truncated() -> None:
     stream = RegisteredStream(1)
     stream.call("elsewhere")
     stream.call("later")
@@ -90,7 +90,7 @@ def test_another_gateway_names_a_stream_unless_it_is_retired() -> None:
     assert streams.get_or_add(2).seen == 7, "it continues from there when it returns"
 
 
-def test_a_session_that_leaves_releases_its_streams_and_forgets_those_on_which_nothing_came() -> None:
+def test_a_session_that_ends_releases_its_streams_and_forgets_empty_ones() -> None:
     streams = registry(s1=3)
     for stream_id, session in ((1, 1), (2, 1), (3, 2)):
         streams.get_or_add(stream_id).open(session, "")
@@ -100,12 +100,12 @@ def test_a_session_that_leaves_releases_its_streams_and_forgets_those_on_which_n
     assert streams[3].session == 2
 
 
-def test_the_positions_of_a_snapshot_have_the_changes_and_never_go_back() -> None:
+def test_the_positions_of_a_snapshot_include_the_changes_and_never_decrease() -> None:
     streams = registry({1: at(5, "a"), 2: at(6)}, s3=1)
     assert streams.positions({1: 7, 2: 4, 9: 0}) == {1: at(7, "a"), 2: at(6), 9: at(0)}
 
 
-def test_only_as_many_streams_are_listed_as_have_room_and_none_without_a_commit() -> None:
+def test_the_list_of_streams_is_bounded_and_has_only_committed_ones() -> None:
     streams = registry({1: at(5, "ab"), 2: at(6)}, s3=1)
     assert streams.listed(10**6) == ((1, "ab", 5), (2, "", 6))
     assert streams.listed(2 * LISTED_BYTES + 2) == ((1, "ab", 5), (2, "", 6))
@@ -113,13 +113,13 @@ def test_only_as_many_streams_are_listed_as_have_room_and_none_without_a_commit(
     assert streams.listed(0) == ()
 
 
-def test_a_commit_is_told_to_the_sessions_of_streams_with_news() -> None:
+def test_a_commit_is_sent_to_the_sessions_of_streams_with_new_positions() -> None:
     streams = registry({1: at(5)}, s1=9, s2=9, s3=9)
     for stream_id, session in ((1, 1), (2, 1), (3, 2)):
         streams[stream_id].open(session, "")
     assert streams.commit(0, {1: at(7), 3: at(9), 8: at(2)}) == {1: [(1, 7)], 2: [(3, 9)]}
     assert streams[8].committed == 2
-    assert streams.idle(0.0, 0, nobody) == {8: 2}, "no session has it, and all of it is committed"
+    assert streams.idle(0.0, 0, nobody) == {8: 2}, "no session has the stream, and all its records are committed"
     assert streams.commit(0, {1: at(7)}) == {}
 
 
@@ -133,7 +133,7 @@ def test_an_end_is_released_by_the_commit_that_covers_it() -> None:
     assert streams[1].state == "closed"
 
 
-def test_the_end_of_an_empty_stream_is_news_without_a_position_and_leaves_nothing() -> None:
+def test_the_end_of_an_empty_stream_is_reported_without_a_position_and_leaves_nothing() -> None:
     streams = registry()
     streams.get_or_add(1).open(1, "")
     streams[1].eos_sequence = 0

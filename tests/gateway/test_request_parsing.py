@@ -50,7 +50,7 @@ def test_clocks_are_read_as_they_are_written(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, [], [1, 2], [1, 2, "3"], [1, 2, 3, 4], {"time": 1}])
-def test_a_place_in_event_time_has_three_numbers(wrong: Any) -> None:
+def test_a_position_in_event_time_has_three_numbers(wrong: Any) -> None:
     assert place({"upto": [5, 7, 70]}, "upto") == Key(5, 7, 70)
     assert place({}, "upto") is None
     with pytest.raises(RemoteProtocolError, match="upto must be an order time"):
@@ -79,7 +79,7 @@ def test_an_offset_names_its_log_or_is_a_sequence_alone(wrong: Any) -> None:
         {"identity": "a", "epochs": 1, "epochs_kept": 1, "gateways": [5]},
     ],
 )
-def test_what_a_driver_knows_of_a_gateway_is_whole_or_absent(wrong: Any) -> None:
+def test_the_drivers_knowledge_of_a_gateway_is_complete_or_absent(wrong: Any) -> None:
     known = {"identity": "a", "epochs": 3, "epochs_kept": 2, "gateways": ["b"]}
     assert known_gateway({"known": known}) == KnownGateway(3, 2, "a", ("b",))
     assert known_gateway({}) == KnownGateway()

@@ -1,4 +1,4 @@
-"""The file of retired streams: what a crash, damage or a second gateway leaves of it."""
+"""The file of retired streams after a crash, damage, or a second gateway on the directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sdk.loops import on_a_loop
 
 
 def kept(directory: Path) -> dict[int, int | None]:
-    """What a gateway that starts in a directory knows of two streams."""
+    """Start a gateway in the directory, and return its positions of two streams."""
     found, data = recovered(directory)
     again, renewed = recovered(directory)
     assert (again.streams, renewed) == (found.streams, data), "a start changes nothing"
@@ -32,8 +32,8 @@ def kept(directory: Path) -> dict[int, int | None]:
 
 
 def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -> None:
-    """The first stream is retired; then the second, and the process dies: in the middle of the write, before the
-    snapshot, or behind it."""
+    """The first stream is retired. Then the second one is, and the process dies: during the write, before the snapshot,
+    or after it."""
     base = tmp_path / "base"
     base.mkdir()
     before = Snapshot(1, 3, 10, 10, {7: Position("seven", 70), 8: Position("eight", 80)})
@@ -45,7 +45,7 @@ def test_at_every_point_of_a_crash_both_streams_are_remembered(tmp_path: Path) -
         shutil.copytree(base, directory)
         retired_file.path_of(directory, 0).write_bytes(first.data[:size])
         assert kept(directory) == {7: 70, 8: 80}
-        assert list(directory.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}")) == [], "nobody names it"
+        assert list(directory.glob(f"{retired_file.PREFIX}*{retired_file.SUFFIX}")) == [], "no snapshot names it"
     retired_file.write(base, first)
     retired.retired(first)
     save_snapshot(base, replace(before, streams={8: Position("eight", 80)}, retired=first.mark))
@@ -79,7 +79,7 @@ async def test_a_second_gateway_on_the_same_directory_changes_nothing(tmp_path: 
     await first.close()
 
 
-def test_a_file_that_is_damaged_or_gone_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_or_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
     retired = RetiredStreams(Limits())
     write = retired.retiring({7: 70, 8: 80}, 0.0)
     retired_file.write(tmp_path, write)

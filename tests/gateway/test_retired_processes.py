@@ -36,7 +36,7 @@ Make = Callable[..., GatewayProcess]
 
 
 class Peer:
-    """A session without a socket."""
+    """A producer's session without a socket."""
 
     def __init__(self, gateway: GatewayPerformer) -> None:
         self._gateway = gateway
@@ -76,7 +76,7 @@ def size_of(path: Path) -> int:
 @pytest.mark.parametrize("streams", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
 @on_a_loop
 async def test_many_short_streams_leave_small_files_and_keep_their_positions(tmp_path: Path, streams: int) -> None:
-    """Streams of one record, each opened, sent, left and committed, with room for a twelfth of them."""
+    """Each stream has one record and is opened, sent, left and committed. There is space for a twelfth of them."""
     each = streams // 40
     limits = Limits(credits_max=1 << 24, streams_max=streams // 12)
     config = GatewayConfig(tmp_path, listen="127.0.0.1:0", limits=limits, ack_interval_s=3600)
@@ -115,7 +115,7 @@ async def test_many_short_streams_leave_small_files_and_keep_their_positions(tmp
 
 
 def leave_one_stream(gateway: GatewayProcess, before_it_goes: Callable[[], object] = lambda: None) -> None:
-    """A producer sends on a stream, hears of the commit, and goes."""
+    """Send on one stream, wait for the commit, and close the session."""
     with Producer(gateway.listen) as producer, gateway.client() as control:
         producer.hello()
         assert producer.notify(S).success
@@ -135,7 +135,7 @@ def point_of_reference(gateway: GatewayProcess) -> int:
         return answer.point_of_reference
 
 
-def test_a_retired_stream_is_counted_and_goes_on_after_a_kill(gateway_process: Make, tmp_path: Path) -> None:
+def test_a_retired_stream_is_counted_and_continues_after_a_kill(gateway_process: Make, tmp_path: Path) -> None:
     gateway = gateway_process(limits={"streams_retire_after_s": 0}, ack_interval_s=0.05, metrics="127.0.0.1:0").start()
     leave_one_stream(gateway)
     with gateway.client() as control:
@@ -171,7 +171,7 @@ def test_a_sync_that_fails_while_a_stream_is_retired_ends_the_gateway(
     fault = tmp_path / "fault"
     monkeypatch.setenv("PROCESSION_FAULT_FILE", str(fault))
     gateway = gateway_process(limits={"streams_retire_after_s": 60, "streams_max": 1}, ack_interval_s=0.05).start()
-    # The next sync is that of the retired streams, when the producer is gone.
+    # After the producer has left, the next sync is that of the retired streams.
     leave_one_stream(gateway, lambda: fault.write_text("disk:sync"))
     status, output = gateway.wait()
     assert status == 1

@@ -1,4 +1,4 @@
-"""Retired streams: what is remembered of them, for how long, and how it is read back."""
+"""Retired streams: which positions are stored, for how long, and how they are read back."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def test_the_oldest_are_forgotten_above_the_limit_and_counted() -> None:
         retired.retired(retired.retiring({stream_id: stream_id}, 0.0))
     assert [retired.committed(stream_id) for stream_id in range(5)] == [None, None, 2, 3, 4]
     assert retired.forgotten == 2
-    assert retired.forget(10.0, 2, 11.0) == 0, "with other gateways, none that is younger than this: there is no room"
+    assert retired.forget(10.0, 2, 11.0) == 0, (
+        "with other gateways, no stream younger than this is kept: the space is used up"
+    )
     assert retired.forget(11.0, 2, 11.0) == 2
 
 
-def test_a_stream_is_remembered_for_its_age_by_the_time_that_the_gateway_ran() -> None:
+def test_the_age_of_a_retired_stream_counts_only_while_the_gateway_runs() -> None:
     limits = Limits(streams_retired_age_s=100)
     retired = RetiredStreams(limits, now=5000.0)
     write = retired.retiring({S: 1}, 5010.0)
@@ -37,9 +39,9 @@ def test_a_stream_is_remembered_for_its_age_by_the_time_that_the_gateway_ran() -
     mark = retired.marked(5040.0)
     assert mark is not None
     assert mark.clock_s == 40
-    again = RetiredStreams(limits, mark, write.data, now=7.0)  # another clock; and the time between does not count
+    again = RetiredStreams(limits, mark, write.data, now=7.0)  # another clock; the time in between does not count
     again.forget(83.0, 0, 0.0)
-    assert again.forgetting == set(), "a sixteenth longer, so that the file is written seldom"
+    assert again.forgetting == set(), "a sixteenth longer, so that the file is rarely written"
     again.forget(84.0, 0, 0.0)
     again.retired(again.retiring({}, 84.0))
     assert again.committed(S) is None
@@ -47,7 +49,7 @@ def test_a_stream_is_remembered_for_its_age_by_the_time_that_the_gateway_ran() -
 
 
 def test_at_the_limit_a_sixteenth_is_forgotten_at_once() -> None:
-    """To forget writes the whole file anew. At a million, each tick would write 24 MB."""
+    """Forgetting streams rewrites the whole file: 24 MB for a million streams, which is too much for each tick."""
     retired = RetiredStreams(Limits(streams_retired_max=160))
     rewritten = 0
     for stream_id in range(1000):
@@ -61,7 +63,7 @@ def test_at_the_limit_a_sixteenth_is_forgotten_at_once() -> None:
     assert retired.committed(850) == 850, "no more than a sixteenth"
 
 
-def test_at_its_age_a_stream_is_forgotten_with_all_that_are_as_old() -> None:
+def test_a_stream_at_the_age_limit_is_forgotten_with_all_others_of_that_age() -> None:
     retired = RetiredStreams(Limits(streams_retired_age_s=160))
     for second in range(160):
         retired.retired(retired.retiring({second: 1}, float(second)))
@@ -76,7 +78,7 @@ def test_at_its_age_a_stream_is_forgotten_with_all_that_are_as_old() -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_stream_is_not_forgotten_while_a_commit_may_name_it_again(is_restarted: bool) -> None:
-    """A round record names positions until the driver knows that they are on disk at every gateway."""
+    """A round record repeats positions until the driver knows that they are on disk at every gateway."""
     limits = Limits(streams_retired_max=1)
     retired = RetiredStreams(limits)
     write = retired.retiring({S: 100}, 0.0)
@@ -91,8 +93,8 @@ def test_a_stream_is_not_forgotten_while_a_commit_may_name_it_again(is_restarted
     assert retired.forgetting == {S}
 
 
-def test_a_commit_that_names_a_stream_again_is_taken_although_streams_are_forgotten_at_once() -> None:
-    """The driver has not heard yet that the first commit is on disk, so the second names its positions, too."""
+def test_a_commit_that_names_a_stream_again_is_accepted_although_streams_are_forgotten_at_once() -> None:
+    """The driver does not know yet that the first commit is on disk, so the second one repeats its positions."""
     rig = GatewayRig(Limits(credits_max=100, streams_retire_after_s=0, streams_retired_age_s=0))
     rig.open(A, S)
     rig.message(A, S, 0, 1, 2)
@@ -111,14 +113,14 @@ def test_a_stream_is_forgotten_only_with_a_file_on_disk_that_leaves_it_out() -> 
     retired.retired(retired.retiring({S: 100}, 0.0))
     retired.forget(1.0, 1, 0.0)
     write = retired.retiring({8: 1}, 1.0)
-    assert retired.committed(S) == 100, "a crash now would bring it back"
+    assert retired.committed(S) == 100, "after a crash now it would be there again"
     retired.retired(write)
     assert retired.committed(S) is None
     assert write.position == 0
     assert RetiredStreams(limits, write.mark, write.data).committed(S) is None
 
 
-def test_a_stream_that_comes_back_is_not_forgotten_before_the_snapshot_has_it() -> None:
+def test_a_stream_that_returns_is_not_forgotten_before_the_snapshot_has_it() -> None:
     limits = Limits(streams_retired_max=1)
     retired = RetiredStreams(limits)
     retired.retired(retired.retiring({S: 100}, 0.0))
@@ -134,7 +136,7 @@ def test_a_stream_that_comes_back_is_not_forgotten_before_the_snapshot_has_it() 
     )
 )
 def test_any_order_of_retiring_and_returning_is_read_back(steps: list[tuple[str, int, int]]) -> None:
-    """As a gateway would: a stream that is back is in the snapshot before it can be retired again."""
+    """A stream that returns is written to the snapshot before it can be retired again, as in a gateway."""
     retired, data = RetiredStreams(Limits()), b""
     expected: dict[int, int] = {}
     hot: set[int] = set()
@@ -156,11 +158,11 @@ def test_any_order_of_retiring_and_returning_is_read_back(steps: list[tuple[str,
             assert retired.mark is None or len(data) == retired.mark.length
             retired = RetiredStreams(Limits(), retired.mark, data, hot)
         assert {number: retired.committed(number) for number in range(6)} == {
-            one: expected.get(one) for one in range(6)
+            stream_id: expected.get(stream_id) for stream_id in range(6)
         }
 
 
-def test_a_file_with_many_entries_that_count_no_more_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_many_obsolete_entries_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("procession.gateway.retired_streams.DEAD_ENTRIES_MAX", 10)
     retired = RetiredStreams(Limits())
     numbers, lengths = [], []

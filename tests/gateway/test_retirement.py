@@ -1,4 +1,4 @@
-"""Retirement: which streams leave the snapshot, when, and how they come back with their positions."""
+"""Retirement: which streams leave the snapshot and when, and how they return with their positions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from procession.gateway.snapshot import Position
 from procession.gateway.state import GatewayState
 from procession.wire.messages import NOTHING_COMMITTED, Messages, Notify, NotifyAck
 from tests.gateway.gateway_rig import A, B, GatewayRig
-from tests.gateway.several import HELLO, Several
+from tests.gateway.several import HELLO, Producer, Several
 
 AT_ONCE = Limits(credits_max=100, streams_retire_after_s=0)
 S = 7
 
 
 def retired_rig(limits: Limits = AT_ONCE) -> GatewayRig:
-    """A gateway that has had a stream up to message 2, and has retired it."""
+    """Return a gateway that has retired a stream with messages up to 2."""
     rig = GatewayRig(limits)
     rig.open(A, S)
     rig.message(A, S, 0, 1, 2)
@@ -40,7 +40,7 @@ def retired_rig(limits: Limits = AT_ONCE) -> GatewayRig:
     return rig
 
 
-def test_a_stream_that_is_idle_is_retired_and_comes_back_with_its_position() -> None:
+def test_an_idle_stream_is_retired_and_returns_with_its_position() -> None:
     rig = retired_rig()
     assert S not in rig.state.registry
     assert rig.state.snapshot.streams == {}
@@ -48,10 +48,10 @@ def test_a_stream_that_is_idle_is_retired_and_comes_back_with_its_position() -> 
     rig.hello(B)
     assert rig.notify(B, S) == NotifyAck(True, S, 2)
     rig.message(B, S, 1, 2, 3)
-    assert rig.ids == [0, 1, 2, 3], "what had come before is a duplicate"
+    assert rig.ids == [0, 1, 2, 3], "records from before are duplicates"
     rig.commit(1, s7=3)
     assert rig.state.snapshot.streams == {S: Position("stream 7", 3)}
-    assert len(rig.state.retired) == 0, "the snapshot has it again"
+    assert len(rig.state.retired) == 0, "the snapshot has the stream again"
 
 
 def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_committed() -> None:
@@ -74,7 +74,7 @@ def test_a_stream_is_not_retired_before_its_age_nor_while_it_is_open_or_not_comm
     assert list(write.snapshot.streams) == [B], "a session has it open"
 
 
-def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -> None:
+def test_near_the_limit_the_longest_idle_streams_are_retired_at_once() -> None:
     rig = GatewayRig(Limits(credits_max=1000, streams_max=16))
     rig.hello(A)
     for stream_id in range(13):
@@ -82,7 +82,7 @@ def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -
         rig.message(A, stream_id, 0)
         if stream_id == 5:
             rig.do(SessionClosed(A))
-            rig.commit(0, **{f"s{one}": 0 for one in range(6)})
+            rig.commit(0, **{f"s{stream_id}": 0 for stream_id in range(6)})
             rig.hello(A)
     rig.do(SessionClosed(A))
     rig.commit(1, **{f"s{number}": 0 for number in range(6, 13)})
@@ -90,7 +90,7 @@ def test_when_there_are_nearly_too_many_the_longest_idle_are_retired_at_once() -
     assert [stream.stream_id for stream in rig.state.registry] == list(range(5, 13))
 
 
-def test_a_stream_that_comes_back_while_it_is_being_retired_stays() -> None:
+def test_a_stream_that_returns_while_it_is_being_retired_stays() -> None:
     rig = retired_rig(Limits(credits_max=100, streams_retire_after_s=60))
     (write,) = rig.state.handle(RetireStreams(), 100.0)
     assert isinstance(write, WriteSnapshot)
@@ -108,7 +108,7 @@ def test_a_stream_that_comes_back_while_it_is_being_retired_stays() -> None:
     assert rig.state.snapshot.streams[S].committed == 3
 
 
-def test_a_commit_that_is_sent_again_brings_no_retired_or_forgotten_stream_back() -> None:
+def test_a_repeated_commit_does_not_restore_a_retired_or_forgotten_stream() -> None:
     rig = retired_rig()
     for positions in ({"s7": 2}, {"s7": 1}, {"s8": 4}):
         rig.commit(0, **positions)
@@ -130,13 +130,19 @@ def test_a_commit_may_name_a_retired_stream_up_to_its_position_and_not_beyond() 
 # Several gateways
 
 
-def test_a_retired_stream_is_granted_with_its_position_to_another_gateway() -> None:
-    several = Several(3)
+def committed(gateways: int, records: int = 1) -> tuple[Several, Producer]:
+    """Gateways with an open stream at the second one, and its records, which are committed."""
+    several = Several(gateways)
     producer = several[1].open(S)
     several.settle()
-    producer.send()
-    producer.send()
+    for _ in range(records):
+        producer.send()
     several.take()
+    return several, producer
+
+
+def test_a_retired_stream_is_granted_with_its_position_to_another_gateway() -> None:
+    several, producer = committed(3, records=2)
     producer.close()
     several.settle()
     for node in several.nodes:
@@ -154,7 +160,7 @@ def test_a_retired_stream_is_granted_with_its_position_to_another_gateway() -> N
     assert several.ids(S) == [0, 1, 2]
 
 
-def test_a_gateway_keeps_what_the_leader_has_not_on_disk() -> None:
+def test_a_gateway_keeps_positions_that_the_leader_does_not_have_on_disk() -> None:
     several = Several(3)
     producer = several[1].open(S)
     several.settle()
@@ -171,11 +177,7 @@ def test_a_gateway_keeps_what_the_leader_has_not_on_disk() -> None:
 
 
 def test_the_leader_keeps_a_stream_that_another_gateway_holds() -> None:
-    several = Several(2)
-    producer = several[1].open(S)
-    several.settle()
-    producer.send()
-    several.take()
+    several, producer = committed(2)
     several.settle()
     several[0].retire()
     assert S in several[0].state.registry
@@ -186,12 +188,8 @@ def test_the_leader_keeps_a_stream_that_another_gateway_holds() -> None:
 
 
 def test_a_gateway_that_does_not_lead_writes_no_file() -> None:
-    several = Several(2)
-    producer = several[1].open(S)
-    several.settle()
-    producer.send()
+    several, producer = committed(2)
     producer.close()
-    several.take()
     several.settle()
     several[1].retire()
     assert S not in several[1].state.registry

@@ -1,4 +1,4 @@
-"""Several gateways after a rollback: they offer their later rows again, or tell producers the savepoint's positions."""
+"""Several gateways after a rollback: they offer the later rows again, or tell producers the savepoint's positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.gateway.several import Producer, Several
 
 
 def sent(several: Several, count: int) -> dict[int, Producer]:
-    """Open streams 1 and 2 at the first gateway, 3 and 4 at the second, and send so many records on each."""
+    """Open streams 1 and 2 at the first gateway and 3 and 4 at the second, and send `count` records on each."""
     producers = {stream: several[(stream - 1) // 2].open(stream) for stream in (1, 2, 3, 4)}
     several.settle()
     for producer in producers.values():
@@ -29,7 +29,7 @@ def restart(several: Several) -> None:
 
 
 def saved_and_later(several: Several) -> tuple[list[int], list[Snapshot], int]:
-    """A savepoint, epochs after it, and records that wait. Returns the savepoint's ends, snapshots and output."""
+    """Make a savepoint, later epochs, and records that wait. Returns the savepoint's ends, snapshots and output."""
     producers = sent(several, 3)
     several.take()
     ends, snapshots = list(several.ends), [copy.deepcopy(node.snapshot) for node in several.nodes]
@@ -44,7 +44,7 @@ def saved_and_later(several: Several) -> tuple[list[int], list[Snapshot], int]:
 
 
 def go_on(several: Several, last_id: int) -> None:
-    """All streams continue where they are told, up to this id, at another gateway than before."""
+    """Continue all streams from the position in NOTIFY_ACK up to an id, each at another gateway than before."""
     several.take()
     several.settle()
     for stream in (1, 2, 3, 4):
@@ -60,7 +60,7 @@ def go_on(several: Several, last_id: int) -> None:
         assert several.ids(stream) == list(range(last_id + 1))
 
 
-def test_later_rows_are_offered_again_by_each_gateway_and_producers_go_on_where_they_were() -> None:
+def test_each_gateway_offers_its_later_rows_again_and_producers_continue_where_they_were() -> None:
     several = Several(2)
     ends, _, output = saved_and_later(several)
     told = dict(several.told)
@@ -69,12 +69,12 @@ def test_later_rows_are_offered_again_by_each_gateway_and_producers_go_on_where_
     del several.output[output:]
     several.ends = list(ends)
     restart(several)
-    assert several.told == told, "nobody is told an earlier position"
+    assert several.told == told, "no producer is told an earlier position"
     go_on(several, 9)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["with records that wait", ""])
-def test_producers_that_are_told_the_positions_of_the_savepoint_send_what_followed(waits: bool) -> None:
+def test_producers_that_get_the_positions_of_the_savepoint_send_the_later_records(waits: bool) -> None:
     several = Several(2)
     ends, snapshots, output = saved_and_later(several)
     if not waits:

@@ -297,7 +297,7 @@ def _open(gateway: GatewayProcess) -> Producer:
     return producer
 
 
-def test_a_gateway_told_to_stop_sends_its_producers_away_and_keeps_what_they_sent(gateway_process: Make) -> None:
+def test_a_gateway_asked_to_stop_sends_its_producers_away_and_keeps_what_they_sent(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     listen = gateway.listen
     with Producer(gateway.listen) as producer, Producer(gateway.listen) as silent:
@@ -320,7 +320,7 @@ def test_a_gateway_told_to_stop_sends_its_producers_away_and_keeps_what_they_sen
 def test_a_gateway_whose_disk_fails_ends_and_its_clients_wait_for_its_next_start(
     gateway_process: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its error is not the driver's: the question is asked again, and answered when the gateway is back."""
+    """The driver does not get the gateway's error. It repeats its request until the restarted gateway answers."""
     fault = tmp_path / "fault"
     monkeypatch.setenv("PROCESSION_FAULT_FILE", str(fault))
     gateway = gateway_process().start()
@@ -386,7 +386,7 @@ def test_a_replaced_driver_gets_nothing_from_the_gateway_any_more_also_after_a_r
 def test_a_commit_beyond_the_log_is_refused_and_the_gateway_lives(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     with gateway.client() as control:
-        with pytest.raises(StorageError, match="nothing behind 0 was offered") as caught:
+        with pytest.raises(StorageError, match="no record from 0 on was offered") as caught:
             control.commit(1, 0, 10, {})
         assert "same pipeline" in caught.value.next_step
         assert control.status()["committed_end"] == 0

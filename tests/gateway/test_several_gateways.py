@@ -207,7 +207,7 @@ def test_another_directory_is_not_taken_for_one_that_is_known(gateways: Gateways
         stranger.start()
         status, output = stranger.wait()
         assert status == 1
-        assert "There is a gateway 'gateway-2' already" in output
+        assert "There is already a gateway 'gateway-2'" in output
         unnamed = gateways.make(4, name="")
         gateways.all.append(unnamed)
         unnamed.start()

@@ -24,7 +24,7 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_that_is_found_is_in_a_new_file_before_it_is_relied_on(tmp_path: Path) -> None:
-    """Whoever wrote it may have been killed before its name was on disk, or have failed to sync it: then a second sync
+    """Its writer may have been killed before its name was on disk, or may have failed to sync it: then a second sync
     of the same file says that all is well, and writes nothing."""
     save_snapshot(tmp_path, SNAPSHOT)
     path = tmp_path / FILE_NAME

@@ -1,4 +1,4 @@
-"""What the gateway decides, without a socket or a disk: events in, actions out."""
+"""The gateway's decisions, without a socket or a disk: events in, actions out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_hello_of_version_3_is_granted_all_credits(rig: GatewayRig, version: s
         (b"x", b"y", "0.0.1", "bad cookie"),
     ],
 )
-def test_a_hello_that_does_not_belong_here_is_refused_loudly(
+def test_a_hello_for_another_pipeline_or_version_is_refused_with_a_reason(
     expected: bytes, given_cookie: bytes, version: str, reason: str
 ) -> None:
     rig = GatewayRig(Limits(cookie=expected))
@@ -69,7 +69,7 @@ def test_a_hello_that_does_not_belong_here_is_refused_loudly(
     assert not rig.state.sessions
 
 
-def test_one_session_too_many_is_closed_and_takes_no_place() -> None:
+def test_a_session_above_the_limit_is_closed_and_does_not_count() -> None:
     rig = GatewayRig(Limits(sessions_max=1))
     rig.hello(A)
     assert rig.do(SessionOpened(B)) == [CloseSession(B, "more than 1 sessions")]
@@ -90,7 +90,7 @@ def test_the_oldest_peer_that_has_not_greeted_makes_room_for_a_new_one() -> None
 # Duplicates and order
 
 
-def test_a_new_stream_is_told_that_nothing_is_committed(rig: GatewayRig) -> None:
+def test_a_new_stream_learns_that_nothing_is_committed(rig: GatewayRig) -> None:
     rig.hello(A)
     assert rig.notify(A, 7) == NotifyAck(True, 7, NOTHING_COMMITTED)
 
@@ -104,7 +104,7 @@ def test_records_get_consecutive_sequences_in_the_order_of_arrival(rig: GatewayR
     assert [(row["stream_id"], row["message_id"]) for row in rig.rows] == [(7, 0), (7, 10), (7, 20), (8, 5), (7, 21)]
 
 
-def test_a_client_that_drops_between_commits_causes_neither_hole_nor_duplicate(rig: GatewayRig) -> None:
+def test_a_client_that_disconnects_between_commits_causes_no_gap_and_no_duplicate(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 1, 2, 3)
     rig.commit(0, 2, s7=2)
@@ -128,7 +128,7 @@ def test_a_client_that_replays_everything_causes_no_duplicate(rig: GatewayRig) -
 
 
 @pytest.mark.parametrize("second", [[2], [3], [4, 4], [5, 4, 6]], ids=str)
-def test_an_id_that_goes_back_above_the_duplicates_is_the_peers_error_and_only_what_came_before_it_counts(
+def test_a_decreasing_id_above_the_duplicates_is_the_peers_error_and_earlier_messages_count(
     rig: GatewayRig, second: list[int]
 ) -> None:
     rig.open(A, 7)
@@ -139,7 +139,7 @@ def test_an_id_that_goes_back_above_the_duplicates_is_the_peers_error_and_only_w
     assert rig.notify(B, 7).success, "the stream of a session that was closed is free at once"
 
 
-def test_an_id_at_or_below_the_committed_one_is_always_dropped_in_silence(rig: GatewayRig) -> None:
+def test_an_id_up_to_the_committed_one_is_dropped_without_an_error(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 1, 3)
     rig.commit(0, s7=3)
@@ -147,7 +147,7 @@ def test_an_id_at_or_below_the_committed_one_is_always_dropped_in_silence(rig: G
     assert rig.ids == [1, 3, 4]
 
 
-def test_the_id_that_means_nothing_cannot_be_a_message(rig: GatewayRig) -> None:
+def test_the_id_that_means_nothing_committed_is_refused_in_a_message(rig: GatewayRig) -> None:
     rig.open(A, 7)
     assert reasons(rig.message(A, 7, NOTHING_COMMITTED)) == ["message id 2^64-1 on stream 7 is reserved"]
     assert rig.rows == []
@@ -186,23 +186,23 @@ def test_a_stream_that_is_active_is_refused_with_the_peers_own_point_of_referenc
     rig.open(A, 7)
     rig.hello(B)
     assert rig.notify(B, 7, point=5) == NotifyAck(False, 7, 5)
-    assert rig.notify(A, 7, point=6) == NotifyAck(False, 7, 6), "its own session is no exception"
+    assert rig.notify(A, 7, point=6) == NotifyAck(False, 7, 6), "this includes its own session"
     rig.do(SessionClosed(A))
     assert rig.notify(B, 7).success
 
 
 @pytest.mark.parametrize("last_word", [Violation("bad"), Error("mine")], ids=["violation", "error"])
-def test_a_session_that_errs_leaves_no_stream_behind(rig: GatewayRig, last_word: Violation | Error) -> None:
+def test_a_session_that_ends_with_an_error_holds_no_stream(rig: GatewayRig, last_word: Violation | Error) -> None:
     rig.open(A, 7)
     rig.do(FrameReceived(A, last_word))
-    assert rig.message(A, 7, 1) == [], "what it still sends is not heard"
+    assert rig.message(A, 7, 1) == [], "later frames of the session are ignored"
     rig.hello(B)
     assert rig.notify(B, 7).success
     rig.do(SessionClosed(A))
-    assert rig.state.registry[7].session == B, "a late farewell of the old session takes nothing from the new one"
+    assert rig.state.registry[7].session == B, "a late end of the old session releases no stream of the new one"
 
 
-def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
+def test_a_stream_without_messages_is_forgotten_with_its_session() -> None:
     rig = GatewayRig(Limits(streams_max=1))
     rig.open(A, 7)
     assert reasons(rig.do(FrameReceived(A, Notify(8, "s", 0)))) == ["more than 1 streams"]
@@ -212,7 +212,7 @@ def test_a_stream_on_which_nothing_came_is_forgotten_with_its_session() -> None:
 # The end of a stream
 
 
-def test_the_end_of_a_stream_is_a_row_with_a_sequence(rig: GatewayRig) -> None:
+def test_the_end_of_a_stream_is_a_row_with_its_own_sequence(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 4)
     rig.do(FrameReceived(A, Eos(7)))
@@ -261,12 +261,12 @@ def test_a_commit_is_reported_only_after_its_snapshot_is_on_disk(rig: GatewayRig
     assert write == WriteSnapshot(Snapshot(3, 5, 2, 2, {7: Position("stream 7", 2)}))
     rig.hello(B)
     rig.do(SessionClosed(A))
-    assert rig.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not true yet"
+    assert rig.notify(B, 7) == NotifyAck(True, 7, NOTHING_COMMITTED), "not on disk yet, so not acknowledged"
     assert isinstance(write, WriteSnapshot)
     assert rig.do(SnapshotWritten(write.snapshot)) == [SendFrame(B, Ack(1, ((7, 2),))), TrimLog(2)]
 
 
-def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committed(rig: GatewayRig) -> None:
+def test_an_ack_lists_only_streams_with_new_committed_positions(rig: GatewayRig) -> None:
     for stream_id in (7, 8, 9):
         rig.open(stream_id, stream_id)
         rig.message(stream_id, stream_id, 1)
@@ -277,7 +277,7 @@ def test_an_ack_lists_only_streams_with_news_and_never_one_with_nothing_committe
     assert [action for action in rig.commit(1, 2, s7=1) if isinstance(action, SendFrame)] == []
 
 
-def test_a_commit_told_again_or_late_changes_nothing(rig: GatewayRig) -> None:
+def test_a_commit_sent_again_or_late_changes_nothing(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 1, 2, 3)
     rig.commit(0, 1, s7=1)
@@ -288,7 +288,7 @@ def test_a_commit_told_again_or_late_changes_nothing(rig: GatewayRig) -> None:
     assert rig.state.snapshot == before
 
 
-def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(rig: GatewayRig) -> None:
+def test_a_replaced_driver_is_refused_and_changes_nothing(rig: GatewayRig) -> None:
     rig.open(A, 7)
     rig.message(A, 7, 1)
     rig.do(FenceRaised(4))
@@ -305,7 +305,7 @@ def test_a_driver_that_was_replaced_is_refused_and_changes_nothing(rig: GatewayR
 
 
 def test_a_commit_beyond_the_log_is_refused(rig: GatewayRig) -> None:
-    with pytest.raises(StorageError, match="ends at 5, but nothing behind 0 was offered"):
+    with pytest.raises(StorageError, match="ends at 5, but no record from 0 on was offered"):
         rig.commit(0, 5)
 
 
@@ -326,11 +326,11 @@ def test_a_restarted_gateway_knows_from_snapshot_and_log_what_is_committed_seen_
     assert rig.notify(A, 8) == NotifyAck(True, 8, 50)
 
 
-# The whole, against a slow and obvious reference
+# Everything, compared with a slow and simple reference
 
 
 @given(st.lists(STEP, max_size=40))
-def test_whatever_drops_dies_or_commits_every_message_is_in_the_log_once_and_in_order(
+def test_every_message_is_in_the_log_once_in_order_after_any_events(
     steps: list[tuple[str, int]],
 ) -> None:
     rig, session, epoch = GatewayRig(), 1, 0

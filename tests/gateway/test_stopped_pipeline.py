@@ -1,6 +1,6 @@
-"""A pipeline that does not progress while producers push: all queues stay bounded, and nothing is lost.
+"""A pipeline that stops while producers send: all queues stay bounded, and nothing is lost.
 
-Real producers, a real gateway; the driver is played here: it does not come for a while, then takes and commits it all.
+The producers and the gateway are real. The test acts as the driver: it waits, and then reads and commits everything.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ EPOCH_RECORDS = 1_000
 ACK_INTERVAL_S = 0.05
 
 DISK_BYTES_MAX = LAG_BYTES_MAX + PRODUCERS * CREDITS * ROW_BYTES_MAX + 2 * SEGMENT_BYTES_MAX
-"""What the limits say: what is not committed, what producers may still send ahead, and a segment that is not whole."""
+"""The sum of the limits: uncommitted rows, records on credits already granted, and incomplete segments."""
 GROWTH_BYTES_MAX = 16 * MIB
 
 
-def test_what_is_pushed_is_more_than_the_limits_let_in() -> None:
+def test_the_producers_send_more_than_the_limits_admit() -> None:
     assert PRODUCERS * RECORDS * SIZE > 3 * DISK_BYTES_MAX
 
 
 @pytest.mark.parametrize("stopped_s", [1.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_a_stopped_pipeline_holds_its_producers_and_then_takes_every_record_once_and_in_order(
+def test_a_stopped_pipeline_blocks_its_producers_and_then_receives_every_record_once_in_order(
     gateway_process: Make, stopped_s: float
 ) -> None:
     gateway = gateway_process(
@@ -52,27 +52,29 @@ def test_a_stopped_pipeline_holds_its_producers_and_then_takes_every_record_once
     try:
         with gateway.client() as control:
             held_at = until_held(control)
-            memory = {pid: resident_bytes(pid) for pid in [gateway.process.pid, *(one.pid for one in sources)]}
+            memory = {pid: resident_bytes(pid) for pid in [gateway.process.pid, *(source.pid for source in sources)]}
             over_at = time.monotonic() + stopped_s
             while time.monotonic() < over_at:
                 time.sleep(0.1)
                 assert disk_bytes(gateway) < DISK_BYTES_MAX
-            assert control.status()["next_sequence"] == held_at < PRODUCERS * RECORDS, "nobody is let in meanwhile"
+            assert control.status()["next_sequence"] == held_at < PRODUCERS * RECORDS, (
+                "no record is received in the meantime"
+            )
             for pid, before in memory.items():
                 assert resident_bytes(pid) - before < GROWTH_BYTES_MAX
             taken = drain(gateway, control)
         assert [source.wait(PATIENCE_S) for source in sources] == [0] * PRODUCERS
     finally:
-        for one in sources:
-            one.kill()
-            one.wait()
+        for source in sources:
+            source.kill()
+            source.wait()
     assert len(taken) == PRODUCERS
     assert all(ids == sorted(set(ids)) and len(ids) == RECORDS for ids in taken.values())
-    assert disk_bytes(gateway) <= 2 * SEGMENT_BYTES_MAX, "what is committed is gone"
+    assert disk_bytes(gateway) <= 2 * SEGMENT_BYTES_MAX, "committed rows are deleted"
 
 
-def test_credits_that_were_given_before_cannot_fill_the_disk(gateway_process: Make) -> None:
-    """All that is pushed could be sent on the first credits; what is above the limits stays in the sockets."""
+def test_credits_granted_before_the_stop_cannot_fill_the_disk(gateway_process: Make) -> None:
+    """The first credits would allow all records. Records above the limits stay in the sockets."""
     lag, overrun, read = MIB // 4, MIB // 4, MIB // 16
     assert 8 * (lag + overrun) < PRODUCERS * RECORDS * SIZE
     gateway = gateway_process(
@@ -92,25 +94,25 @@ def test_credits_that_were_given_before_cannot_fill_the_disk(gateway_process: Ma
             over_at = time.monotonic() + 0.5
             while time.monotonic() < over_at:
                 assert disk_bytes(gateway) < bound
-            assert control.status()["next_sequence"] == held_at, "nobody is read meanwhile"
+            assert control.status()["next_sequence"] == held_at, "no socket is read in the meantime"
             taken = drain(gateway, control, bound)
         assert [source.wait(PATIENCE_S) for source in sources] == [0] * PRODUCERS
     finally:
-        for one in sources:
-            one.kill()
-            one.wait()
+        for source in sources:
+            source.kill()
+            source.wait()
     assert all(ids == sorted(set(ids)) and len(ids) == RECORDS for ids in taken.values())
 
 
 def test_a_full_disk_holds_new_producers_back_and_keeps_acknowledging_the_others(gateway_process: Make) -> None:
     gateway = gateway_process(disk_free_bytes_min=1 << 62, ack_interval_s=0.05).start()
     with Producer(gateway.listen) as producer, gateway.client() as control:
-        assert producer.hello() == Ok(1), "to say what it has"
+        assert producer.hello() == Ok(1), "enough to open its stream"
         producer.send(Notify(7, "seven", NOTHING_COMMITTED))
         for _ in range(3):
             assert producer.expect(Ack).credits == 0
         assert control.status()["is_over"]
-        assert control.status()["streams_total"] == 0, "what it says is not read"
+        assert control.status()["streams_total"] == 0, "its messages are not read"
 
 
 def pushing(gateway: GatewayProcess, number: int) -> subprocess.Popen[bytes]:
@@ -120,8 +122,11 @@ def pushing(gateway: GatewayProcess, number: int) -> subprocess.Popen[bytes]:
 
 
 def until_held(control: ControlClient) -> int:
-    """Wait until all producers are in, the limit is passed and nobody has a credit left or gets one: what their NOTIFYs
-    cost comes back with the gateway's next tick. Gives the log's end."""
+    """Wait until all producers are connected, the limit is exceeded and no producer has a credit left; return the log's
+    end.
+
+    The credits of their NOTIFYs are replenished with the gateway's next tick.
+    """
     deadline, before = time.monotonic() + PATIENCE_S, -1
     while True:
         status = control.status()
@@ -137,10 +142,10 @@ def until_held(control: ControlClient) -> int:
 def drain(
     gateway: GatewayProcess, control: ControlClient, disk_bytes_max: int = DISK_BYTES_MAX
 ) -> dict[int, list[int]]:
-    """Take all there is in small epochs and commit it, as a driver does; gives the ids of each stream's records."""
+    """Read and commit all rows in small epochs, as a driver does, and return the message ids of each stream."""
     taken: dict[int, list[int]] = {}
     reader, start, epoch = LogReader(gateway.directory / "log"), 0, 0
-    while start < PRODUCERS * (RECORDS + 1):  # an end of each stream as well
+    while start < PRODUCERS * (RECORDS + 1):  # includes an end of each stream
         end = control.offer(1, start, EPOCH_RECORDS, MIB).end
         if end == start:
             continue
@@ -160,6 +165,6 @@ def disk_bytes(gateway: GatewayProcess) -> int:
     for path in (gateway.directory / "log").glob("*.segment"):
         try:
             total += path.stat().st_size
-        except FileNotFoundError:  # trimmed meanwhile
+        except FileNotFoundError:  # trimmed in the meantime
             continue
     return total

@@ -28,7 +28,7 @@ from procession.wire.messages import Ack, Error, Frame, Hello, Message, Messages
 
 
 class GatewayRig:
-    """A state and the tally that watches it, without a log or a disk."""
+    """A gateway's state and the counters that observe it, without a log or a disk."""
 
     def __init__(self, **limits: int) -> None:
         self.state = GatewayState(Limits(**limits))  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_frames_bytes_and_lag_are_counted_for_each_stream(rows: list[tuple[int, 
     assert [rig.tally[stream_id].behind.rows for stream_id in (1, 2, 3)] == [0, 0, 0]
 
 
-def test_a_duplicate_is_a_frame_that_came_and_no_lag() -> None:
+def test_a_duplicate_counts_as_a_frame_and_not_as_lag() -> None:
     rig = GatewayRig()
     rig.open(1, 7)
     rig.send(1, (7, 0, b"a"), (7, 1, b"b"))
@@ -93,7 +93,7 @@ def test_a_refused_notify_is_counted_for_the_gateway_and_the_stream() -> None:
     assert (rig.tally.refused, rig.tally[7].refused) == (2, 2)
 
 
-def test_credits_that_are_given_are_counted() -> None:
+def test_granted_credits_are_counted() -> None:
     rig = GatewayRig(credits_max=100)
     rig.open(1, 7)
     given_by = [a.frame.credits for a in rig.handle(FrameReceived(1, Notify(8, "", 0))) if _grants(a)]  # type: ignore[attr-defined]
@@ -104,7 +104,7 @@ def _grants(action: object) -> bool:
     return isinstance(getattr(action, "frame", None), Ok | Ack)
 
 
-def test_the_rate_is_that_of_late_and_fades() -> None:
+def test_the_rate_covers_recent_time_and_decays() -> None:
     rig = GatewayRig()
     rig.open(1, 7)
     for second in range(60):
@@ -115,7 +115,7 @@ def test_the_rate_is_that_of_late_and_fades() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 50)), max_size=200))
-def test_a_streams_lag_is_never_below_the_truth_and_nothing_when_all_is_committed(
+def test_a_streams_lag_is_at_least_exact_and_zero_when_all_is_committed(
     steps: list[tuple[bool, int]],
 ) -> None:
     behind, end, committed = UncommittedRows(), 0, 0
@@ -132,7 +132,7 @@ def test_a_streams_lag_is_never_below_the_truth_and_nothing_when_all_is_committe
     assert behind.rows == 0
 
 
-def test_a_restarted_gateway_knows_how_far_behind_its_streams_are() -> None:
+def test_a_restarted_gateway_knows_the_lag_of_its_streams() -> None:
     columns = (np.array([7, 7, 8], np.uint64), np.array([1, 2, 3], np.uint64), np.zeros(3, np.int64))
     loads = Messages.of([7], [1], [0], [b""], [b"x"]).payloads.take([0, 0, 0])
     tally = StreamCounters(10)
@@ -166,7 +166,7 @@ GREETED: list[Frame] = [Hello("0.0.1", b"", "", "")]
         (LONG, "order"),
     ],
 )
-def test_what_a_peer_does_wrong_has_a_kind(data: bytes, kind: str) -> None:
+def test_every_error_of_a_peer_has_a_kind(data: bytes, kind: str) -> None:
     connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     connection.receive(v3.encode(GREETED[0]))
     connection.send(Ok(10))
@@ -193,12 +193,12 @@ def test_what_a_peer_does_wrong_has_a_kind(data: bytes, kind: str) -> None:
         ("something that nobody foresaw", "other"),
     ],
 )
-def test_a_reason_has_one_of_so_many_kinds(reason: str, kind: str) -> None:
+def test_every_reason_has_a_known_kind(reason: str, kind: str) -> None:
     assert kind_of(reason) == kind
     assert kind in {"other", *(name for name, _ in KINDS)}
 
 
-def test_an_error_that_the_peer_says_is_counted_as_its_own() -> None:
+def test_an_error_that_a_peer_reports_is_counted_as_the_peers() -> None:
     rig = GatewayRig()
     rig.open(1)
     rig.handle(FrameReceived(1, Error("no")))

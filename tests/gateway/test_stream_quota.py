@@ -1,4 +1,4 @@
-"""Credits with event-time order: the producer of the stream that is waited for can always send."""
+"""Credits with event-time order: the producer of the stream that the merge waits for can always send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = {
 def talk(
     client: Client, stream_id: int, ids: itertools.count[int], times: itertools.count[int], records_max: int = 1_000
 ) -> int:
-    """Send as long as there are credits; gives how many records went."""
+    """Send records while there are credits, and return how many were sent."""
     count = 0
     while client.credits > client.spent and count < records_max:
         client.spent += 1
@@ -36,11 +36,12 @@ def talk(
 
 
 async def goes_on(directory: Path, **limits: int) -> bool:
-    """A fast stream fills the log while a slow one is silent; does the slow one then get on?"""
+    """Fill the log from a fast stream while a slow one is silent, and return whether the slow stream then catches
+    up."""
     site = Site(directory, DeclaredOrder(frozenset({1, 2})), **LIMITS | limits)
     slow, fast = Client(site, 2), Client(site, 1)
     slow_ids, slow_times, fast_ids, fast_times = (itertools.count(start) for start in (0, 0, 0, 1_000))
-    talk(slow, 2, slow_ids, slow_times, records_max=48)  # it stops with one credit left
+    talk(slow, 2, slow_ids, slow_times, records_max=48)  # the slow stream stops with one credit left
     while talk(fast, 1, fast_ids, fast_times):
         await site.read()
     assert site.status["lag_bytes"] > LIMITS["lag_bytes_max"], "the log is full"
@@ -53,15 +54,15 @@ async def goes_on(directory: Path, **limits: int) -> bool:
         site.gateway.handle(AckIntervalPassed())
         assert site.status["lag_bytes"] < LIMITS["lag_bytes_max"] + LIMITS["reserve_bytes_max"]
         if came > 1_000:
-            return True  # it has come to where the fast one is
+            return True  # the slow stream has caught up with the fast one
     return False
 
 
-def test_the_stream_that_is_waited_for_gets_credit_when_the_log_is_full_of_the_others(tmp_path: Path) -> None:
+def test_the_awaited_stream_gets_credit_when_the_log_is_full_of_other_streams(tmp_path: Path) -> None:
     assert asyncio.run(goes_on(tmp_path / "with"))
 
 
-def test_without_a_reserve_that_is_a_dead_lock(tmp_path: Path) -> None:
+def test_without_a_reserve_the_awaited_stream_is_blocked_forever(tmp_path: Path) -> None:
     assert not asyncio.run(goes_on(tmp_path / "without", reserve_bytes_max=0))
 
 
@@ -79,7 +80,7 @@ async def test_a_stream_over_its_share_waits_and_leaves_room_for_the_others(tmp_
 
 
 @in_loop
-async def test_a_session_that_sends_another_stream_from_the_reserve_is_held_when_it_is_used_up(tmp_path: Path) -> None:
+async def test_a_session_that_uses_up_the_reserve_for_another_stream_is_not_read(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **LIMITS)
     both, ids, times = Client(site, 1, 2), itertools.count(), itertools.count()
     for _ in range(300):
@@ -92,13 +93,13 @@ async def test_a_session_that_sends_another_stream_from_the_reserve_is_held_when
 
 
 def spend(client: Client, stream_id: int, ids: itertools.count[int], times: itertools.count[int], count: int) -> None:
-    """Send so many records on credits that are there."""
+    """Send `count` records on existing credits."""
     assert client.credits - client.spent >= count
     assert talk(client, stream_id, ids, times, count) == count
 
 
 async def comes_up(site: Site, client: Client, stream_id: int, passed: int) -> bool:
-    """Does this stream get on until it has passed a time, if nobody else sends?"""
+    """Return whether a stream, while no other one sends, advances beyond the event time `passed`."""
     ids, times = itertools.count(), itertools.count(0, 10)
     for _ in range(500):
         talk(client, stream_id, ids, times)
@@ -110,11 +111,11 @@ async def comes_up(site: Site, client: Client, stream_id: int, passed: int) -> b
 
 
 GENEROUS = LIMITS | {"credits_max": 400, "credits_min": 5, "stream_bytes_max": 100_000}
-"""A session may hold credits for more than the reserve."""
+"""Limits with which a session may hold more credits than the reserve covers."""
 
 
 @in_loop
-async def test_what_others_send_on_old_credits_is_not_taken_from_the_reserve(tmp_path: Path) -> None:
+async def test_records_that_others_send_on_old_credits_do_not_use_the_reserve(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **GENEROUS)
     fast, ids, times = Client(site, 1), itertools.count(), itertools.count(1_000)
     spend(fast, 1, ids, times, 200)
@@ -128,7 +129,7 @@ async def test_what_others_send_on_old_credits_is_not_taken_from_the_reserve(tmp
 
 
 async def fill(site: Site, times: itertools.count[int]) -> None:
-    """So much comes of stream 1 that nobody is read."""
+    """Send records of stream 1 until its session is no longer read."""
     fast, ids = Client(site, 1), itertools.count()
     while not fast.is_held:
         spend(fast, 1, ids, times, 1)
@@ -137,7 +138,7 @@ async def fill(site: Site, times: itertools.count[int]) -> None:
 
 
 async def full_site(directory: Path, streams: int) -> Site:
-    """So much has come of stream 1 that nobody is read; the merge waits for stream 2."""
+    """Return a site that reads no session because of the records of stream 1. Its merge waits for stream 2."""
     site = Site(directory, DeclaredOrder(frozenset(range(1, streams + 1))), **GENEROUS | {"overrun_bytes_max": 2_000})
     for stream_id in range(3, streams + 1):
         Client(site, stream_id).records(stream_id, (0, 1 << 40))
@@ -158,7 +159,7 @@ async def test_the_producer_of_an_awaited_stream_is_read_also_while_no_other_ses
 
 
 @in_loop
-async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_at_a_full_log(tmp_path: Path) -> None:
+async def test_a_refused_session_that_asks_again_at_a_full_log_is_read(tmp_path: Path) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2})), **GENEROUS | {"overrun_bytes_max": 2_000})
     had = Client(site, 2)
     had.records(2, (0, -1))
@@ -173,7 +174,7 @@ async def test_who_was_refused_while_there_was_room_is_heard_when_it_asks_again_
 
 
 @in_loop
-async def test_a_producer_that_reconnects_opens_all_its_streams_though_one_has_used_its_reserve_up(
+async def test_a_reconnecting_producer_opens_all_its_streams_although_one_has_used_up_its_reserve(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path, DeclaredOrder(frozenset({1, 2, 3})), **GENEROUS | {"overrun_bytes_max": 2_000})
@@ -183,7 +184,7 @@ async def test_a_producer_that_reconnects_opens_all_its_streams_though_one_has_u
     await fill(site, itertools.count(10_000))
     assert site.status["waits_for"] == 3
     ids, times = itertools.count(1), itertools.count(200)
-    while talk(three, 3, ids, times):  # the driver does not come meanwhile
+    while talk(three, 3, ids, times):  # without a request of the driver in the meantime
         site.gateway.handle(AckIntervalPassed())
     two.die()
     three.die()
@@ -196,7 +197,7 @@ async def test_a_producer_that_reconnects_opens_all_its_streams_though_one_has_u
 
 
 @in_loop
-async def test_who_comes_with_other_streams_is_not_read_when_another_has_the_one_that_is_waited_for(
+async def test_a_new_session_without_the_awaited_stream_is_not_read_at_a_full_log(
     tmp_path: Path,
 ) -> None:
     site = await full_site(tmp_path, 3)
@@ -235,7 +236,7 @@ async def test_the_bytes_of_new_sessions_are_bounded_while_no_session_has_the_aw
                 site.gateway.handle(SessionClosed(number))
         talk(Client(site, 3), 3, ids, itertools.count(1 << 41))
         await site.read()
-    assert site.status["lag_bytes"] < start + GENEROUS["reserve_bytes_max"] + 200 * 150, "each time one record at most"
+    assert site.status["lag_bytes"] < start + GENEROUS["reserve_bytes_max"] + 200 * 150, "at most one record each time"
 
 
 @in_loop
@@ -248,10 +249,10 @@ async def test_no_session_gets_credits_while_the_disk_is_low_not_even_from_the_r
     await site.epoch()
     site.gateway.handle(AckIntervalPassed())
     assert site.status["is_disk_short"]
-    assert talk(waited_for, 1, ids, times) == 1, "what its NOTIFY took, and nothing else"
+    assert talk(waited_for, 1, ids, times) == 1, "only the credit of its NOTIFY"
     await site.epoch()
     site.gateway.handle(AckIntervalPassed())
-    assert talk(waited_for, 1, ids, times) == 0, "it waits, and keeps what it has"
+    assert talk(waited_for, 1, ids, times) == 0, "it waits and keeps its credits"
     site.gateway.config = site.config
     site.gateway.check_disk()
     site.gateway.handle(AckIntervalPassed())
@@ -270,7 +271,7 @@ async def test_no_session_gets_credits_while_the_replicas_lag(tmp_path: Path) ->
     await site.epoch()
     site.gateway.handle(AckIntervalPassed())
     assert site.status["are_replicas_behind"]
-    assert talk(client, 1, ids, times) <= 1, "what its NOTIFY took, and nothing else"
+    assert talk(client, 1, ids, times) <= 1, "only the credit of its NOTIFY"
     site.gateway.host = host
     site.gateway.check_disk()
     site.gateway.handle(AckIntervalPassed())

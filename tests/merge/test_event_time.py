@@ -1,4 +1,5 @@
-"""The event order against a slow, obvious reference: every interleaving, cut and restart gives the one sequence."""
+"""The event-time order compared with a slow, simple reference: every interleaving, division and restart gives the same
+sequence."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def heard(rows: list[Row]) -> ArrivedRows:
 
 
 def reference(streams: list[list[Row]], lateness: int) -> list[Placed]:
-    """One stream after the other, one row after the other, then one sort."""
+    """Process one stream after the other, row by row, and sort once."""
     placed = []
     for rows in streams:
         largest = TIME_MIN
@@ -109,12 +110,12 @@ def test_every_interleaving_gives_the_sequence_of_the_reference(
     found += taken_by(order)[0]
     assert found == expected
     assert order.late == Counter(row.key.stream_id for row in expected if row.is_late)
-    assert order.point.floor == len(expected), "nothing waits, and nothing of the arrival log is needed"
+    assert order.point.floor == len(expected), "no row waits, and no row of the arrival log is needed"
     assert len(order.waiting) == 0
 
 
 @given(st.data(), worlds())
-def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept(
+def test_a_restart_at_any_row_continues_after_the_last_row_that_was_kept(
     data: st.DataObject, world: tuple[list[list[Row]], int]
 ) -> None:
     streams, lateness = world
@@ -130,7 +131,7 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
         arrived = min(arrived + size, len(log))
         placed, references = taken_by(order)
         is_killed = data.draw(st.integers(0, 3)) == 0
-        # A crash may lose the end of what was being written; what is kept before it is in order.
+        # A crash may lose the end of a write; the rows before it are in order.
         count = data.draw(st.integers(0, len(placed))) if is_killed else len(placed)
         kept, released = kept + placed[:count], released + references[:count]
         if not is_killed:
@@ -149,24 +150,26 @@ def test_a_restart_at_any_row_goes_on_with_the_row_behind_the_last_that_was_kept
 
 
 def check_references(placed: list[Placed], references: list[int]) -> None:
-    """After each row: the largest id of its stream of which all below are taken, too."""
+    """Check that each row's reference is the largest id of its stream below which all records were placed."""
     for stream_id in {row.key.stream_id for row in placed}:
         ids = sorted(
-            one.key.message_id for one in placed if one.key.stream_id == stream_id and one.key.message_id != END_ID
+            place.key.message_id
+            for place in placed
+            if place.key.stream_id == stream_id and place.key.message_id != END_ID
         )
         taken: set[int] = set()
-        for one, reference_ in zip(placed, references, strict=True):
-            if one.key.stream_id != stream_id:
+        for place, reference_ in zip(placed, references, strict=True):
+            if place.key.stream_id != stream_id:
                 continue
-            if one.key.message_id == END_ID:
+            if place.key.message_id == END_ID:
                 assert reference_ == NO_REFERENCE
                 continue
-            taken.add(one.key.message_id)
+            taken.add(place.key.message_id)
             whole = next((number for number, at in enumerate(ids) if at not in taken), len(ids))
             assert reference_ == (ids[whole - 1] if whole else NO_REFERENCE)
 
 
-def test_nothing_is_taken_while_a_declared_stream_is_silent_and_its_end_sets_it_free() -> None:
+def test_no_row_is_released_while_a_declared_stream_is_silent_until_its_end() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2})))
     order.observe(heard([Row(1, 0, 10), Row(1, 1, 20)]))
     assert taken_by(order)[0] == []
@@ -189,11 +192,11 @@ def test_a_record_is_late_only_against_its_own_stream() -> None:
     order.observe(heard([Row(1, 0, 100), Row(2, 0, 1), Row(2, 1, 7), Row(2, 2, 2), Row(2, 3, 1), Row(2, 4, 50)]))
     found = {row.key.message_id: row for row in taken_by(order)[0]}
     assert not found[0].is_late
-    assert not found[2].is_late, "five behind its stream is allowed"
-    assert found[3] == Placed(Key(2, 2, 3), is_late=True), "it stands at the watermark"
+    assert not found[2].is_late, "a lateness of five nanoseconds is allowed"
+    assert found[3] == Placed(Key(2, 2, 3), is_late=True), "a late record is placed at the watermark"
 
 
-def test_a_tick_moves_the_watermark_of_an_idle_stream_and_what_then_comes_below_it_is_late() -> None:
+def test_a_tick_advances_the_watermark_of_an_idle_stream_and_earlier_records_are_then_late() -> None:
     order = EventOrder(DeclaredOrder(frozenset({1, 2}), lateness_ns=5))
     order.observe(heard([Row(1, 0, 100), Row(1, 1, 106)]))
     tick = order.clocks.tick(frozenset({2}))

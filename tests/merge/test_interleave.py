@@ -1,4 +1,4 @@
-"""The ordered logs of several gateways as one sequence: it is the one that a single gateway would make."""
+"""The ordered logs of several gateways as one sequence, equal to the one that a single gateway would write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keys_of(rows: pa.RecordBatch) -> list[Key]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[list[Key]]:
-    """Each stream is in one of the logs."""
+    """Generate logs with each stream in one of them."""
     times = st.lists(st.integers(-3, 3), min_size=1, max_size=6)
     streams = draw(st.dictionaries(st.sampled_from([0, 1, 7, 2**64 - 1]), times, min_size=1))
     found: list[list[Key]] = [[], [], []]
@@ -53,7 +53,7 @@ def test_the_ranges_of_parts_give_the_same_sequence_part_by_part(found: list[lis
 
 
 @given(logs(), st.tuples(st.integers(-4, 4), st.sampled_from([0, 1, 5, 2**64 - 1]), st.integers(0, 6)))
-def test_the_rows_up_to_a_key_are_counted_whether_or_not_the_key_is_there(
+def test_the_rows_up_to_a_key_are_counted_whether_or_not_the_key_exists(
     found: list[list[Key]], bound: tuple[int, int, int]
 ) -> None:
     for log in found:

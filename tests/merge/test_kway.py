@@ -1,4 +1,4 @@
-"""The merger against a plain sort: any number of paths, any cuts into batches, keys of any length."""
+"""The merger compared with a plain sort: any number of paths, any batches, keys of any length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[bytes]:
 
 @st.composite
 def paths(draw: st.DrawFn) -> tuple[int, list[list[Key]], list[list[pa.RecordBatch]]]:
-    """Keys dealt to paths in stretches of any length, each path cut into batches, some of them empty."""
+    """Generate keys in runs of any length on paths, each divided into batches, some of them empty."""
     length = draw(st.integers(1, 3))
     numbers = st.integers(0, 9) | st.sampled_from([-(2**63), 2**63 - 1])
     keys = sorted(draw(st.sets(st.tuples(*[numbers] * length), max_size=60)))
@@ -50,7 +50,7 @@ def paths(draw: st.DrawFn) -> tuple[int, list[list[Key]], list[list[pa.RecordBat
 
 @given(given_paths=paths(), stretch=st.sampled_from([1, 4, 64]))
 @settings(deadline=None)
-def test_what_comes_out_is_what_a_sort_of_everything_would_give(
+def test_the_output_equals_a_sort_of_everything(
     given_paths: tuple[int, list[list[Key]], list[list[pa.RecordBatch]]], stretch: int
 ) -> None:
     _, owners, batches = given_paths
@@ -62,14 +62,14 @@ def test_what_comes_out_is_what_a_sort_of_everything_would_give(
         assert rows_of(merged(batches, ["payload"])) == expected
 
 
-def test_paths_that_stand_one_behind_the_other_are_passed_on_without_a_copy() -> None:
+def test_paths_that_do_not_overlap_are_passed_on_without_a_copy() -> None:
     one, two = batch_of([(number,) for number in range(1000)]), batch_of([(number,) for number in range(1000, 2000)])
     out = list(merged([[two], [one]]))
     assert [batch.num_rows for batch in out] == [1000, 1000]
     assert out[0].column("payload").buffers()[2].address == one.column("payload").buffers()[2].address
 
 
-def test_long_stretches_are_passed_on_without_a_copy_and_short_ones_together() -> None:
+def test_long_runs_are_passed_on_without_a_copy_and_short_ones_are_combined() -> None:
     own = [[(number,) for number in range(2000) if number // 500 % 2 == path] for path in range(2)]
     out = list(merged([[batch_of(own[0])], [batch_of(own[1])]]))
     assert [batch.num_rows for batch in out] == [500] * 4
@@ -99,13 +99,13 @@ def test_a_path_is_read_only_as_far_as_it_is_needed() -> None:
         [[[(0, 1), (0, 2)]], [[(0, 2)]]],
     ],
 )
-def test_a_place_that_is_taken_twice_or_a_path_that_goes_back_is_found(batches: list[list[list[Key]]]) -> None:
+def test_a_repeated_key_or_a_decreasing_path_is_found(batches: list[list[list[Key]]]) -> None:
     length = len(batches[0][0][0])
     with pytest.raises(StorageError, match="same order key"):
         rows_of(merged([[batch_of(keys, length) for keys in path] for path in batches]))
 
 
-def test_nothing_and_one_record_and_paths_without_any_are_fine() -> None:
+def test_no_record_one_record_and_empty_paths_are_merged() -> None:
     assert rows_of(merged([])) == []
     assert rows_of(merged([[], []])) == []
     assert rows_of(merged([[batch_of([])], [batch_of([(7,)])], []])) == [b"(7,)"]

@@ -1,4 +1,4 @@
-"""Which lanes are read next: one epoch of all, never more, and what was passed over comes late."""
+"""The merge reads one epoch of all lanes at a time, never more, and epochs of a skipped lane come late."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def taken(lanes: LaneOrder, heads: list[int | None], *, is_overdue: bool = False
 def test_a_turn_is_one_epoch_of_all_lanes() -> None:
     lanes = order()
     assert lanes.next([None, None, None]) is None
-    assert lanes.waiting_for == (), "nobody has more, so nobody is waited for"
+    assert lanes.waiting_for == (), "no lane has more, so the merge waits for none"
     assert lanes.next([4, None, None]) is None
     assert lanes.waiting_for == (1, 2)
     assert taken(lanes, [4, 4, 4]) == LaneTurn(4, (0, 1, 2))
     assert lanes.waiting_for == ()
 
 
-def test_a_lane_that_is_passed_over_is_not_waited_for_until_it_has_caught_up() -> None:
+def test_the_merge_does_not_wait_for_a_skipped_lane_until_it_has_caught_up() -> None:
     lanes = order()
     assert taken(lanes, [0, None, 0], is_overdue=True) == LaneTurn(0, (0, 2), passed=(1,))
     assert taken(lanes, [1, None, 1]) == LaneTurn(1, (0, 2)), "without a second wait"
     assert taken(lanes, [None, 0, None]) == LaneTurn(0, (1,), is_late=True)
     assert lanes.behind == {1}
-    assert taken(lanes, [2, 1, 2]) == LaneTurn(1, (1,), is_late=True), "what is late comes first"
+    assert taken(lanes, [2, 1, 2]) == LaneTurn(1, (1,), is_late=True), "late epochs come first"
     assert lanes.behind == set()
     assert lanes.next([2, None, 2]) is None
     assert lanes.waiting_for == (1,)
@@ -63,7 +63,7 @@ def test_a_lane_that_has_lost_an_epoch_is_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_part_is_given_out_once_and_in_order_unless_it_is_late(seed: int) -> None:
+def test_every_part_is_emitted_once_and_in_order_unless_it_is_late(seed: int) -> None:
     chance = random.Random(seed)
     lanes, epochs = order(4), 12
     sent, read = [0] * 4, [0] * 4

@@ -16,7 +16,7 @@ def test_records_that_are_out_of_order_in_time_stay_in_the_order_of_their_pipeli
     one, two = TimedSequence(), TimedSequence()
     one.add(rows(5, 2, None, 7))
     two.add(rows(3, 6))
-    assert final_counts([one, two]) == [3, 2], "6 is reached by both"
+    assert final_counts([one, two]) == [3, 2], "both sequences have reached 6"
     taken = rows_by_time([one.take(3), two.take(2)])
     assert taken.column("payload").to_pylist() == [b"3", b"5", b"2", b"None", b"6"]
     assert final_counts([one, two]) == [0, 0]
@@ -24,7 +24,7 @@ def test_records_that_are_out_of_order_in_time_stay_in_the_order_of_their_pipeli
     assert final_counts([one, two]) == [1, 0]
 
 
-def test_a_sequence_that_has_shown_nothing_holds_all_back_until_it_ends() -> None:
+def test_a_sequence_without_rows_holds_back_all_others_until_it_ends() -> None:
     one, two = TimedSequence(), TimedSequence()
     one.add(rows(1, 2))
     assert final_counts([one, two]) == [0, 0]

@@ -1,7 +1,8 @@
-"""Streams that go from one event order to another, against the same slow reference: nothing lost, doubled or moved.
+"""Streams that move from one event order to another, compared with the slow reference: nothing is lost, duplicated or
+moved.
 
-Each site is what a gateway has: a log of arrivals, and the order that hears it. The driver of the test tells all of
-them all clocks, as the real one does, and gives a stream to another site only when that is allowed.
+A site is a gateway: a log of arrivals, and the order that reads it. The test's driver sends the clocks of all sites to
+each, as the real one does, and moves a stream only when that is allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Site:
         self.order.observe(heard(list(rows)))
 
     def restart(self, safe: dict[int, int], clocks: dict[int, StreamClock]) -> None:
-        """It starts again, from the last point that was kept and its log; what it had taken is kept."""
+        """Restart from the last stored point and the log. The rows already emitted are kept."""
         self.order = EventOrder(self.declared, self.point._replace(cut=self.cut), safe)
         self.order.clocks.add_remote(clocks)
         for row in self.log[self.point.floor :]:
@@ -40,7 +41,7 @@ class Site:
         self.cut = placed[-1].key if placed else self.cut
         # The row of an end has the last id of its stream, and that is its reference in the log.
         ends = {row.stream_id: row.message_id for row in self.log if row.is_end}
-        lasts = [ends[one.key.stream_id] if one.key.message_id == END_ID else NO_REFERENCE for one in placed]
+        lasts = [ends[place.key.stream_id] if place.key.message_id == END_ID else NO_REFERENCE for place in placed]
         return [
             (one, last if one.key.message_id == END_ID else at)
             for one, at, last in zip(placed, references.tolist(), lasts, strict=True)
@@ -81,11 +82,11 @@ class Cluster:
         for one, at in sorted(taken):
             self.found.append(one)
             if at != NO_REFERENCE:
-                assert at >= self.positions.get(one.key.stream_id, 0), "what is committed never goes back"
+                assert at >= self.positions.get(one.key.stream_id, 0), "a committed position never decreases"
                 self.positions[one.key.stream_id] = at
 
     def move(self, stream_id: int, to: int) -> None:
-        """If it may go: all of it is in order and committed, but for what waits for itself."""
+        """Move a stream, if all its rows are in order and committed, except those that wait for the stream itself."""
         site, clocks = self.sites[self.holders[stream_id]], self.clocks()
         waiting, clock = site.order.waiting, clocks.get(stream_id)
         if clock is None or clock.is_ended:

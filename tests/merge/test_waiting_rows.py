@@ -1,4 +1,4 @@
-"""Rows that wait for their place: they leave in order, however they arrive and however much is taken at a time."""
+"""Rows that wait for their turn leave in order, however they arrive and however many are taken at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 3), st.integers(0, 
 
 
 def stack(rows: list[Row], first: int = 0) -> Stack:
-    """Rows of one byte each, with sequences from `first` on."""
+    """Return rows of one byte each, with sequences from `first` on."""
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     flags = np.zeros(len(rows), np.bool_)
     return Stack(
@@ -42,7 +42,7 @@ def keys_of(rows: Stack) -> list[Row]:
 
 
 @given(ROWS, st.integers(1, 7), st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 4)), max_size=4))
-def test_what_is_taken_is_sorted_and_up_to_the_bound_and_the_rest_stays(
+def test_the_rows_up_to_the_bound_are_taken_in_order_and_the_others_stay(
     rows: list[Row], chunk: int, bounds: list[tuple[int, int]]
 ) -> None:
     waiting, left = filled(rows, chunk), sorted(rows)
@@ -54,7 +54,7 @@ def test_what_is_taken_is_sorted_and_up_to_the_bound_and_the_rest_stays(
 
 
 @given(ROWS, st.integers(1, 7), st.integers(0, 4))
-def test_a_stream_that_is_removed_is_gone_and_its_sequences_are_reported(
+def test_a_removed_stream_has_no_rows_and_its_sequences_are_reported(
     rows: list[Row], chunk: int, stream_id: int
 ) -> None:
     waiting = filled(rows, chunk)

@@ -1,7 +1,8 @@
 """Runs mutants of the shipped code: `python -m tests.mutation --help`.
 
-A mutant is killed when a simulated run breaks an invariant, or when a quick test of its room fails. What survives is
-listed, unless `survivors.json` has it with a reason. The exit status is 1 if something else survives.
+A mutant is killed when a simulated run breaks an invariant or a quick test of its room fails. Survivors are listed,
+unless `survivors.json` has them with a reason. A mutant that stalls or takes too long is undecided, which does not
+count as killed. The exit status is 1 if any other mutant survives, is undecided or was not tried in time.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = Path("src") / "procession"
-ROOMS = ("commit", "gateway", "storage", "sdk")
+ROOMS = ("commit", "driver", "gateway", "storage", "sdk")
+SLOW_ROOMS = frozenset({"bench", "chaos", "cluster", "sim", "walk"})
 SURVIVORS = Path(__file__).parent / "survivors.json"
 SIMULATION_S = 300.0
-"""A mutant that makes the simulator stall longer than this is killed by that."""
+"""A mutant whose simulated runs take longer than this is undecided, unless a test fails."""
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 
@@ -37,10 +40,10 @@ class Fate:
     name: str
     place: str
     killed_by: str
-    """Empty: it survived, or the time was over."""
+    """What killed the mutant. Empty if it survived or the time was over."""
     seconds: float
     is_undecided: bool = False
-    """Whether the time was over before all of its tests had run."""
+    """Whether the time was over before all of its runs and tests had ended."""
 
     @property
     def text(self) -> str:
@@ -54,13 +57,13 @@ def all_mutants(root: Path = ROOT) -> Iterator[Mutant]:
 
 
 def explained() -> dict[str, str]:
-    """Why each known survivor is harmless, or who else would notice, by its name."""
+    """Return the reason of each known survivor, by its name: why it is harmless, or which other test would notice."""
     reasons: dict[str, str] = json.loads(SURVIVORS.read_text())
     return reasons
 
 
 def changed_lines(commit: str) -> dict[str, set[int]]:
-    """The lines of each module that differ from a commit."""
+    """Return the lines of each module that differ from a commit."""
     paths = [str(SOURCE / room) for room in ROOMS]
     command = ["git", "diff", "-U0", "--no-color", commit, "--", *paths]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
@@ -76,11 +79,16 @@ def changed_lines(commit: str) -> dict[str, set[int]]:
 
 
 def quick_tests(module: str) -> list[str]:
-    """The test files of the room that import this module, the one of its name first."""
+    """The test files of the room that import this module, the one of its name first. If there are none, those of other
+    rooms."""
     room, _, name = module.partition(".")
     text = f"procession.{module} import", f"from procession.{room} import {name}"
-    paths = sorted((ROOT / "tests" / room).glob("test_*.py"), key=lambda path: path.stem != f"test_{name}")
-    return [str(path.relative_to(ROOT)) for path in paths if any(part in path.read_text() for part in text)]
+    own = sorted((ROOT / "tests" / room).glob("test_*.py"), key=lambda path: path.stem != f"test_{name}")
+    others = sorted(path for path in (ROOT / "tests").glob("*/test_*.py") if path.parent.name not in SLOW_ROOMS)
+    for paths in (own, others):
+        if found := [path for path in paths if any(part in path.read_text() for part in text)]:
+            return [str(path.relative_to(ROOT)) for path in found]
+    return []
 
 
 class Tree:
@@ -99,35 +107,48 @@ class Tree:
         original, started = path.read_text(), time.monotonic()
         path.write_text(mutant.text)
         try:
-            killed_by: str | None = self._simulate() or self._test(mutant.module)
+            killed_by = self._killed_by(mutant.module)
         finally:
             path.write_text(original)
         seconds = round(time.monotonic() - started, 1)
         return Fate(mutant.name, f"{mutant.module}:{mutant.line}", killed_by or "", seconds, killed_by is None)
 
-    def _simulate(self) -> str:
+    def _killed_by(self, module: str) -> str | None:
+        """Return what killed the mutant, an empty text if nothing did, or None if the time was over.
+
+        The quickest come first: the module's own tests, then the simulator, then the other tests of the room that
+        import it.
+        """
+        files = quick_tests(module) if self._test_s else []
+        deadline = time.monotonic() + self._test_s
+        own, started = self._test(files[:1], deadline), time.monotonic()
+        if own:
+            return own
+        simulated = self._simulate()
+        others = simulated or self._test(files[1:], deadline + time.monotonic() - started)
+        return None if None in (own, simulated) and not others else others
+
+    def _simulate(self) -> str | None:
+        """None: the time is over, and no run has failed."""
         if not self._runs:
             return ""
         done = self._python(["-m", "tests.mutation.simulation", str(self._runs)], SIMULATION_S)
         if done is None:
-            return "the simulator: it stalls"
+            return None
         return f"the simulator: {_last_line(done)}" if done.returncode else ""
 
-    def _test(self, module: str) -> str | None:
-        """None: the time is over, and nothing has failed. The module's own tests come first, by themselves."""
-        files = quick_tests(module) if self._test_s else []
-        deadline = time.monotonic() + self._test_s
-        for some in filter(None, (files[:1], files[1:])):
-            left_s = max(0.0, deadline - time.monotonic())
-            done = self._python(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *some], left_s)
-            if done is None:
-                return None
-            if done.returncode not in (0, 5):
-                return f"a test: {_last_line(done)}"
-        return ""
+    def _test(self, files: list[str], deadline: float) -> str | None:
+        """Run test files. Returns None if the time was over and no test has failed."""
+        if not files:
+            return ""
+        left_s = max(0.0, deadline - time.monotonic())
+        done = self._python(["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files], left_s)
+        if done is None:
+            return None
+        return f"a test: {_last_line(done)}" if done.returncode not in (0, 5) else ""
 
     def _python(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str] | None:
-        """None: it took longer."""
+        """Run Python with these arguments. Returns None if it took too long."""
         command = [sys.executable, *arguments]
         with subprocess.Popen(
             command,
@@ -148,10 +169,49 @@ class Tree:
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What pytest or Python says in short."""
+    """Return the summary line of pytest's or Python's output."""
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]
     lines = lines or done.stdout.strip().splitlines() or [""]
     return lines[-1][:160]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of all fates, given the reasons for known survivors."""
+
+    fates: list[Fate]
+    untried: int
+    reasons: dict[str, str]
+
+    @property
+    def unexplained(self) -> list[Fate]:
+        """Those that survived, or are undecided, without a reason."""
+        return [fate for fate in self.fates if not fate.killed_by and fate.name not in self.reasons]
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.unexplained or self.untried else 0
+
+    @property
+    def stale(self) -> list[str]:
+        """The reasons for mutants that are killed."""
+        return [fate.name for fate in self.fates if fate.killed_by and fate.name in self.reasons]
+
+    def lines(self) -> Iterator[str]:
+        undecided = sum(fate.is_undecided for fate in self.fates)
+        survivors = sum(not fate.killed_by for fate in self.fates) - undecided
+        yield f"{len(self.fates)} mutants, {survivors} survive, {undecided} undecided, {self.untried} not tried"
+        for fate in self.unexplained:
+            said = "undecided" if fate.is_undecided else "survives"
+            yield f"{said} without a reason in {SURVIVORS.relative_to(ROOT)}: {fate.place} {fate.name}"
+        for name in self.stale:
+            yield f"is killed, so its reason can go: {name}"
+        if self.untried:
+            yield f"{self.untried} mutants were not tried: give them more time with --minutes"
+
+    def as_dict(self) -> dict[str, Any]:
+        document = {"mutants": len(self.fates), "untried": self.untried, "fates": [asdict(fate) for fate in self.fates]}
+        return document | {"unexplained": [fate.name for fate in self.unexplained], "stale": self.stale}
 
 
 def chosen(since: str | None, match: str) -> list[Mutant]:
@@ -165,7 +225,7 @@ def chosen(since: str | None, match: str) -> list[Mutant]:
 
 
 def run(todo: Sequence[Mutant], options: argparse.Namespace) -> tuple[list[Fate], int]:
-    """The fates of the mutants, and how many were not tried when the time was over."""
+    """Return the fates of the mutants, and how many were not tried when the time was over."""
     deadline = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory, ThreadPoolExecutor(options.jobs) as pool:
         trees: SimpleQueue[Tree] = SimpleQueue()
@@ -204,23 +264,9 @@ def main() -> int:
         for mutant in todo:
             print(f"{mutant.module}:{mutant.line} {mutant.name}")
         return 0
-    fates, untried = run(todo, options)
-    undecided = [fate for fate in fates if fate.is_undecided]
-    survivors = [fate for fate in fates if not fate.killed_by and not fate.is_undecided]
-    unexplained = [fate for fate in survivors if fate.name not in reasons]
-    stale = [fate.name for fate in fates if fate.killed_by and fate.name in reasons]
-    if options.json:
-        document = {"mutants": len(fates), "untried": untried, "fates": [asdict(fate) for fate in fates]}
-        print(json.dumps(document | {"unexplained": [fate.name for fate in unexplained], "stale": stale}, indent=1))
-        return 1 if unexplained or undecided else 0
-    print(f"{len(fates)} mutants, {len(survivors)} survive, {len(undecided)} undecided, {untried} not tried")
-    for fate in undecided:
-        print(f"undecided, give it more time with --test-seconds: {fate.place} {fate.name}")
-    for fate in unexplained:
-        print(f"survives without a reason in {SURVIVORS.relative_to(ROOT)}: {fate.place} {fate.name}")
-    for name in stale:
-        print(f"is killed, so its reason can go: {name}")
-    return 1 if unexplained or undecided else 0
+    verdict = Verdict(*run(todo, options), reasons)
+    print(json.dumps(verdict.as_dict(), indent=1) if options.json else "\n".join(verdict.lines()))
+    return verdict.exit_status
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the first seeds of the simulator and stops at the first violation, without making its plan smaller."""
+"""Runs the first seeds of the simulator and stops at the first violation, without reducing its plan."""
 
 from __future__ import annotations
 

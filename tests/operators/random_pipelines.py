@@ -1,4 +1,5 @@
-"""Random pipelines: any stages in any order, with branches, merges and exchanges wherever they are allowed."""
+"""Generates random pipelines: any stages in any order, with branches, merges and exchanges wherever they are
+allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ FIRST_STREAM = 7
 
 
 def louder(value: bytes) -> bytes:
-    """Errs on what begins with "b"."""
+    """Convert to capitals; raises for payloads that begin with "b"."""
     if value[:1] == b"b":
         raise ValueError(f"cannot take {value!r}")
     return value + b"!"
@@ -27,7 +28,8 @@ def is_short(value: bytes) -> bool:
 
 
 def pieces(value: bytes) -> Any:
-    """Two or three for most, none for what is empty; errs in the middle of its answer on what holds a blank."""
+    """Yield two or three results for most payloads and none for an empty one; raises after the first for one with a
+    blank."""
     for number in range(len(value) % 3 + 1 if value else 0):
         yield value[number:]
         if b" " in value:
@@ -61,14 +63,14 @@ def when(value: bytes) -> int:
 
 
 def counted(state: int, value: bytes) -> tuple[int, bytes]:
-    """Errs on every fifth record of a key, and has counted it."""
+    """Count the record, and raise for every fifth record of a key."""
     if state % 5 == 4 and value[-1:] == b"!":
         raise ValueError(f"enough of {value!r}")
     return state + 1, value + b"#%d" % state
 
 
 def remembered(state: dict[str, Any], value: bytes) -> tuple[dict[str, Any] | None, list[bytes]]:
-    """Changes its state in place, forgets a key that has come four times, and errs with its state half changed."""
+    """Change the state in place, remove a key after four records, and raise for some with the state half changed."""
     state["seen"].append(value)
     if value[:2] == b"ab":
         raise KeyError(value)
@@ -86,7 +88,7 @@ def together(whole: bytes, value: bytes) -> bytes:
 
 
 def waiting(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
-    """Sets a timer for each record, cancels it for some, and errs on some with a timer set."""
+    """Set a timer for each record, cancel it for some, and raise for some after a timer was set."""
     context.timer_at(len(value) + state % 4)
     if value[:2] == b"ab":
         raise KeyError(value)
@@ -96,21 +98,21 @@ def waiting(state: int, value: bytes, context: ProcessContext) -> tuple[int, lis
 
 
 def waited(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
-    """Sets a next timer, and forgets the state now and then."""
+    """Set another timer, and remove the state for some."""
     if state % 3:
         context.timer_at(context.time + state % 3)
     return (None if state > 7 else state + 1), [b"%s@%d#%d" % (context.key, context.time, state)]
 
 
 def after(latest: bytes | None, value: bytes) -> bytes:
-    """Errs on some."""
+    """Raises for some records."""
     if value[-1:] == b"?":
         raise ValueError(value)
     return value + b"<" + (latest or b"-")[-3:]
 
 
 def latest_three(state: list[bytes], value: bytes) -> list[bytes]:
-    """Changes its state in place, and errs on some with the state half changed."""
+    """Change the state in place, and raise for some with the state half changed."""
     state.append(value)
     if value[:1] == b"c":
         raise KeyError(value)
@@ -119,7 +121,7 @@ def latest_three(state: list[bytes], value: bytes) -> list[bytes]:
 
 
 def ruled(state: list[bytes], value: bytes) -> bytes:
-    """Changes what it is given."""
+    """Change the argument."""
     state.append(value[-4:])
     return b"+".join(state)
 
@@ -133,12 +135,12 @@ def priced(value: bytes, version: bytes | None) -> bytes:
 
 
 def by_length(value: bytes) -> str:
-    """Names an output that does not exist for what has a blank."""
+    """Return the name of an output; one that does not exist for a payload with a blank."""
     return "none" if b" " in value else ("short", "medium", "long")[min(2, len(value) // 3)]
 
 
 def is_odd(value: bytes) -> bool:
-    """Errs on some."""
+    """Raises for some records."""
     if value[:1] == b"?":
         raise LookupError(value)
     return len(value) % 2 == 1
@@ -207,7 +209,7 @@ SIDED: dict[str, Callable[[Stage, Stage, int], Stage]] = {
 
 @st.composite
 def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> Pipeline:
-    """A pipeline with dead letters, of one or two sources, whose stages go on from any stage before them."""
+    """Generate a pipeline with dead letters and one or two sources, whose stages follow any earlier stage."""
     pipeline = Pipeline(
         "chance",
         order=order,  # type: ignore[arg-type]
@@ -220,7 +222,7 @@ def pipelines(draw: st.DrawFn, *, stages_max: int = 8, order: str = "total") -> 
         places.append(pipeline.source("second", streams=[FIRST_STREAM + 1]))
     exchanges = 0
     for _ in range(draw(st.integers(0, stages_max))):
-        # Later places are more likely, so that there are long ways as well as many branches.
+        # Later stages are more likely, so that there are long chains as well as many branches.
         place = places[-1] if draw(st.booleans()) else draw(st.sampled_from(places))
         what = draw(st.sampled_from([*NARROW, *SPLITS, *EXCHANGES, *SIDED, "merge", "merge"]))
         others = [other for other in places if other is not place]

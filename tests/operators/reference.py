@@ -26,11 +26,12 @@ Record = dict[str, Any]
 
 
 Ends = Sequence[tuple[int, int]]
-"""Where streams end: (before the record with this number, the stream's number)."""
+"""Ends of streams: (number of the record before which it comes, number of the stream)."""
 
 
 def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1, ends: Ends = ()) -> pa.RecordBatch:
-    """An ingress batch; the message id of record i is 10 * i, and records go round the streams, some of which end."""
+    """Return an ingress batch. The message id of record i is 10 * i; records alternate between the streams, some of
+    which end."""
     rows = [(i, 1, (0, stream_id + i % streams, 10 * i, 1, b"k", payload)) for i, payload in enumerate(payloads)]
     rows += [(i, 0, (1, stream_id + stream, 0, 0, b"", b"")) for i, stream in ends]
     columns = list(zip(*(row for *_, row in sorted(rows, key=lambda row: row[:2])), strict=True)) or [()] * 6
@@ -40,8 +41,8 @@ def batch_of(payloads: list[bytes], stream_id: int = 7, streams: int = 1, ends: 
 
 
 def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
-    """An ingress batch of what living sources have sent: the kind, the stream and the payload of each. The message ids
-    are not theirs."""
+    """Return an ingress batch of what living sources have sent: the kind, stream and payload of each. Message ids are
+    new."""
     kinds, streams, payloads = zip(*sent, strict=True)
     columns = [kinds, streams, range(len(sent)), [0] * len(sent), [b""] * len(sent), payloads]
     arrays = [pa.array(list(column), one.type) for column, one in zip(columns, INGRESS_SCHEMA, strict=True)]
@@ -50,8 +51,11 @@ def batch_of_sent(sent: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
 
 @dataclass
 class Sequential(StageStates):
-    """Walks the graph from each record in turn, depth first: a record that leaves a stage goes through all branches
-    before the next one does, and every stage gets a copy of its input."""
+    """Passes each record through the graph, depth first.
+
+    A record that leaves a stage goes through all branches before the next one, and every stage gets a copy of its
+    input.
+    """
 
     outputs: dict[str, bytes] = field(default_factory=lambda: defaultdict(bytes))
 
@@ -103,15 +107,15 @@ class Sequential(StageStates):
                     self._walk_on(index, one, record, letters, key)
 
     def _walk_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
-        """A stage lets something out because streams have ended."""
-        # None of those that are open: what a stage lets out by itself is of that stage, or of nobody.
+        """Pass on a result that a stage emits because streams have ended."""
+        # Not the key of an open window: results that a stage fires by itself have the key of that stage, or none.
         origin = self.origins.get(index)
         self.input = -1 if origin is None else origin
         for child in self.children[index]:
             self._walk(child, value, record, letters, key)
 
     def _output_of(self, node: Node, record: Record, key: bytes) -> str:
-        """The output that a record is in: of those of a sink with several connections, its stream's or its key's."""
+        """Return the output of a record: for a sink with several connections, the one of its stream or key."""
         if node.connections == 1:
             return node.name
         is_by_key = self.graph.order_at(node) is Order.KEY
@@ -123,7 +127,7 @@ class Sequential(StageStates):
         try:
             self._go_on(index, value, record, letters, key)
         finally:
-            self.time, self.input = came, of  # a time that was given is that of the ways from there on
+            self.time, self.input = came, of  # a time that was set applies to the branches from there on
 
     def _go_on(self, index: int, value: Any, record: Record, letters: list[tuple[int, bytes]], key: bytes) -> None:
         node = self.graph.nodes[index]
@@ -140,7 +144,7 @@ class Sequential(StageStates):
             for one, gone in expired:
                 for child in self.children[index]:
                     self._walk(child, one, record, letters, gone)
-            # A copy as soon as it is given: the function may change what it gave before it gives the next.
+            # Copied at once: a generator may change a result before it yields the next one.
             self.came_with = came_with
             values = [(own(result), self._key_of(node, key)) for result in self._results(index, value)]
         except Exception as error:
@@ -155,8 +159,8 @@ class Sequential(StageStates):
                 self._walk(child, own(one), record, letters, its_key)
 
     def _key_of(self, node: Node, key: bytes) -> bytes:
-        """The key of what comes out: that of the window, if it is a window's."""
-        if node.kind is Kind.TRANSFORM:  # Spark SQL has keys as bytes
+        """Return the key of a result; that of the window, if it is the result of a window."""
+        if node.kind is Kind.TRANSFORM:  # Spark SQL uses keys as bytes
             return self.keys.encode(self._plain(key))
         return self.fired if TABLE[node.kind].is_timed else key
 

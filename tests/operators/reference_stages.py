@@ -1,4 +1,4 @@
-"""What each kind of stage does with one record, in plain Python: the states of the reference run."""
+"""The effect of each kind of stage on one record, in plain Python: the states of the reference run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TimerRequests:
 
 
 class Remembered(dict[int, int]):
-    """What a function returned for each argument."""
+    """A dictionary that stores what a function returned for each argument."""
 
     def __init__(self, function: Callable[[int], int]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class StageStates:
     by_row: dict[str, Callable[[bytes], Any]] = field(default_factory=dict)
     loop: asyncio.Runner = field(default_factory=asyncio.Runner)
     states: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
-    """What each keyed stage has of each key: as bytes, so that nothing is shared with what went out."""
+    """The state of each keyed stage and key, as bytes, so that it shares no object with the output."""
 
     windows: dict[int, dict[Any, Any]] = field(default_factory=dict)
     watermarks: dict[int, int] = field(default_factory=dict)
@@ -106,36 +106,36 @@ class StageStates:
     """The counters of the app."""
     serial: int = 0
     time: int = 0
-    """The event time of the record at hand."""
+    """The event time of the current record."""
     fired: bytes = NO_KEY
     """The key of the window that has just fired."""
     came_with: bytes = NO_KEY
-    """The key that the record at hand had before this stage."""
+    """The key that the current record had before this stage."""
 
     stage_time: int = 0
-    """The same as the stage at hand has it, where states expire."""
+    """The event time of the current record for a stage whose states expire."""
     expiries: dict[tuple[int, bytes], int] = field(default_factory=dict)
     latest: int = 0
     has_ended: dict[int, bool] = field(default_factory=dict)
-    """Of each stream that has begun, whether it has ended."""
+    """For each stream that has begun, whether it has ended."""
     is_over: dict[int, bool] = field(default_factory=dict)
-    """Of each stage, whether all its streams have ended, and it knows."""
+    """For each stage, whether all its streams have ended and the stage has been told."""
     input: int = 0
-    """Whose times the record at hand counts among, at a stage whose watermark is the minimum over several."""
+    """The input of the current record, at a stage whose watermark is the minimum over several inputs."""
     known: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
-    """`has_ended`, as each stage knows it: it learns of an end behind all that stages before it have made of that."""
+    """`has_ended` as known to each stage: it is told of an end after the results of all stages before it."""
     aside: Exception | None = None
-    """Why the record at hand is late at the stage at hand, if it is."""
+    """Why the current record is late at the current stage, or None."""
     came: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    """How far each input of each stage has come."""
+    """The event time that each input of each stage has reached."""
 
     def __post_init__(self) -> None:
         self.values = ValueCodec(self.graph.types)
         plan = make_plan(self.graph)
         self.inputs = plan.inputs
-        # Asked for with each record, so not found out each time.
+        # Computed once, because it is needed for each record.
         self.before: dict[int, set[int]] = {}
-        """Each stage, with those that its records come through."""
+        """For each stage, itself and the stages before it."""
         for index, node in enumerate(self.graph.nodes):
             self.before[index] = {index}.union(*(self.before[parent] for parent in node.parents))
         self.children = [self.graph.children(index) for index in self.before]
@@ -152,11 +152,11 @@ class StageStates:
         return (named or [index for index in sources if self.graph.nodes[index].streams is None])[0]
 
     def _streams_of(self, index: int, among: Iterable[int]) -> set[int]:
-        """Those of these streams that come to a stage."""
+        """Return which of these streams reach a stage."""
         return {stream for stream in among if self.source_of[stream] in self.before[index]}
 
     def _holding(self, index: int) -> set[int]:
-        """The inputs of a stage that have not ended, as far as it knows."""
+        """Return the inputs of a stage that have not ended, as far as the stage knows."""
         known, inputs = self.known[index], self.inputs[index]
         found = set()
         for number, ending in inputs.wholes.items():
@@ -172,7 +172,7 @@ class StageStates:
         return found
 
     def _moved(self, index: int, to: int | None) -> int:
-        """The watermark of a stage: a record has come that would take its input to here (None: an input has ended)."""
+        """Return the watermark of a stage after its input has reached `to`, or has ended if `to` is None."""
         if index not in self.inputs:
             assert to is not None
             self.watermarks[index] = max(self.watermarks.get(index, to), to)
@@ -187,7 +187,7 @@ class StageStates:
         return self.watermarks[index]
 
     def _due(self, index: int) -> Iterator[Any]:
-        """What the watermark of a stage lets out, as it stands."""
+        """Return the results that the current watermark of a stage fires."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         watermark = self.watermarks[index]
@@ -217,7 +217,7 @@ class StageStates:
                 yield self._window_result(node, start, end, values, whose, "end")
 
     def _fired(self, index: int) -> Iterator[Any]:
-        """What a stage still holds."""
+        """Return the results of everything that a stage still holds."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         if node.kind is Kind.JOIN:
@@ -266,7 +266,7 @@ class StageStates:
         return named | times | {"count": len(values), "value": result, "fired": why} | replaces
 
     def _stage_key(self, node: Node, value: Any) -> bytes:
-        """The key that a stage files this value under."""
+        """Return the key under which a stage stores this value."""
         if isinstance(node.key, RecordKey):
             return self.came_with
         return NO_KEY if node.key is None else self.keys.encode(node.key(value))
@@ -308,7 +308,7 @@ class StageStates:
             case Kind.ADD_TIMESTAMPS:
                 self.time = nanoseconds(function(value), node.unit)
                 yield value
-            case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the key has been asked for
+            case Kind.KEY_BY | Kind.REBALANCE | Kind.MERGE:  # the caller computes the key of key_by
                 yield value
             case Kind.DISTINCT:
                 place = index, self._stage_key(node, value)
@@ -353,14 +353,14 @@ class StageStates:
                 yield from self._stateful(index, value)
 
     def _windows(self, index: int, value: Any) -> Iterator[Any]:
-        """Every open window of every key in one dictionary, looked through for each record."""
+        """Add a record to its windows. All open windows of all keys are in one dictionary, which is scanned."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         key = self._stage_key(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         opened = self.windows.setdefault(index, {})
 
-        def told(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> Record:
+        def window_result(start: int, end: int, count: int, values: list[Any], whose: bytes, why: str) -> Record:
             return self._window_result(node, start, end, values, whose, why)
 
         by = stage.windows
@@ -369,9 +369,9 @@ class StageStates:
             held.append(value)
             if len(held) == by.count:
                 del opened[key, 0]
-                yield told(0, 0, len(held), held, key, "end")
+                yield window_result(0, 0, len(held), held, key, "end")
             elif stage.early_records and len(held) % stage.early_records == 0:
-                yield told(0, 0, len(held), held, key, "early")
+                yield window_result(0, 0, len(held), held, key, "early")
             return
         watermark = self._moved(index, (time - stage.lateness) // by.step * by.step)
         yield from self._due(index)
@@ -381,11 +381,11 @@ class StageStates:
                 values = self.corrected.setdefault(index, {}).setdefault((key, end), [])
                 before = {"count": len(values), "value": stage.aggregate.of(own(values))} if values else None
                 values.append(value)
-                yield told(by.start(end), end, 0, values, key, "update") | {"replaces": before}
+                yield window_result(by.start(end), end, 0, values, key, "update") | {"replaces": before}
         if not any(end > watermark for end in by.ends(time)) and not (by.is_session and near):
             if stage.late is LateWindowRule.FIRE:
                 for end in by.ends(time):
-                    yield told(by.start(end), end, 1, [value], key, "late")
+                    yield window_result(by.start(end), end, 1, [value], key, "late")
             if stage.late is not LateWindowRule.OLDEST:
                 self.aside = late_record(time, watermark)
                 return
@@ -404,10 +404,10 @@ class StageStates:
         for end in ends:
             start, values = opened[key, end]
             if stage.early_records and len(values) % stage.early_records == 0:
-                yield told(start, end, len(values), values, key, "early")
+                yield window_result(start, end, len(values), values, key, "early")
 
     def _pairs(self, index: int, sided: Any) -> Iterator[Any]:
-        """Every record that is held, of whatever key, in one list, looked through for each record."""
+        """Return the pairs of a record. All held records of all keys are in one list, which is scanned."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         key = self._stage_key(node, sided)
@@ -434,7 +434,7 @@ class StageStates:
             yield own(stage.join(value, None))
 
     def _expiring(self, index: int, value: Any) -> Iterator[Any]:
-        """A record has come to a stage: what has expired by its time goes before the record is looked at."""
+        """Expire states by the time of a new record, before the record itself is processed."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         if not isinstance(stage, ExpiringState) and node.kind not in (Kind.PROCESS, Kind.MATCH):
@@ -461,7 +461,7 @@ class StageStates:
                 yield result
 
     def _as_of(self, index: int, sided: Any) -> Iterator[Any]:
-        """All versions of all keys in one dictionary, looked through for each record."""
+        """Join a record with the valid version. All versions of all keys are in one dictionary, which is scanned."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         key = self._stage_key(node, sided)
@@ -499,7 +499,8 @@ class StageStates:
         yield result
 
     def _matches(self, index: int, value: Any) -> Iterator[Any]:
-        """A partial match is a list of names of steps and records; where it stands is counted from it each time."""
+        """Return the matches of a record. A partial match is a list of step names and records; its position is computed
+        each time."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         key = self._stage_key(node, value)
@@ -551,7 +552,7 @@ class StageStates:
             yield self._match_of(node, key, match)
 
     def _matches_over(self, index: int, watermark: int) -> Iterator[Any]:
-        """The time of some partial matches is over; those to which nothing bad has come are complete."""
+        """End partial matches whose time is over. Those without an excluded record are complete."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         last = stage.pattern.steps[-1]
@@ -580,14 +581,14 @@ class StageStates:
         return {"key": self.keys.decode(key), **times, "matched": self._by_step(one)}
 
     def _process(self, index: int, value: Any) -> Iterator[Any]:
-        """A record at a stage with timers: all timers of all keys are in one set."""
+        """Process a record at a stage with timers. All timers of all keys are in one set."""
         node = self.graph.nodes[index]
         stage: Any = node.operator
         key = self._stage_key(node, value)
         time = nanoseconds(node.time(value), node.unit) if node.time is not None else self.time
         if isinstance(stage, ClockProcess):
             side, value = value
-            if side == 1:  # a tick, which has fired what was due
+            if side == 1:  # a tick, which has fired the due timers
                 return
             time = max(0, self.watermarks[index])
         context = TimerRequests(self.keys.decode(key), in_unit(time, node.unit), node.unit, counts=self.counts)
@@ -621,7 +622,7 @@ class StageStates:
         yield from results
 
     def _left(self, index: int, key: bytes, state: Any, context: TimerRequests) -> None:
-        """What a function of a stage with timers has left behind."""
+        """Store the timers and the state that a function of a stage has set."""
         self.states.pop((index, key), None)
         if state is not None:
             self.states[index, key] = self.values.packed(state)
@@ -632,7 +633,7 @@ class StageStates:
             (self.timers[index].add if is_set else self.timers[index].discard)((time, key))
 
     def _stay(self, index: int, key: bytes) -> None:
-        """This record's key is remembered from now on, or for longer."""
+        """Remember the key of this record from now on, or for longer."""
         node = self.graph.nodes[index]
         if isinstance(node.operator, ExpiringState):
             until = max(self.stage_time, self.watermarks[index]) + node.operator.ttl
@@ -649,7 +650,7 @@ class StageStates:
             state, result = node.operator.step(state, value)
             results = list(result) if node.kind is Kind.FLAT_MAP_STATEFUL else [result]
         except Exception:
-            # What a step has done to its state before it raised stays done.
+            # Changes that a step made to its state before it raised stay.
             if is_known:
                 self.states[place] = self.values.packed(state)
             raise

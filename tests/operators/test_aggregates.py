@@ -1,4 +1,4 @@
-"""Aggregates of windows, keys and totals: what they give, and that order, cuts and merged sessions cannot be seen."""
+"""Aggregates of windows, keys and totals: their results, which do not depend on order, epochs or merged sessions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ ALL: dict[str, Aggregate] = {
     "quantiles": aggregates.quantiles(0.1, 0.5, 1),
     "distinct": aggregates.distinct(),
     "approximate_distinct": aggregates.approximate_distinct(bits=6),
+    "first": aggregates.first(),
+    "last": aggregates.last(weight),
 }
 
 
@@ -35,6 +37,8 @@ def test_aggregates_equal_a_plain_computation(numbers: list[int]) -> None:
     mean = sum(number * weight(number) for number in numbers) / weights if weights else None
     assert ALL["weighted_mean"].of(numbers) == mean
     assert ALL["distinct"].of(numbers) == len(set(numbers))
+    assert ALL["first"].of(numbers) == (numbers[0] if numbers else None)
+    assert ALL["last"].of(numbers) == (weight(numbers[-1]) if numbers else None)
     ranked = sorted(numbers)
     for share, found in zip((0.1, 0.5, 1), ALL["quantiles"].of(numbers), strict=True):
         enough = [
@@ -59,7 +63,7 @@ def test_two_states_combined_are_the_state_of_all_records(name: str, before: lis
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_neither_epochs_nor_tasks_can_be_seen_in_an_aggregate(name: str) -> None:
+def test_an_aggregate_does_not_depend_on_epochs_or_tasks(name: str) -> None:
     pipeline = Pipeline("p")
     numbers = pipeline.source("numbers", codec="json")
     options: Any = {"key": lambda number: number % 3, "time": lambda number: number}
@@ -72,9 +76,25 @@ def test_neither_epochs_nor_tasks_can_be_seen_in_an_aggregate(name: str) -> None
     assert run(pipeline, records, epochs=7, parallelism=3) == whole
 
 
-def test_distinct_tells_keys_apart_as_keyed_stages_do() -> None:
+def test_distinct_distinguishes_keys_as_keyed_stages_do() -> None:
     assert aggregates.distinct().of([1, 1.0, True, "1", b"1", Decimal(1), (1,), None, 1]) == 8
     assert aggregates.distinct(str.lower).of(["a", "A", "b"]) == 2
+
+
+@given(values=st.lists(st.none() | st.integers(0, 2), min_size=1, max_size=5))
+def test_first_and_last_may_be_none(values: list[int | None]) -> None:
+    both = aggregates.all_of(first=aggregates.first(), last=aggregates.last()).of(values)
+    assert both == {"first": values[0], "last": values[-1]}
+
+
+def test_a_later_stage_cannot_change_the_first_and_the_last_record() -> None:
+    pipeline = Pipeline("p")
+    records = pipeline.source("records", codec="json")
+    for name in ("first", "last"):
+        rolled = records.rolling(getattr(aggregates, name)(), key=lambda _: 0)
+        rolled.map(lambda record: record.append(9) or record).sink(name, to="file:out")
+    found = run(pipeline, {"records": [[1], [2]]})
+    assert (found["first"], found["last"]) == ([[1, 9], [1, 9]], [[1, 9], [2, 9]])
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 1_000, 30_000])
@@ -120,7 +140,7 @@ TRADES = st.lists(
 
 
 @given(trades=TRADES, epochs=st.sampled_from([None, 1, 3]), tasks=st.integers(1, 3))
-def test_records_that_were_taken_back_do_not_count_whatever_the_epochs(
+def test_retracted_records_do_not_count_whatever_the_epochs(
     trades: list[tuple[int, int, bool, int]], epochs: int | None, tasks: int
 ) -> None:
     left = aggregates.retracting(
@@ -142,7 +162,9 @@ def test_records_that_were_taken_back_do_not_count_whatever_the_epochs(
         else:
             own[trade[0]] = trade
         best = max(own.values(), key=lambda one: one[1], default=None)
-        expected.append({"prices": [list(one) for one in own.values()], "best": None if best is None else list(best)})
+        expected.append(
+            {"prices": [list(value) for value in own.values()], "best": None if best is None else list(best)}
+        )
     whole = run(pipeline, {"trades": [list(trade) for trade in trades]})
     assert whole["out"] == expected
     assert run(pipeline, {"trades": [list(trade) for trade in trades]}, epochs=epochs, parallelism=tasks) == whole

@@ -1,4 +1,4 @@
-"""Results of batch functions: which input row each of their rows came from, and which results are refused."""
+"""Results of batch functions: the input row of each result row, and which results are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(payload: list[Any], rows: list[int]) -> pa.RecordBatch:
         pa.table({"payload": ["a", "b", "c"]}),
     ],
 )
-def test_as_many_rows_as_the_input_came_from_its_rows_one_by_one(result: Any) -> None:
+def test_a_result_with_as_many_rows_as_the_input_belongs_to_its_rows_in_order(result: Any) -> None:
     assert read(result) == ([b"a", b"b", b"c"], [4, 5, 6], [0, 0, 0])
 
 
@@ -39,11 +39,11 @@ def test_rows_that_name_their_input_are_numbered_within_it() -> None:
     assert read(batch(["a", "b", "c", "d"], [4, 4, 6, 6])) == ([b"a", b"b", b"c", b"d"], [4, 4, 6, 6], [0, 1, 0, 1])
 
 
-def test_no_rows_are_a_result_too() -> None:
+def test_a_result_without_rows_is_accepted() -> None:
     assert read(batch([], [])) == ([], [], [])
 
 
-def test_another_number_of_rows_that_name_no_input_is_refused_only_where_order_matters() -> None:
+def test_rows_of_another_number_without_an_input_are_refused_only_if_order_matters() -> None:
     assert read(pa.array([b"a", b"b"]), is_placed=False) == ([b"a", b"b"], [4, 4], [0, 0])
     with pytest.raises(TypeError, match="returned 2 rows for 3, and a later stage needs their order"):
         read(pa.array([b"a", b"b"]))

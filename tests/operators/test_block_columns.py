@@ -1,4 +1,4 @@
-"""Sinks that take blocks: what a record is written with beside its payload."""
+"""Sinks that take blocks: the columns that are written with each payload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _plugged_in() -> Iterator[None]:
 
 
 def records(*rows: tuple[bytes, bytes, int]) -> pa.RecordBatch:
-    """Ingress records: payload, key, event time."""
+    """Return ingress records: payload, key, event time."""
     payloads, keys, times = zip(*rows, strict=True)
     return pa.record_batch(
         {
@@ -40,7 +40,7 @@ def records(*rows: tuple[bytes, bytes, int]) -> pa.RecordBatch:
 
 
 def outputs(pipeline: Pipeline, batch: pa.RecordBatch) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    """Bucket and row of everything that each sink gets."""
+    """Return the bucket and row of everything that each sink gets."""
     plan = make_plan(pipeline.graph())
     chain = Chain(plan, 0, find=lambda sequence: pytest.fail("the chain has the records"))
     found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
@@ -50,7 +50,7 @@ def outputs(pipeline: Pipeline, batch: pa.RecordBatch) -> dict[str, list[tuple[i
     return found
 
 
-def test_a_record_has_the_key_and_the_time_that_it_came_with() -> None:
+def test_a_record_has_the_key_and_the_time_of_its_source() -> None:
     pipeline = Pipeline("p")
     pipeline.source(codec="text").map(str.upper).sink("out", to="tape:a")
     found = outputs(pipeline, records((b"x", b"k", 5), (b"y", b"", 0)))["out"]
@@ -60,7 +60,7 @@ def test_a_record_has_the_key_and_the_time_that_it_came_with() -> None:
     ]
 
 
-def test_the_key_of_key_by_goes_before_the_one_that_it_came_with_and_that_of_the_sink_before_both() -> None:
+def test_the_key_of_key_by_replaces_that_of_the_source_and_the_sinks_key_replaces_both() -> None:
     pipeline = Pipeline("p")
     orders = pipeline.source(codec="json").key_by(lambda order: order["who"])
     orders.sink("by_who", to="tape:a")
@@ -72,7 +72,7 @@ def test_the_key_of_key_by_goes_before_the_one_that_it_came_with_and_that_of_the
     assert [json.loads(row["payload"])["who"] for _, row in found["by_id"]] == ["ann", "bob"]
 
 
-def test_a_key_function_gets_the_value_not_its_bytes() -> None:
+def test_a_key_function_gets_the_decoded_value() -> None:
     pipeline = Pipeline("p")
     pipeline.source(codec="text").map(lambda text: text).sink("out", to="tape:a", key=lambda text: text + "!")
     assert [row["key"] for _, row in outputs(pipeline, records((b"x", b"", 0)))["out"]] == [b"x!"]
@@ -141,6 +141,6 @@ def test_other_sinks_get_no_more_columns_than_before() -> None:
         ({"to": "tape:a?sped=1"}, "option 'sped'"),
     ],
 )
-def test_what_a_sink_cannot_do_is_refused(options: dict[str, Any], why: str) -> None:
+def test_an_option_that_a_sink_does_not_support_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(PlanError, match=why):
         Pipeline("p", deterministic=True).source().sink("s", **options)

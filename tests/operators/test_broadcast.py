@@ -24,7 +24,7 @@ INPUTS: Inputs = [
 
 
 def out(inputs: Inputs = INPUTS, *, dead_letter: str | None = None, **options: Any) -> Outputs:
-    """What comes out, however the input is cut and dealt out."""
+    """Return the output, after checking that it is the same for any epochs and parallelism."""
     pipeline = Pipeline("p", dead_letter=dead_letter)
     rules = pipeline.source("rules", codec="json", streams=["rules"])
     events = pipeline.source("events", codec="json")
@@ -48,7 +48,7 @@ def test_update_combines_the_records_of_the_second_stream() -> None:
     assert found["out"] == [[1, {"limit": 9}], [2, {"limit": 5}], [3, {"limit": 5}], [4, {"limit": 2, "other": 7}]]
 
 
-def test_rules_that_come_out_of_an_exchange_need_no_key() -> None:
+def test_rules_after_an_exchange_need_no_key() -> None:
     pipeline = Pipeline("p")
     rules = pipeline.source("rules", codec="json", streams=["rules"]).rebalance(parallelism=2)
     pipeline.source("events", codec="json").with_broadcast(rules, apply=beside).sink("out", to="file:out")
@@ -65,7 +65,7 @@ def test_a_function_that_changes_the_state_changes_its_own_copy() -> None:
     assert out(apply=spoils)["out"] == [1, 7, 8, 4]
 
 
-def test_a_result_that_is_the_state_can_be_changed_behind_the_stage() -> None:
+def test_a_result_that_is_the_state_can_be_changed_by_later_stages() -> None:
     pipeline = Pipeline("p")
     rules = pipeline.source("rules", codec="json", streams=["rules"])
     events = pipeline.source("events", codec="json")
@@ -79,7 +79,7 @@ def test_a_result_that_is_the_state_can_be_changed_behind_the_stage() -> None:
     assert run(pipeline, inputs, parallelism=1)["out"] == [6, 6]
 
 
-def test_a_rule_that_cannot_be_taken_is_one_dead_letter_and_the_state_stays() -> None:
+def test_a_rule_on_which_update_raises_is_one_dead_letter_and_the_state_stays() -> None:
     def update(state: int, change: dict[str, int]) -> int:
         return state + change["limit"]
 

@@ -42,7 +42,7 @@ def at(text: str, zone: str = "UTC") -> int:
         ("year", "Europe/Berlin", "1969-07-20 12:00", "1969-01-01", 365 * 24),
     ],
 )
-def test_a_period_lasts_from_one_local_midnight_to_another(
+def test_a_period_begins_and_ends_at_local_midnight(
     period: str, zone: str, moment: str, start: str, hours: int
 ) -> None:
     found = bounds(Period(period), zone, at(moment, zone))
@@ -78,7 +78,7 @@ def test_periods_follow_one_another_without_a_gap_and_begin_on_their_first_day(
         Period.QUARTER: lambda day: day.day == 1 and day.month in (1, 4, 7, 10),
         Period.YEAR: lambda day: (day.month, day.day) == (1, 1),
     }
-    # Apia left out a whole day when it changed sides of the date line.
+    # Apia skipped a whole day when it moved across the date line.
     assert is_first[period](first) or (zone == "Pacific/Apia" and first == date(2011, 12, 31))
 
 

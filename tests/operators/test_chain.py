@@ -1,4 +1,5 @@
-"""The chain against a program that takes one record at a time: every kind of stage, and every way a function errs."""
+"""The chain compared with a program that processes one record at a time: every kind of stage, and every way a function
+can fail."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from procession.planner.rules import make_plan
 from procession.testing import run
 from tests.operators.reference import Sequential, batch_of
 
-# Few, short and colliding values, so that functions which err on some of them err often.
+# Few, short and colliding values, so that functions that raise for some of them raise often.
 PAYLOADS = st.lists(
     st.one_of(st.binary(max_size=4), st.sampled_from([b"", b"a", b"b c", b"\xff", b"bad", "ü".encode()])), max_size=40
 )
 
 
 def outputs(graph: Graph, batch: pa.RecordBatch) -> dict[str, bytes]:
-    """What each sink gets, all slices of a batch together."""
+    """Return the output of each sink, all slices of a batch together."""
     got = {sink.name: b"" for sink in graph.sinks}
     chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
     for output in chain.run(ChainRows.of_ingress(batch, np.arange(batch.num_rows))):
@@ -45,14 +46,14 @@ def outputs(graph: Graph, batch: pa.RecordBatch) -> dict[str, bytes]:
 
 
 def picky(value: Any) -> Any:
-    """Errs on what begins with "b" (as text or bytes); doubles the rest."""
+    """Double the value; raises for values that begin with "b" (as text or bytes)."""
     if value[:1] in ("b", b"b"):
         raise ValueError(f"cannot take {value!r}")
     return value + value
 
 
 def pieces(value: Any) -> Any:
-    """Errs in the middle of its answer on what holds a blank."""
+    """Yield pieces; raises after the first for a value with a blank."""
     for piece in (value, value[:1]):
         yield piece
         if value[1:2] in (" ", b" "):
@@ -60,7 +61,7 @@ def pieces(value: Any) -> Any:
 
 
 def mirrored(batch: pa.RecordBatch) -> pa.Array:
-    """Errs on a batch that has an empty payload somewhere, which says nothing about where."""
+    """Reverse each payload; raises for a batch with an empty payload, without naming the row."""
     if 0 in pc.binary_length(batch.column("payload")).to_pylist():
         raise ZeroDivisionError("empty")
     return pa.array([payload[::-1] for payload in batch.column("payload").to_pylist()], pa.binary())
@@ -133,7 +134,7 @@ def test_without_a_dead_letter_sink_the_error_names_stage_stream_and_message_and
 
 @pytest.mark.parametrize("value", [None, 7, 1.5, ["a"], True, "\ud800"])
 @pytest.mark.parametrize("kind", ["map", "flat_map"])
-def test_a_function_that_gives_back_what_is_neither_text_nor_bytes_errs_on_that_record(kind: str, value: Any) -> None:
+def test_a_result_that_is_neither_text_nor_bytes_is_an_error_of_its_record(kind: str, value: Any) -> None:
     pipeline = Pipeline("p")
     source = pipeline.source()
     if kind == "map":
@@ -155,7 +156,7 @@ def test_a_record_whose_value_no_sink_can_take_is_one_dead_letter_however_many_s
     assert got["dead-letter"].count(b"\n") == 1
 
 
-def test_a_function_that_raises_stop_iteration_errs_on_that_record_and_ends_nothing() -> None:
+def test_a_function_that_raises_stop_iteration_fails_its_record_and_ends_nothing() -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     stage = pipeline.source().map(lambda payload: next(iter([payload] if payload != b"odd" else [])))
     stage.sink("out", to="file:out")
@@ -168,7 +169,7 @@ def test_a_function_that_raises_stop_iteration_errs_on_that_record_and_ends_noth
     ]
 
 
-def test_a_function_is_called_once_for_each_record_also_when_it_errs_on_some() -> None:
+def test_a_function_is_called_once_for_each_record_also_if_it_raises_for_some() -> None:
     called: list[bytes] = []
 
     def observe(payload: bytes) -> bytes:
@@ -196,7 +197,7 @@ def test_a_line_that_is_not_text_is_the_sources_error() -> None:
         outputs(pipeline.graph(), batch_of([b"fine", b"\xff"]))
 
 
-def test_a_dead_letter_tells_all_that_is_needed_to_send_the_record_again() -> None:
+def test_a_dead_letter_has_everything_that_is_needed_to_send_the_record_again() -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     pipeline.source().map(picky, name="strict").sink("out", to="file:out")
     letter = json.loads(outputs(pipeline.graph(), batch_of([b"x", b"bad\xff"]))["dead-letter"])
@@ -211,7 +212,7 @@ def test_a_dead_letter_tells_all_that_is_needed_to_send_the_record_again() -> No
     }
 
 
-def test_map_batches_sees_every_column_of_the_rows_that_are_left() -> None:
+def test_map_batches_gets_every_column_of_the_remaining_rows() -> None:
     seen: list[dict[str, Any]] = []
 
     def observe(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -237,14 +238,14 @@ def test_map_batches_sees_every_column_of_the_rows_that_are_left() -> None:
         pa.table({"other": [1, 2], "payload": [b"a", b"b"]}),
     ],
 )
-def test_map_batches_may_answer_with_any_arrow_that_holds_payloads(answer: Any) -> None:
+def test_map_batches_may_return_any_arrow_data_with_payloads(answer: Any) -> None:
     pipeline = Pipeline("p")
     pipeline.source().map_batches(lambda _: answer).sink("out", to="file:out")
     assert outputs(pipeline.graph(), batch_of([b"1", b"2"]))["out"] == b"a\nb\n"
 
 
 @pytest.mark.parametrize("answer", [None, [b"a"], pa.array([b"a", None]), pa.array([1, 2]), pa.table({"other": [1]})])
-def test_map_batches_that_answers_with_anything_else_errs_on_the_record(answer: Any) -> None:
+def test_any_other_result_of_map_batches_is_an_error_of_the_record(answer: Any) -> None:
     pipeline = Pipeline("p")
     pipeline.source().map_batches(lambda _: answer, name="mine").sink("out", to="file:out")
     with pytest.raises(RecordError, match="'mine' raised on message 0"):
@@ -258,7 +259,7 @@ def test_map_batches_may_drop_and_add_rows() -> None:
     assert outputs(pipeline.graph(), batch_of([b"x", b"y", b"x", b"z"]))["out"] == b"y!\nz!\n"
 
 
-def test_nothing_in_gives_nothing_out() -> None:
+def test_an_empty_batch_gives_an_empty_output() -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     pipeline.source().map(picky).flat_map(pieces).map_batches(mirrored).sink("out", to="file:out")
     assert outputs(pipeline.graph(), batch_of([])) == {"out": b"", "dead-letter": b""}

@@ -1,4 +1,5 @@
-"""Rows into and out of a chain: what is packed for an exchange comes back, and a slice has a part of every column."""
+"""Rows into and out of a chain: rows packed for an exchange are unpacked unchanged, and a slice has a part of every
+column."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def exchanged(*, carried: bool = False) -> ChainRows:
     return ChainRows.of_exchange(batch_of(pa.array([b"a", b"", b"c"], pa.binary()), order, columns))
 
 
-def test_rows_that_came_over_an_exchange_are_those_that_were_packed() -> None:
+def test_rows_after_an_exchange_equal_the_packed_rows() -> None:
     rows = exchanged()
     assert len(rows) == 3
     assert [column.tolist() for column in rows.order] == [[4, 5, 6], [0, 0, 1]]
@@ -37,7 +38,7 @@ def test_rows_that_came_over_an_exchange_are_those_that_were_packed() -> None:
     assert not rows.is_ingress
 
 
-def test_the_columns_of_records_come_along_if_the_exchange_carries_them() -> None:
+def test_the_columns_of_records_are_unpacked_if_the_exchange_has_them() -> None:
     assert exchanged(carried=True).columns.schema.names == list(COLUMNS)
 
 

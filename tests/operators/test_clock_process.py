@@ -1,4 +1,4 @@
-"""Timers by the clock: against a sequential run, at any epoch size and parallelism, and by hand."""
+"""Timers by the clock, compared with a sequential run at any epoch size and parallelism, and with examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Event = tuple[str, Any]
 
 
 def after(state: Any, event: Any, context: ProcessContext) -> tuple[Any, list[Any]]:
-    """An event is [key, delay]; a delay of 0 cancels the timers of the key."""
+    """Set a timer for an event [key, delay]; a delay of 0 cancels the timers of the key."""
     if event[1] == 0:
         context.cancel_timers()
     else:
@@ -44,7 +44,7 @@ def app(function: Any = after, on_timer: Any = fired, **options: Any) -> Pipelin
 
 
 def sequential(events: list[Event]) -> list[Any]:
-    """Slow and obvious."""
+    """Compute the output slowly and plainly."""
     found, now = [], 0
     states: dict[str, Any] = {}
     waiting: list[tuple[str, int]] = []
@@ -107,13 +107,13 @@ def test_a_timer_counts_from_the_next_tick_and_a_quiet_key_fires() -> None:
     assert got == [["a", "seen", 0], ["b", "seen", 1000.5], ["a", 1005.5, 1], ["b", 1010.4, 1]]
 
 
-def test_after_the_clock_was_silent_a_timer_does_not_fire_early() -> None:
+def test_a_timer_does_not_fire_early_after_the_clock_was_silent() -> None:
     events: list[Event] = [("clock", 10), ("events", ["a", 5]), ("clock", 500), ("clock", 504), ("clock", 505)]
     assert run(app(), events)["out"][-1] == ["a", 505, 1]
     assert len(run(app(), events[:-1])["out"]) == 1
 
 
-def test_records_of_the_stream_do_not_move_the_clock_and_the_end_of_it_fires_nothing() -> None:
+def test_records_do_not_advance_the_clock_and_the_end_of_the_stream_fires_nothing() -> None:
     assert run(app(), {"events": [["a", 1], ["b", 2]], "clock": []})["out"] == [["a", "seen", 0], ["b", "seen", 0]]
 
 
@@ -128,7 +128,7 @@ def test_timers_may_be_set_for_a_time_and_a_length_may_be_a_timedelta() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, -1, "5", None, True])
-def test_a_length_that_is_none_is_an_error_of_the_record(delay: Any) -> None:
+def test_an_invalid_length_is_an_error_of_the_record(delay: Any) -> None:
     def function(state: Any, event: Any, context: ProcessContext) -> tuple[Any, list[Any]]:
         context.timer_after_s(delay)
         return state, []
@@ -137,7 +137,7 @@ def test_a_length_that_is_none_is_an_error_of_the_record(delay: Any) -> None:
         run(app(function), {"events": [["a", 1]]})
 
 
-def test_a_stage_without_a_clock_says_so() -> None:
+def test_a_clock_timer_at_a_stage_without_a_clock_is_an_error() -> None:
     pipeline = Pipeline("p")
     events = pipeline.source("events", codec="json")
     events.process(after, on_timer=fired, key=lambda event: event[0]).sink("out", to="file:out")
@@ -168,7 +168,7 @@ def test_options_that_a_clock_does_not_take_are_refused(options: dict[str, Any],
 
 
 @pytest.mark.parametrize("interval", [0, -1, 3601, "soon", float("nan")])
-def test_an_interval_that_no_clock_has_is_refused(interval: Any) -> None:
+def test_an_invalid_interval_of_a_clock_is_refused(interval: Any) -> None:
     with pytest.raises(PlanError, match="is not a clock"):
         Pipeline("p").clock(interval)
 

@@ -1,4 +1,5 @@
-"""Codecs in a chain: what functions are handed, what sinks get, and whose error it is if either cannot be."""
+"""Codecs in a chain: the values that functions get, the payloads that sinks get, and whose error an invalid value
+is."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def through(given: Any, codec: Any, function: Any, out: Any = None, **options: A
     return outputs(pipeline.graph(), batch_of(given))
 
 
-def test_json_in_and_out() -> None:
+def test_json_is_decoded_and_encoded() -> None:
     given = [b'{"a": 1}', b"[1, 2.5, null]", '"ü"'.encode()]
     got = through(given, "json", lambda value: [value])["out"]
     assert got == '[{"a":1}]\n[[1,2.5,null]]\n["ü"]\n'.encode()
@@ -35,7 +36,7 @@ def test_json_keeps_half_a_surrogate_pair_as_an_escape() -> None:
         assert got == rb'{"a":"\ud83d","b":"\u00fc"}' + b"\n" + '{"a":"ü"}\n'.encode()
 
 
-def test_msgpack_in_and_out_is_a_stream_that_tells_its_own_ends() -> None:
+def test_msgpack_output_is_a_stream_of_objects_without_separators() -> None:
     given = [msgpack.packb(value) for value in ({"a": b"x"}, 7, "text")]
     got = through(given, "msgpack", lambda value: (value, 1))["out"]
     unpacker = msgpack.Unpacker()
@@ -43,7 +44,7 @@ def test_msgpack_in_and_out_is_a_stream_that_tells_its_own_ends() -> None:
     assert list(unpacker) == [[{"a": b"x"}, 1], [7, 1], ["text", 1]]
 
 
-def test_arrow_in_and_out() -> None:
+def test_arrow_is_decoded_and_encoded() -> None:
     given = [to_arrow(pa.table({"n": [number, number + 1]})) for number in (1, 5)]
 
     def doubled(table: pa.Table) -> pa.RecordBatch:

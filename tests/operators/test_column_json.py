@@ -1,4 +1,4 @@
-"""Records in columns as JSON: the bytes that the codec writes for each record."""
+"""Records in columns are encoded as JSON with the same bytes that the codec writes for each record."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_the_bytes_and_errors_are_those_of_the_codec(given_records: list[dict[st
         {"text": "", "n": None},
     ],
 )
-def test_plain_values_are_not_doubtful(plain: dict[str, Any]) -> None:
+def test_plain_values_are_encoded_without_python(plain: dict[str, Any]) -> None:
     names = [field for field in KIND if field.name in plain]
     assert json_column(pa.array([plain] * 3, pa.struct(names))).doubts is None
 
 
-def test_whole_floats_and_their_records_are_written_as_python_writes_them_without_doubts() -> None:
+def test_whole_floats_are_written_as_python_writes_them() -> None:
     column = pa.array([{"x": 0.0}, {"x": -0.0}, {"x": 1e14}, {"x": 1e22}], pa.struct([("x", pa.float64())]))
     assert json_column(column).doubts is None
     assert encoded(column).values.to_pylist() == [  # type: ignore[union-attr]

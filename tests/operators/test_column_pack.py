@@ -1,4 +1,4 @@
-"""Records in columns as stored values: decoded, they are what each record would have been alone."""
+"""Records in columns are packed as stored values that decode to the same records as if packed alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ records = st.fixed_dictionaries(
 @given(st.lists(records, max_size=10), st.integers(0, 3))
 @example([{"x": -0.0, "n": -1, "text": "\x00"}, {}], 0)
 def test_a_record_is_decoded_as_if_it_had_been_stored_alone(given_records: list[dict[str, Any]], start: int) -> None:
-    column = pa.array([{field.name: one.get(field.name) for field in KIND} for one in given_records], KIND)[start:]
+    column = pa.array(
+        [{field.name: given_record.get(field.name) for field in KIND} for given_record in given_records], KIND
+    )[start:]
     codec = ValueCodec()
     payload, forms = codec.pack(column)
     assert (forms == VALUE).all()
@@ -47,7 +49,7 @@ def test_a_record_is_decoded_as_if_it_had_been_stored_alone(given_records: list[
     ) or not len(column)
 
 
-def test_other_types_are_stored_one_by_one() -> None:
+def test_records_of_other_types_are_stored_one_by_one() -> None:
     column = pa.array([{"day": None}, {"day": 3}], pa.struct([("day", pa.date32())]))
     assert packed_records(column) is None
     codec = ValueCodec()

@@ -1,4 +1,4 @@
-"""The column parser: for any payloads, exactly the records and the errors of the codec that reads one payload."""
+"""The column parser gives, for any payloads, exactly the records and errors of the codec that reads one payload."""
 
 from __future__ import annotations
 
@@ -193,12 +193,12 @@ def test_a_hostile_value_in_each_field_is_read_as_the_codec_reads_it(field: str)
         assert repr(by_columns(CODEC, [*plain, payload])) == repr(by_record(CODEC, [*plain, payload]))
 
 
-def test_nesting_without_end_reaches_python_and_not_arrow() -> None:
+def test_deeply_nested_values_are_parsed_by_python_and_not_by_arrow() -> None:
     deep = b'{"id":"a","other":' + b"[" * 1_000_000
     assert by_columns(CODEC, [deep, b'{"id":"b"}'])[0] == [(1, CODEC.decode(b'{"id":"b"}'))]
 
 
-def test_a_piece_with_a_bad_record_is_cut_and_only_a_few_others_go_through_python(
+def test_a_batch_with_a_bad_record_is_divided_and_few_other_records_are_parsed_by_python(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded: list[bytes] = []
@@ -215,7 +215,7 @@ def test_a_piece_with_a_bad_record_is_cut_and_only_a_few_others_go_through_pytho
     assert decoded == []
 
 
-def test_a_slice_of_a_column_is_read_from_its_beginning() -> None:
+def test_a_slice_of_a_column_is_read_from_its_own_start() -> None:
     column = pa.array([b"x", b'{"id":"a"}', b'{"id":"b"}', b"y"], pa.binary()).slice(1, 2)
     assert [record["id"] for record in as_objects(parsed(CODEC, column).values)] == ["a", "b"]
 

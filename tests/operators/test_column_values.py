@@ -1,4 +1,4 @@
-"""Values in columns: doubtful rows are computed by Python and stand in their places again."""
+"""Values in columns: rows that columns cannot compute exactly are computed by Python and put back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doubtful(*rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
 VALUES = pa.array([0, 1, 2, 3, 4])
 
 
-def test_without_doubts_the_column_stays_as_it_is() -> None:
+def test_a_column_without_doubtful_rows_is_unchanged() -> None:
     for doubts in (None, doubtful()):
         found = settled(ColumnValues(VALUES, doubts), python)
         assert found.values is VALUES

@@ -1,4 +1,4 @@
-"""Functions that ask for what a record has beside its value, and how they are known."""
+"""Functions that take the context of a record, and how they are recognized."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_the_example_in_the_docstring_runs() -> None:
 
 
 @pytest.mark.parametrize("function", [asking, asking_by_another_name, asking_beside_what_is_not_there, Told()])
-def test_a_second_parameter_that_is_annotated_asks(function: Any) -> None:
+def test_a_second_parameter_annotated_as_a_context_requests_it(function: Any) -> None:
     assert is_asking(function)
 
 
 @pytest.mark.parametrize("function", [plain, of_two, asking_in_full, len, max, partial(asking, context=None)])
-def test_nothing_else_does(function: Any) -> None:
+def test_no_other_parameter_requests_a_context(function: Any) -> None:
     assert not is_asking(function)
 
 
 @pytest.mark.parametrize("word", ["map", "filter", "flat_map"])
-def test_a_stage_that_asks_is_shown_its_records_over_exchanges_and_others_are_not(word: str) -> None:
+def test_records_carry_their_origin_over_exchanges_only_for_stages_with_a_context(word: str) -> None:
     def carried(function: Callable[..., Any]) -> bool:
         pipeline = Pipeline("p")
         stage = pipeline.source().rebalance(parallelism=3)
@@ -79,7 +79,7 @@ def test_a_stage_that_asks_is_shown_its_records_over_exchanges_and_others_are_no
     assert not carried(plain)
 
 
-def test_a_function_of_two_parameters_is_told_how_to_ask() -> None:
+def test_a_function_of_two_parameters_is_refused_with_the_way_to_get_a_context() -> None:
     source = Pipeline("p").source()
     with pytest.raises(PlanError, match="cannot be called with one argument") as caught:
         source.map(of_two)

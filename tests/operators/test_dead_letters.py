@@ -1,4 +1,5 @@
-"""Letters of late records: whatever the rule, the others go on as if these had never come; and none is lost unseen."""
+"""Dead letters of late records: for any rule, the other records are processed as if the late ones had never arrived,
+and every late one is counted."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ STREAMS = (7, 8)
 
 
 def merged(late: Any, *, has_letters: bool = False) -> Graph:
-    """Two sources with a stream each, one of text; what a function raises on the other's records is a letter, too."""
+    """Return a pipeline with two sources of one stream each, one of text. An error of a function on the other's records
+    is a dead letter, too."""
     pipeline = Pipeline("p", order_by="event_time", late=late, dead_letter="file:dead" if has_letters else None)
     words = pipeline.source("words", streams=[STREAMS[0]], codec="text").map(lambda word: word.upper())
     raw = pipeline.source("raw", streams=[STREAMS[1]]).filter(lambda payload: payload != b"d" or 1 / 0)
@@ -34,7 +36,7 @@ def merged(late: Any, *, has_letters: bool = False) -> Graph:
 
 
 def run(graph: Graph, payloads: list[bytes], late: list[bool]) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """What the sink gets, and the dead letters: records go round the streams, and those that are marked came late."""
+    """Return the output and the dead letters. Records alternate between the streams, and the marked ones come late."""
     chain = Chain(make_plan(graph), 0, find=lambda sequence: pytest.fail("the chain has the records"))
     rows = ChainRows.of_ingress(batch_of(payloads, STREAMS[0], len(STREAMS)), np.arange(len(payloads)), np.array(late))
     got: dict[str, bytes] = {"out": b"", "dead-letter": b""}
@@ -44,7 +46,7 @@ def run(graph: Graph, payloads: list[bytes], late: list[bool]) -> tuple[list[byt
 
 
 def on_time(payloads: list[bytes], late: list[bool]) -> list[bytes]:
-    """One record after the other: text in capitals from the first stream, as it is from the second."""
+    """Compute the output record by record: text of the first stream in capitals, that of the second unchanged."""
     return [
         payload if number % 2 else payload.upper()
         for number, (payload, is_late) in enumerate(zip(payloads, late, strict=True))
@@ -69,7 +71,7 @@ def test_dropped_records_leave_no_trace_in_the_output_and_no_letter(
 
 
 @given(RECORDS)
-def test_as_dead_letters_they_are_all_there_in_their_order_and_the_output_is_the_same(
+def test_late_records_become_dead_letters_in_order_and_the_output_is_the_same(
     records: list[tuple[bytes, bool]],
 ) -> None:
     payloads, late = [record for record, _ in records], [is_late for _, is_late in records]
@@ -80,18 +82,18 @@ def test_as_dead_letters_they_are_all_there_in_their_order_and_the_output_is_the
     assert {letter["error"] for letter in letters} <= {"LateRecord: its event time 1 is behind its stream's watermark"}
 
 
-def test_no_function_and_no_codec_sees_a_record_that_is_dropped_and_the_letters_of_others_stay() -> None:
+def test_no_function_and_no_codec_gets_a_dropped_record_and_other_dead_letters_stay() -> None:
     payloads, late = [b"\xff", b"d", b"a", b"d"], [True, True, False, False]
     output, letters = run(merged("drop", has_letters=True), payloads, late)
     assert output == [b"A"]
     assert [(letter["message_id"], letter["stage"]) for letter in letters] == [(30, "filter-3")], (
-        "late ones are no letters"
+        "late records are no dead letters"
     )
 
 
 @pytest.mark.parametrize("has_letters", [False, True])
 @pytest.mark.parametrize("rule", ["fail", None])
-def test_to_fail_names_a_late_record_and_what_to_do_whether_or_not_there_are_letters(
+def test_the_rule_fail_names_a_late_record_and_a_next_step_with_or_without_dead_letters(
     rule: str | None, *, has_letters: bool
 ) -> None:
     with pytest.raises(RecordError) as caught:
@@ -101,10 +103,10 @@ def test_to_fail_names_a_late_record_and_what_to_do_whether_or_not_there_are_let
     assert (error.stage, error.stream_id, error.message_id) == ("words", 7, 20)
     for word in ("lateness_s", "new directory", 'late="drop"', 'late="dead-letter"', "nothing of this epoch is"):
         assert word in error.next_step
-    assert "trace" not in error.fields, "it is no error of anybody's code"
+    assert "trace" not in error.fields, "it is no error of the app's code"
     again = ProcessionError.from_dict(json.loads(json.dumps(error.as_dict())))
     assert again.explain() == error.explain() == pickle.loads(pickle.dumps(error)).explain()
 
 
-def test_to_fail_lets_an_epoch_without_a_late_record_pass() -> None:
+def test_the_rule_fail_accepts_an_epoch_without_a_late_record() -> None:
     assert run(merged("fail"), [b"a", b"b"], [False, False]) == ([b"A", b"b"], [])

@@ -1,4 +1,4 @@
-"""The ends of a stage's input: what is remembered from epoch to epoch, and the row that stands for an end."""
+"""The ends of a stage's input: what is stored from epoch to epoch, and the row that represents an end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STREAM = 7
 
 
 class TouchedStates(MemoryStates):
-    """States that remember which of them were changed."""
+    """States that record which of them were changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class TouchedStates(MemoryStates):
         self.touched += keys
 
 
-def test_an_end_is_found_by_what_was_stored_in_an_earlier_epoch() -> None:
+def test_an_end_is_recognized_by_the_state_of_an_earlier_epoch() -> None:
     states, condition = TouchedStates(), EndCondition(("lines",))
     assert find_ends(condition, states, [StreamChange(1, STREAM, False, 5), StreamChange(1, 8, False, 9)]) == []
     assert states.touched == [ENDS]

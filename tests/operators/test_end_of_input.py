@@ -1,4 +1,5 @@
-"""Ends of streams: where they are in the sequence, what they let out, and who is refused that waits for one in vain."""
+"""Ends of streams: their positions in the sequence, what they fire, and which stages are refused because their source
+never ends."""
 
 from __future__ import annotations
 
@@ -45,18 +46,18 @@ def not_commutative() -> Aggregate:
 
 
 def every_way(pipeline: Pipeline) -> None:
-    """Stages that fire at an end: beside one another, behind one another, of one source and of two."""
+    """Return a pipeline of stages that fire at an end: parallel, consecutive, with one source and with two."""
     some = pipeline.source("some", streams=[FIRST_STREAM], ends=True)
     rest = pipeline.source("rest", ends=True)
     both = some.merge(rest)
     by_key = both.window(windows.tumbling(5), aggregates.count(), key=key, time=time, parallelism=3)
     threes = both.window(windows.counting(3), aggregates.collect(), key=key, parallelism=2)
-    # Behind one another, and by the time that what fired it was sent with.
+    # Consecutive, and by the event time of the record that fired the first.
     nested = by_key.map(picky).window(windows.counting(2), aggregates.collect(), key=lambda one: one["key"])
     timed = threes.window(windows.tumbling(7), aggregates.count())
     by_key.merge(threes).map(shown).sink("merged", to="file:out")
     nested.merge(by_key, timed).rebalance(parallelism=3).map(shown).sink("nested", to="file:out")
-    # In the order of the records, whatever it is; and totals of totals.
+    # In the order of the records; and totals of totals.
     pairs = both.aggregate(not_commutative(), key=key, parallelism=3)
     pairs.merge(both.aggregate(not_commutative())).map(shown).sink("totals", to="file:out")
     pairs.map(picky).aggregate(aggregates.collect()).merge(by_key).map(shown).sink("all", to="file:out")
@@ -72,7 +73,7 @@ def every_way(pipeline: Pipeline) -> None:
     keys_max=st.sampled_from([1, 1000]),
 )
 @examples(40)
-def test_i11_what_an_end_lets_out_is_what_the_sequential_run_would_have_let_out(
+def test_i11_an_end_fires_what_the_sequential_run_would_have_fired(
     records: list[tuple[bytes, int]],
     ends: list[tuple[int, int]],
     cuts: set[int],
@@ -103,18 +104,18 @@ def test_windows_that_are_open_when_all_streams_have_ended_fire_by_key() -> None
     assert fired(ALL, FOUR, ends=True) == [("a", 2), ("b", 1), ("c", 1)]
 
 
-def test_nothing_fires_while_a_stream_is_open_or_one_that_is_awaited_has_not_begun() -> None:
+def test_nothing_fires_while_a_stream_is_open_or_an_awaited_one_has_not_begun() -> None:
     assert fired(ALL[:2], FOUR, ends=True) == []
     assert fired([(1, 0)], FOUR[:1], ends=True, streams=range(FIRST_STREAM, FIRST_STREAM + 2)) == []
     assert fired([(1, 0)], FOUR[:1], ends=True) == [("a", 1)]
 
 
-def test_a_source_that_is_not_said_to_end_does_not() -> None:
+def test_a_source_that_is_not_declared_to_end_does_not_end() -> None:
     assert fired(ALL, FOUR) == []
     assert fired(ALL, FOUR, ends=False) == []
 
 
-def test_an_end_that_is_told_again_lets_nothing_out_twice_and_a_stream_that_comes_back_begins_anew() -> None:
+def test_a_repeated_end_fires_nothing_twice_and_a_stream_that_returns_starts_again() -> None:
     assert fired([*ALL, (4, 1), (5, 1)], [*FOUR, b"a"], ends=True) == [("a", 2), ("b", 1), ("c", 1), ("a", 1)]
 
 
@@ -138,7 +139,7 @@ def test_totals_are_of_all_records_in_their_order_and_of_those_since_the_last_en
     ]
 
 
-def test_the_total_of_no_records_is_one_without_keys_and_none_with() -> None:
+def test_without_records_there_is_one_total_without_keys_and_none_with_keys() -> None:
     assert totals([(0, 0)], []) == [{"count": 0, "value": []}]
     assert totals([(0, 0)], [], key=key) == []
 
@@ -158,7 +159,7 @@ def test_a_total_of_a_source_that_never_ends_is_refused_with_two_ways_out(word: 
     make_plan(pipeline.graph().with_inputs(frozenset({7})))
 
 
-def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
+def test_each_stream_is_reported_once_until_it_ends() -> None:
     batch = batch_of([b"x"] * 6, 10, 2, [(3, 0), (6, 1)])
     listening = StreamChanges()
     numbers = np.arange(100, 100 + batch.num_rows)
@@ -176,7 +177,7 @@ def test_listening_tells_of_each_stream_once_until_it_ends() -> None:
     ]
 
 
-def test_what_is_known_of_streams_is_bounded_by_those_that_are_open_or_awaited() -> None:
+def test_the_stored_streams_are_bounded_by_those_that_are_open_or_awaited() -> None:
     mark, ending = new_mark(), EndCondition(("s",), frozenset({5}))
     for stream in range(1000):
         ending.follow(mark, [StreamChange(stream, stream, False, 0), StreamChange(stream, stream, True, 0)])
@@ -184,7 +185,7 @@ def test_what_is_known_of_streams_is_bounded_by_those_that_are_open_or_awaited()
     assert list(mark["ended"]) == [5]
 
 
-def test_inputs_let_every_source_end_but_those_that_are_said_not_to() -> None:
+def test_with_inputs_every_source_ends_unless_it_is_declared_not_to() -> None:
     pipeline = Pipeline("p")
     for name, options in (("one", {}), ("two", {"streams": [2, 3]}), ("never", {"streams": [4], "ends": False})):
         stage = pipeline.source(name, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""States that expire: when they go, what is made of them, and what an epoch costs."""
+"""States that expire: when they are removed, what they emit, and what an epoch costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.spark.test_plans import expected, ran
 
 
 def counted(state: list[int], value: bytes) -> tuple[list[int] | None, bytes]:
-    """Changes its state in place, errs on some, and forgets the key at the fifth."""
+    """Change the state in place, raise for some records, and remove the key at the fifth."""
     state.append(time(value))
     if time(value) % 17 == 5:
         raise ValueError(value)
@@ -35,15 +35,17 @@ def several(state: int, value: bytes) -> tuple[int, list[bytes]]:
     return state + 1, [value] * (state % 3)
 
 
-def told(whose: bytes, state: Any) -> bytes | None:
+def evicted(whose: bytes, state: Any) -> bytes | None:
     return None if state == [] else f"{whose.decode()} is gone: {state}".encode()
 
 
 def every_kind(pipeline: Pipeline, ttl_s: float) -> None:
     source = pipeline.source(ends=True)
-    mapped = source.map_stateful(counted, key=key, initial=list, ttl_s=ttl_s, time=time, on_evict=told, parallelism=3)
+    mapped = source.map_stateful(
+        counted, key=key, initial=list, ttl_s=ttl_s, time=time, on_evict=evicted, parallelism=3
+    )
     mapped.sink("mapped", to="file:out")
-    flat = source.flat_map_stateful(several, key=key, initial=0, ttl_s=ttl_s, time=time, on_evict=told)
+    flat = source.flat_map_stateful(several, key=key, initial=0, ttl_s=ttl_s, time=time, on_evict=evicted)
     flat.merge(mapped).rebalance(parallelism=2).sink("merged", to="file:out")
     kept = source.filter_stateful(
         lambda state, value: (not state, state), key=key, initial=False, ttl_s=ttl_s, time=time
@@ -53,7 +55,9 @@ def every_kind(pipeline: Pipeline, ttl_s: float) -> None:
     source.rolling(aggregates.collect(), key=key, ttl_s=ttl_s, time=time).map(shown).sink("rolling", to="file:out")
     source.reduce(lambda one, other: one[:9] + other, key=key, ttl_s=ttl_s, time=time).sink("reduced", to="file:out")
     # By the time that records were sent with, which is one for all: nothing expires before the end.
-    source.map_stateful(several, key=key, initial=0, ttl_s=ttl_s, on_evict=told).map(shown).sink("sent", to="file:out")
+    source.map_stateful(several, key=key, initial=0, ttl_s=ttl_s, on_evict=evicted).map(shown).sink(
+        "sent", to="file:out"
+    )
 
 
 @given(
@@ -84,24 +88,24 @@ def test_i11_states_expire_as_in_the_sequential_run(
 def out(payloads: list[bytes], **options: Any) -> list[bytes]:
     pipeline = Pipeline("p", parallelism=2)
     stage = pipeline.source().map_stateful(
-        lambda state, value: (state + 1, value), key=key, initial=0, time=time, on_evict=told, **options
+        lambda state, value: (state + 1, value), key=key, initial=0, time=time, on_evict=evicted, **options
     )
     stage.sink("out", to="file:out")
     return ran(pipeline.graph(), payloads, {2}, 1)["out"].splitlines()
 
 
-def test_a_quiet_key_expires_by_the_time_of_others_before_the_record_that_shows_it() -> None:
+def test_an_idle_key_expires_by_the_time_of_other_keys_before_the_record_with_that_time() -> None:
     got = out([b"b 1", b"a 2", b"a 9", b"c 30", b"a 31"], ttl_s=8)
     assert got == [b"b 1", b"a 2", b"b is gone: 1", b"a 9", b"a is gone: 2", b"c 30", b"a 31"]
 
 
-def test_a_record_that_is_late_keeps_its_state_for_its_time_to_live_all_the_same() -> None:
+def test_a_late_record_keeps_its_state_for_the_full_time_to_live() -> None:
     got = out([b"a 100", b"b 1", b"c 107", b"c 108"], ttl_s=8)
     assert got == [b"a 100", b"b 1", b"c 107", b"a is gone: 1", b"b is gone: 1", b"c 108"]
 
 
 class Counted(dict[bytes, Any]):
-    """States in memory that count what is asked for."""
+    """States in memory that count requests."""
 
     serial = 0
     keys_max = 10**9
@@ -119,7 +123,7 @@ class Counted(dict[bytes, Any]):
         pass
 
 
-def test_an_epoch_costs_the_keys_that_it_touches_and_those_that_expire_not_all() -> None:
+def test_an_epoch_reads_only_the_keys_that_it_changes_and_those_that_expire() -> None:
     stage = ExpiringState(StepResult.ONE, lambda state, value: (1, value), int, 8_000)
     states: Any = Counted()
 
@@ -142,10 +146,10 @@ def test_an_epoch_costs_the_keys_that_it_touches_and_those_that_expire_not_all()
     [
         lambda stage: stage.map_stateful(counted, key=key, initial=list, ttl_s=0),
         lambda stage: stage.map_stateful(counted, key=key, initial=list, ttl_s="1 h"),
-        lambda stage: stage.map_stateful(counted, key=key, initial=list, on_evict=told),
+        lambda stage: stage.map_stateful(counted, key=key, initial=list, on_evict=evicted),
         lambda stage: stage.distinct(key, time=time),
         lambda stage: stage.distinct(key, ttl_s=5, time="at"),
-        lambda stage: stage.map_stateful(counted, key=key, initial=list, ttl_s=5, on_evict="told"),
+        lambda stage: stage.map_stateful(counted, key=key, initial=list, ttl_s=5, on_evict="evicted"),
     ],
 )
 def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:

@@ -1,4 +1,4 @@
-"""Column expressions: over columns they give what they give for each record, in Python's words, errors included."""
+"""Column expressions give the same over columns as for each record, including Python's error messages."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def by_columns(expression: Expression, given_records: list[dict[str, Any]]) -> t
 @example(col("n") == col("x"), [{"n": 2**53 + 1, "x": 2.0**53}])
 @example(col("n") / col("m"), [{"n": 2**63 - 1, "m": 3}])
 @example(col("x") * 1e308, [{"x": 1e308}])
-def test_over_columns_an_expression_gives_what_it_gives_for_each_record(
+def test_an_expression_gives_the_same_over_columns_as_for_each_record(
     expression: Expression, given_records: list[dict[str, Any]]
 ) -> None:
     whole = [{field.name: record.get(field.name) for field in KIND} for record in given_records]
@@ -140,12 +140,12 @@ def test_a_filter_keeps_the_same_rows(expression: Expression, given_records: lis
         (col("n") > 2**80, f"{2**80} has no column"),
     ],
 )
-def test_what_is_not_computed_on_columns_says_why(expression: Expression, reason: str) -> None:
+def test_an_expression_that_cannot_use_columns_says_why(expression: Expression, reason: str) -> None:
     with pytest.raises(NotColumnar, match=reason):
         expression.type_in(KIND)
 
 
-def test_an_expression_reads_as_it_was_written() -> None:
+def test_the_text_of_an_expression_is_its_source() -> None:
     shown = str(struct(a=(col("n") + 1) * 2, b=~col("b") & col("s").is_in(["a"]) | col("x").is_null()))
     assert shown == "struct(a=((col('n') + 1) * 2), b=((~col('b') & col('s').is_in(['a'])) | col('x').is_null()))"
     assert str(1 - col("n")) == "(1 - col('n'))"
@@ -172,7 +172,7 @@ def test_an_expression_is_known_to_change_nothing_and_to_be_the_same_in_another_
     assert first == same != other
 
 
-def test_an_expression_travels_to_tasks() -> None:
+def test_an_expression_can_be_pickled() -> None:
     made = struct(a=(col("n") + 1) * 2, b=~col("b") | col("s").is_in(["a"]), c=col("x").is_null())
     shipped = cloudpickle.loads(cloudpickle.dumps(made))
     record = {"n": 1, "b": True, "s": "a", "x": None}

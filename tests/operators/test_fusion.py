@@ -1,4 +1,4 @@
-"""The loop that calls functions of one record in a row, against one call after the other."""
+"""The loop that calls consecutive functions of one record, compared with one call after the other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KINDS = st.lists(st.sampled_from(list(LINES)), min_size=1, max_size=4).map(tuple
 
 
 class Refused(Exception):
-    """What a function of these tests raises."""
+    """The exception that functions of these tests raise."""
 
 
 def function_of(place: int, kind: Kind, calls: list[tuple[int, int]]) -> Callable[[int], Any]:
-    """Raises on some values and drops others, each stage on its own; tells of every call."""
+    """Return a function that raises for some values, drops others, and records every call."""
 
     def call(value: int) -> Any:
         calls.append((place, value))
@@ -71,7 +71,7 @@ def test_a_loop_does_what_one_call_after_the_other_does_and_calls_nothing_twice(
     assert made == calls
 
 
-def test_what_a_failure_raises_ends_the_loop() -> None:
+def test_an_error_raised_by_the_error_handler_ends_the_loop() -> None:
     def stop(place: int, row: int, error: Exception) -> None:
         raise LookupError(place, row)
 

@@ -1,4 +1,4 @@
-"""Functions that are one expression, put into the loop in the place of their calls, against those calls."""
+"""Functions of one expression are compiled into the loop in place of their calls, and compared with those calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def is_wanted(record: bytes) -> bool:
     return int(record[:10]) % 7 != 0
 
 
-def told(record: bytes) -> bytes:
+def marked(record: bytes) -> bytes:
     """With a docstring; and 'quotes' in it."""
     return b"%d %s" % (len(record), record.replace(b" ", b",\n"))
 
 
 def on_many_lines(record: bytes) -> bytes:
     return (
-        record[:LIMIT]  # a name of the module's
+        record[:LIMIT]  # a global of the module
         + b","
         + (b"long" if len(record) > LIMIT else b"short")
     )
@@ -44,11 +44,11 @@ def formatted(record: bytes) -> str:
 short = lambda record: record[1:LIMIT]  # noqa: E731
 pair = (lambda record: record + b"1", lambda record: record + b"2")
 
-INLINED = [is_wanted, told, on_many_lines, formatted, short, *pair]
+INLINED = [is_wanted, marked, on_many_lines, formatted, short, *pair]
 
 
 @pytest.mark.parametrize("function", INLINED)
-def test_what_is_put_in_a_calls_place_gives_and_raises_what_the_call_does(function: Callable[[Any], Any]) -> None:
+def test_an_inlined_function_returns_and_raises_the_same_as_its_call(function: Callable[[Any], Any]) -> None:
     assert body_of(function, VALUE, linecache.getlines) is not None
     runs = []
     for lines_of in (None, linecache.getlines):
@@ -92,11 +92,11 @@ def on_frames(record: bytes) -> Any:
 
 
 def logging_itself(record: bytes) -> None:
-    return logging.getLogger("told").warning(record)
+    return logging.getLogger("marked").warning(record)
 
 
 def of_anything(record: bytes) -> bytes:
-    return is_wanted(record) and told(record)
+    return is_wanted(record) and marked(record)
 
 
 LONG = "lambda record: record" + ".strip()" * 300
@@ -131,12 +131,12 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize("function", [*CALLED, twice(told), len, bytes.upper, partial(with_a_default, end=b"?")])
-def test_what_is_more_than_one_expression_of_its_argument_is_called(function: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("function", [*CALLED, twice(marked), len, bytes.upper, partial(with_a_default, end=b"?")])
+def test_a_function_that_is_more_than_one_expression_is_called(function: Callable[[Any], Any]) -> None:
     assert body_of(function, VALUE, linecache.getlines) is None
 
 
-def test_a_file_that_says_something_else_by_now_is_not_believed() -> None:
+def test_a_source_file_that_has_changed_is_not_used() -> None:
     def changed(name: str) -> Sequence[str]:
         return [line.replace("% 7", "% 8").replace("LIMIT", "OTHER") for line in linecache.getlines(name)]
 
@@ -147,7 +147,7 @@ def test_a_file_that_says_something_else_by_now_is_not_believed() -> None:
 
 
 def of_another_module(function: Any, **names: Any) -> Any:
-    """The same code, where its names mean something else."""
+    """Return the same code in a module where its names have other meanings."""
     return FunctionType(function.__code__, {**function.__globals__, **names})
 
 
@@ -168,21 +168,21 @@ def test_names_mean_what_they_mean_in_the_functions_own_module_at_that_moment() 
     assert once(of_another_module(on_many_lines, len=lambda _: 0)) == [b"abc,short"]
 
 
-def test_an_error_tells_the_stage_the_row_and_the_function() -> None:
+def test_an_error_names_the_stage_the_row_and_the_function() -> None:
     failures = []
 
     def failed(place: int, row: int, error: Exception) -> None:
         failures.append((place, row, type(error), error.__notes__))
 
     kinds = (Kind.MAP, Kind.FILTER, Kind.PEEK)
-    results, rows = fused(kinds, [pair[0], is_wanted, told], [b"1", b"x", b"7", b"3"], failed, linecache.getlines)
+    results, rows = fused(kinds, [pair[0], is_wanted, marked], [b"1", b"x", b"7", b"3"], failed, linecache.getlines)
     line = is_wanted.__code__.co_firstlineno
     assert failures == [(1, 1, ValueError, [f'in is_wanted, File "{__file__}", line {line}'])]
     assert rows is not None
     assert (results, rows.tolist()) == ([b"11", b"71", b"31"], [0, 2, 3])
 
 
-def test_whoever_watches_the_functions_sees_them_called() -> None:
+def test_a_debugger_or_profiler_sees_the_functions_called() -> None:
     seen = []
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None)
@@ -193,7 +193,7 @@ def test_whoever_watches_the_functions_sees_them_called() -> None:
     assert "is_wanted" in seen
 
 
-def test_what_the_compiler_does_not_take_again_is_called() -> None:
+def test_a_function_that_cannot_be_compiled_again_is_called() -> None:
     function = eval(compile(LONG, "long", "eval"))
     assert body_of(function, VALUE, lambda _: [LONG]) is None
 
@@ -204,12 +204,12 @@ class Refusing(Exception):
 
 
 class Record:
-    """One that raises the same exception again and again."""
+    """A record for which the same exception object is raised each time."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def told(self) -> None:
+    def marked(self) -> None:
         raise self.error
 
 
@@ -218,7 +218,7 @@ def test_an_exception_is_reported_even_if_it_refuses_notes() -> None:
         failures: list[Exception] = []
         fused(
             (Kind.MAP,),
-            [lambda record: record.told()],
+            [lambda record: record.marked()],
             [Record(error)] * 3,
             lambda _place, _row, failure, to=failures: to.append(failure),  # type: ignore[misc]
             linecache.getlines,

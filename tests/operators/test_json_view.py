@@ -1,4 +1,4 @@
-"""JSON views: every key is named by its view; stored values of any type have a view without the app's classes."""
+"""JSON views: every key is found by its view, and stored values of any type have a view without the app's classes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_plain_text_names_a_key_of_text_or_bytes(key: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": 2}', '{"$day": "x"}', '{"$date": "x"}', '{"$enum": 3}', "NaN"])
-def test_what_is_not_a_key_is_one_sentence(text: str) -> None:
+def test_an_invalid_key_is_reported_in_one_sentence(text: str) -> None:
     with pytest.raises(UsageError, match="is not a key"):
         keys_from(text)
 

@@ -1,4 +1,4 @@
-"""Keyed stages, without Spark: what a step's result becomes, and what an error leaves of the state."""
+"""Keyed stages, without Spark: how a step's result becomes output and state, and how an error changes the state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Refused = list[tuple[int, str]]
 
 
 class Touched(MemoryStates):
-    """States that note which keys were reported as changed."""
+    """States that record which keys were reported as changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Touched(MemoryStates):
 def run(
     operator: KeyedOperator, states: MemoryStates, *records: tuple[bytes, Any]
 ) -> tuple[list[Any], list[int], Refused]:
-    """The output, the row that each part of it belongs to, and the refused rows."""
+    """Return the output, the row that each part belongs to, and the refused rows."""
     refused: Refused = []
     rows = StageRows([value for _, value in records], keys=pa.array([key for key, _ in records], pa.binary()))
     found = operator.add(states, OperatorRows(rows), lambda row, error: refused.append((row, str(error))))
@@ -65,7 +65,7 @@ def test_each_key_has_a_state_of_its_own_that_lasts() -> None:
     assert states == {b"a": 3, b"b": 11}
 
 
-def test_a_step_that_raises_refuses_its_record_only() -> None:
+def test_a_step_that_raises_fails_only_its_record() -> None:
     states = MemoryStates()
     found = run(keyed(total), states, (b"a", 1), (b"a", -1), (b"b", -1), (b"a", 2))
     assert found == ([1, 3], [0, 3], [(1, "negative"), (2, "negative")])
@@ -84,7 +84,7 @@ def test_a_step_that_returns_no_pair_is_an_error(returns: StepResult) -> None:
     assert run(keyed(lambda state, value: 7, returns), MemoryStates(), (b"a", 1))[2] == [(0, NO_PAIR)]
 
 
-def test_an_error_inside_the_users_function_keeps_its_words_even_if_it_is_about_unpacking() -> None:
+def test_the_message_of_an_error_in_the_users_function_is_kept_even_if_it_is_about_unpacking() -> None:
     def step(state: Any, value: Any) -> Any:
         one, other = value
         return state, one + other
@@ -163,7 +163,7 @@ def test_a_reduction_begins_with_the_first_record_even_if_a_result_is_none() -> 
     assert results == [5, None, 3]
 
 
-def test_the_functions_of_an_aggregate_are_the_users_and_not_its_step() -> None:
+def test_the_functions_of_an_aggregate_are_those_of_the_user_and_not_its_step() -> None:
     count = aggregates.count()
     assert output_functions(total) == (total,)
     assert output_functions(None) == ()

@@ -1,4 +1,4 @@
-"""Named types: which classes may be stored, and what becomes of values of a class that has changed."""
+"""Named types: which classes may be stored, and how values of a changed class are read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_dataclasses_named_tuples_models_and_enums_can_be_stored(kind: Any, is_o
     assert is_storable(kind) is is_one
 
 
-def test_what_cannot_be_stored_is_not_listed_and_a_name_is_listed_once() -> None:
+def test_classes_that_cannot_be_stored_and_repeated_names_are_refused() -> None:
     with pytest.raises(PlanError, match="which is not a dataclass"):
         NamedTypes.of([int])
     other = type("Span", (), {"__dataclass_fields__": {}})
@@ -95,7 +95,7 @@ def test_a_member_is_found_by_its_name_or_without_one_by_its_value() -> None:
         TYPES.member("Colour", "BLUE", 2)
 
 
-def test_a_model_comes_back_as_it_was_without_being_validated_again() -> None:
+def test_a_model_is_read_unchanged_without_a_second_validation() -> None:
     person = Person.model_construct(name=4)
     assert is_model(Person)
     read = TYPES.made_model("Person", *model_parts(person))

@@ -1,4 +1,4 @@
-"""The operator protocol: what holds for every operator, whichever kind it is."""
+"""The operator protocol: the properties that hold for every kind of operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = KeyCodec()
 
 
 class MemoryStates(dict[bytes, Any]):
-    """The states of one task, in memory. `store_and_read` does what the end of an epoch and a new worker do."""
+    """The states of one task, in memory. `store_and_read` has the effect of the end of an epoch and a new worker."""
 
     serial = 0
     keys_max = 10**9
@@ -102,7 +102,7 @@ def operator_of(kind: str) -> Operator:
 
 
 def rows_of(kind: str, numbers: Sequence[int]) -> OperatorRows:
-    """One record for each number, of one of three keys, at times that go on by halves of a second."""
+    """Return one record for each number, with one of three keys, at times half a second apart."""
     values: list[Any] = [[number % 2, f"v{number}"] if kind == "join" else f"v{number}" for number in numbers]
     keys = KEYS.column([f"k{number * 7 % 3}" for number in numbers])
     times = np.array([number * NS // 2 for number in numbers], np.int64)
@@ -114,7 +114,7 @@ def refuse(row: int, error: Exception) -> None:
 
 
 def output(operator: Operator, kind: str, calls: Sequence[Sequence[int]], *, is_stored: bool) -> list[Any]:
-    """What the operator emits for records with these numbers, a call each, and then at the end."""
+    """Return what the operator emits for records with these numbers, one call each, and then at the end."""
     states = MemoryStates()
     found: list[Any] = []
     for numbers in calls:
@@ -134,7 +134,7 @@ def test_neither_calls_nor_states_that_are_stored_and_read_again_change_the_outp
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_the_watermark_alone_fires_what_it_makes_due_and_only_in_stages_that_it_moves(kind: str) -> None:
+def test_an_advance_of_the_watermark_fires_due_results_only_in_stages_that_use_it(kind: str) -> None:
     operator, states = operator_of(kind), MemoryStates()
     before = operator.add(states, rows_of(kind, range(3)), refuse).as_list()
     fired = [value for results in operator.fire(states, 10**6) for *_, value in results]

@@ -1,4 +1,4 @@
-"""Which task gets a record: evenly, or always the same for the same key; in order either way."""
+"""The task of a record: evenly distributed, or always the same for a key; in order in both cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procession.operators.partitioning import SHARES, share_of, split_by_key, sp
 
 
 @given(rows=st.integers(0, 500), buckets=st.integers(1, 20), turn=st.integers(0, 50))
-def test_rows_are_dealt_evenly_once_and_in_stretches(rows: int, buckets: int, turn: int) -> None:
+def test_rows_are_distributed_evenly_once_and_in_runs(rows: int, buckets: int, turn: int) -> None:
     stretches = list(split_evenly(rows, buckets, turn))
     assert [row for _, first, count in stretches for row in range(first, first + count)] == list(range(rows))
     assert len({bucket for bucket, _, _ in stretches}) == len(stretches) == min(rows, buckets)
@@ -28,7 +28,7 @@ def test_a_few_rows_at_a_time_do_not_all_go_to_one_task() -> None:
 
 
 @given(keys=st.lists(st.binary(max_size=2), max_size=100), buckets=st.integers(1, 9))
-def test_rows_are_parted_by_key_once_each_in_order(keys: list[bytes], buckets: int) -> None:
+def test_rows_are_partitioned_by_key_once_each_in_order(keys: list[bytes], buckets: int) -> None:
     found = dict(split_by_key(pa.array(keys, pa.binary()), buckets))
     assert sorted(row for rows in found.values() for row in rows.tolist()) == list(range(len(keys)))
     for bucket, rows in found.items():
@@ -44,7 +44,7 @@ def test_a_key_has_the_same_share_in_every_process() -> None:
     assert (share_of(b"a"), share_of(b"")) == (0xE8B7BE43 % SHARES, 0)
 
 
-def test_there_are_shares_for_the_largest_number_of_tasks_and_they_are_even() -> None:
+def test_the_shares_of_the_largest_number_of_tasks_are_even() -> None:
     assert SHARES >= PARALLELISM_MAX
     for buckets in (2, 3, 7, 16):
         sizes = [0] * buckets

@@ -1,4 +1,5 @@
-"""Patterns: what matches, when it comes out and what a match holds, against the sequential run and by hand."""
+"""Patterns: which records match, when a match is emitted and what it contains, compared with the sequential run and
+with examples."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def is_even(value: bytes) -> bool:
 
 
 def is_later(value: bytes, matched: dict[str, list[bytes]]) -> bool:
-    """Errs on some."""
+    """Raises for some records."""
     if time(value) % 17 == 5:
         raise ValueError(value)
     return time(value) > time(matched["even"][-1])
@@ -84,7 +85,8 @@ def of(kind: str) -> Any:
 
 
 def out(pattern: Pattern, text: str, *, ends: bool = True, **options: Any) -> Outputs:
-    """What comes out for events of one key, such as "a1 b2": a kind and a time, however they are cut and dealt out."""
+    """Return the output for events of one key, such as "a1 b2": a kind and a time. It is the same for any epochs and
+    tasks."""
     pipeline = Pipeline("p", dead_letter="file:dead")
     events = pipeline.source("events", codec="json")
     options = {"within_s": 10, "key": lambda event: "k", "time": lambda event: event[1]} | options
@@ -96,8 +98,8 @@ def out(pattern: Pattern, text: str, *, ends: bool = True, **options: Any) -> Ou
     return found
 
 
-def told(pattern: Pattern, text: str, **options: Any) -> list[str]:
-    """The records of each match, one after the other."""
+def matches_of(pattern: Pattern, text: str, **options: Any) -> list[str]:
+    """Return the records of each match, in order."""
     matches = out(pattern, text, **options)["out"]
     return [" ".join(f"{kind}{at}" for step in match["matched"].values() for kind, at in step) for match in matches]
 
@@ -114,50 +116,48 @@ def test_a_match_has_the_records_of_each_step_with_their_times() -> None:
     ("skip", "matches"), [("past-last", ["a1 b3", "a4 b5"]), ("none", ["a1 b3", "a2 b3", "a4 b5"])]
 )
 def test_the_skip_rule_says_whether_matches_overlap(skip: str, matches: list[str]) -> None:
-    assert told(AB, "a1 a2 b3 b4 a4 b5", skip=skip) == matches
+    assert matches_of(AB, "a1 a2 b3 b4 a4 b5", skip=skip) == matches
 
 
 @pytest.mark.parametrize(("skip", "matches"), [("past-last", ["a1 b2 c4"]), ("none", ["a1 b2 c4", "a3 b5 c6"])])
-def test_a_match_that_has_begun_before_another_was_complete_is_dropped_or_goes_on(
-    skip: str, matches: list[str]
-) -> None:
-    assert told(AB.then("c", of("c")), "a1 b2 a3 c4 b5 c6", skip=skip) == matches
+def test_an_overlapping_partial_match_is_dropped_or_continues(skip: str, matches: list[str]) -> None:
+    assert matches_of(AB.then("c", of("c")), "a1 b2 a3 c4 b5 c6", skip=skip) == matches
 
 
 def test_next_is_the_next_record_of_the_key() -> None:
     strict = patterns.begin("a", of("a")).next("b", of("b"))
-    assert told(strict, "a1 x2 b3 a4 b5") == ["a4 b5"]
+    assert matches_of(strict, "a1 x2 b3 a4 b5") == ["a4 b5"]
 
 
 def test_a_step_takes_as_many_records_as_it_may_until_the_following_step_holds() -> None:
     pattern = patterns.begin("a", of("a"), at_least=2, at_most=3).then("b", of("b"))
-    assert told(pattern, "a1 b1 a2 a3 a4 b5") == ["a1 a2 a3 b5"]
-    assert told(pattern, "a1 b2") == []
+    assert matches_of(pattern, "a1 b1 a2 a3 a4 b5") == ["a1 a2 a3 b5"]
+    assert matches_of(pattern, "a1 b2") == []
 
 
-def test_a_record_that_must_not_come_ends_the_match() -> None:
+def test_an_excluded_record_ends_the_match() -> None:
     pattern = patterns.begin("a", of("a")).without(of("x")).then("b", of("b"))
-    assert told(pattern, "a1 b2 a3 x4 b5 a6 y7 b8") == ["a1 b2", "a6 b8"]
+    assert matches_of(pattern, "a1 b2 a3 x4 b5 a6 y7 b8") == ["a1 b2", "a6 b8"]
 
 
-def test_what_does_not_come_completes_a_match_when_time_is_up() -> None:
+def test_the_absence_of_a_record_completes_a_match_when_its_time_is_over() -> None:
     pattern = patterns.begin("a", of("a")).then("b", of("b")).without(of("c"))
     matches = out(pattern, "a1 b2 y5 y13", ends=False)["out"]
     assert [match["end"] for match in matches] == [2]
-    assert told(pattern, "a1 b2 c3 y13") == []
-    assert told(pattern, "a1 b2 y9", ends=False) == []
-    assert told(pattern, "a1 b2 y9") == ["a1 b2"]
+    assert matches_of(pattern, "a1 b2 c3 y13") == []
+    assert matches_of(pattern, "a1 b2 y9", ends=False) == []
+    assert matches_of(pattern, "a1 b2 y9") == ["a1 b2"]
 
 
 def test_a_record_further_than_the_bound_from_the_first_does_not_match() -> None:
-    assert told(AB, "a1 b12") == []
-    assert told(AB, "a1 b12", lateness_s=5) == []
-    assert told(AB, "a1 b11") == ["a1 b11"]
+    assert matches_of(AB, "a1 b12") == []
+    assert matches_of(AB, "a1 b12", lateness_s=5) == []
+    assert matches_of(AB, "a1 b11") == ["a1 b11"]
 
 
 def test_a_predicate_may_read_what_was_matched() -> None:
     larger = patterns.begin("a", of("a")).then("b", lambda event, matched: event[1] > matched["a"][0][1] + 4)
-    assert told(larger, "a1 b3 b6") == ["a1 b6"]
+    assert matches_of(larger, "a1 b3 b6") == ["a1 b6"]
 
 
 @pytest.mark.parametrize(("late", "letters"), [("drop", 0), ("dead-letter", 1)])
@@ -175,7 +175,7 @@ def test_a_predicate_that_raises_makes_one_dead_letter_and_ends_no_match() -> No
     assert len(found["dead-letter"]) == 1
 
 
-def test_a_match_can_be_changed_behind_the_stage_while_others_hold_its_records() -> None:
+def test_a_match_can_be_changed_by_a_later_stage_while_others_hold_its_records() -> None:
     pipeline = Pipeline("p")
     events = pipeline.source("events", codec="json")
 

@@ -1,4 +1,5 @@
-"""Stages with timers: when a timer fires and where its results stand, against the sequential run and by hand."""
+"""Stages with timers: when a timer fires and where its results are placed, compared with the sequential run and with
+examples."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_i11_timers_fire_as_in_the_sequential_run(
     ends: list[tuple[int, int]],
 ) -> None:
     def later(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
-        """Timers of the past and of the future, and an error with the state changed."""
+        """Set timers in the past and in the future, and raise for some with the state changed."""
         context.timer_at(context.time + state * 5 % 13 - 4)
         if int(context.time) % 17 == 5:
             raise ValueError(value)
@@ -69,7 +70,8 @@ Event = tuple[str, int]
 
 
 def out(events: list[Event], function: Any, on_timer: Any, *, ends: bool = True, **options: Any) -> list[Any]:
-    """What comes out for records of these keys at these times, however they are cut and dealt out."""
+    """Return the output for records of these keys at these times, after checking that it is the same for any epochs and
+    parallelism."""
     pipeline = Pipeline("p")
     source = pipeline.source("events", codec="json")
     stage = source.process(
@@ -88,22 +90,22 @@ def after_five(state: Any, event: Any, context: ProcessContext) -> tuple[Any, li
     return event[1], [f"{event[0]}{event[1]}"]
 
 
-def told(state: Any, context: ProcessContext) -> tuple[Any, list[str]]:
+def fired(state: Any, context: ProcessContext) -> tuple[Any, list[str]]:
     return None, [f"{context.key}@{context.time} {state}"]
 
 
-def test_a_quiet_key_fires_by_the_time_of_others_before_the_record_that_shows_it() -> None:
-    got = out([("a", 1), ("b", 2), ("c", 6), ("c", 9)], after_five, told, ends=False)
+def test_an_idle_key_fires_by_the_time_of_other_keys_before_the_record_with_that_time() -> None:
+    got = out([("a", 1), ("b", 2), ("c", 6), ("c", 9)], after_five, fired, ends=False)
     assert got == ["a1", "b2", "a@6 1", "c6", "b@7 2", "c9"]
 
 
 def test_at_the_end_all_timers_fire_in_the_order_of_times_and_then_of_keys() -> None:
-    got = out([("b", 2), ("a", 2), ("c", 1)], after_five, told)
+    got = out([("b", 2), ("a", 2), ("c", 1)], after_five, fired)
     assert got == ["b2", "a2", "c1", "c@6 1", "a@7 2", "b@7 2"]
 
 
 def test_a_timer_for_a_time_that_has_passed_fires_right_after_the_record_that_set_it() -> None:
-    got = out([("a", 100), ("b", 3), ("c", 101)], after_five, told, ends=False)
+    got = out([("a", 100), ("b", 3), ("c", 101)], after_five, fired, ends=False)
     assert got == ["a100", "b3", "b@8 3", "c101"]
 
 
@@ -130,7 +132,7 @@ def test_a_timer_that_was_cancelled_does_not_fire() -> None:
         context.timer_at(context.time + 5)
         return context.time + 5, []
 
-    assert out([("a", 0), ("a", 3), ("b", 6), ("b", 9)], unless_another, told) == ["a@8 8", "b@14 14"]
+    assert out([("a", 0), ("a", 3), ("b", 6), ("b", 9)], unless_another, fired) == ["a@8 8", "b@14 14"]
 
 
 def test_a_function_that_raises_sets_no_timer() -> None:
@@ -140,7 +142,7 @@ def test_a_function_that_raises_sets_no_timer() -> None:
         context.timer_at(1)
         raise ValueError(event)
 
-    pipeline.source("in", codec="text").process(fails, on_timer=told, key=str).sink("out", to="file:out")
+    pipeline.source("in", codec="text").process(fails, on_timer=fired, key=str).sink("out", to="file:out")
     found = run(pipeline, {"in": ["x"]})
     assert found["out"] == []
     assert [letter["error"] for letter in found["dead-letter"]] == ["ValueError: x"]
@@ -151,7 +153,7 @@ def test_timers_stay_when_the_state_is_removed_and_on_timer_then_gets_a_new_one(
         context.timer_at(context.time + 1)
         return None, []
 
-    assert out([("a", 1)], stateless, told, initial="new") == ["a@2 new"]
+    assert out([("a", 1)], stateless, fired, initial="new") == ["a@2 new"]
 
 
 def test_a_result_that_is_part_of_the_state_is_not_changed_by_later_records() -> None:
@@ -179,18 +181,18 @@ def test_on_timer_that_sets_a_timer_that_is_not_later_stops_the_pipeline_with_a_
 def test_more_timers_of_a_key_than_the_limit_stop_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIMERS_MAX", 2)
     with pytest.raises(PlanError, match="key 'a' has more than 2 timers") as caught:
-        out([("a", 1), ("a", 2), ("a", 3)], after_five, told)
+        out([("a", 1), ("a", 2), ("a", 3)], after_five, fired)
     assert caught.value.next_step
 
 
-def test_stages_without_a_key_go_by_the_key_of_key_by_and_process_passes_it_on() -> None:
+def test_stages_without_a_key_use_the_key_of_key_by_and_process_passes_it_on() -> None:
     def built(*, is_given: bool) -> Pipeline:
         pipeline = Pipeline("p", parallelism=3)
         source = pipeline.source("events", codec="json")
         start = source.key_by(lambda event: event[0]) if is_given else source
         own: Any = {} if is_given else {"key": lambda event: event[0]}
         timed: Any = {"time": lambda event: event[1]}
-        waited = start.map(list).process(lambda state, event, context: (1, [event]), on_timer=told, **own, **timed)
+        waited = start.map(list).process(lambda state, event, context: (1, [event]), on_timer=fired, **own, **timed)
         waited.map_stateful(lambda seen, event: (seen + 1, [event, seen]), initial=0, **own).sink("seen", to="file:out")
         pattern = patterns.begin("first", bool).then("second", bool)
         start.rebalance().match(pattern, within_s=9, **own, **timed).sink("matched", to="file:out")
@@ -209,17 +211,17 @@ def test_stages_without_a_key_go_by_the_key_of_key_by_and_process_passes_it_on()
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda stage: stage.process(after_five, on_timer=told),
-        lambda stage: stage.process("after_five", on_timer=told, key=str),
-        lambda stage: stage.process(lambda state, record: (state, []), on_timer=told, key=str),
+        lambda stage: stage.process(after_five, on_timer=fired),
+        lambda stage: stage.process("after_five", on_timer=fired, key=str),
+        lambda stage: stage.process(lambda state, record: (state, []), on_timer=fired, key=str),
         lambda stage: stage.process(after_five, on_timer=after_five, key=str),
         lambda stage: stage.process(after_five, on_timer=None, key=str),
-        lambda stage: stage.process(after_five, on_timer=told, key="k"),
-        lambda stage: stage.process(after_five, on_timer=told, key=str, time="at"),
-        lambda stage: stage.process(after_five, on_timer=told, key=str, step_s=0),
-        lambda stage: stage.process(after_five, on_timer=told, key=str, lateness_s=-1),
-        lambda stage: stage.process(after_five, on_timer=told, key=str, unit="h"),
-        lambda stage: stage.process(after_five, on_timer=told, key=str, initial=object()),
+        lambda stage: stage.process(after_five, on_timer=fired, key="k"),
+        lambda stage: stage.process(after_five, on_timer=fired, key=str, time="at"),
+        lambda stage: stage.process(after_five, on_timer=fired, key=str, step_s=0),
+        lambda stage: stage.process(after_five, on_timer=fired, key=str, lateness_s=-1),
+        lambda stage: stage.process(after_five, on_timer=fired, key=str, unit="h"),
+        lambda stage: stage.process(after_five, on_timer=fired, key=str, initial=object()),
     ],
 )
 def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: Any) -> None:
@@ -261,4 +263,4 @@ def test_all_timers_of_a_key_can_be_cancelled() -> None:
         context.timer_at(context.time + 5)
         return event[1], []
 
-    assert out([("a", 1), ("a", 2), ("b", 3)], one_left, told) == ["a@7 2", "b@8 3"]
+    assert out([("a", 1), ("a", 2), ("b", 3)], one_left, fired) == ["a@7 2", "b@8 3"]

@@ -1,4 +1,5 @@
-"""Records with a schema: what fits comes as a dict with the schema's fields, and what does not says which and why."""
+"""Records with a schema: a valid one becomes a dict with the schema's fields, and an invalid one names the field and
+the reason."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_a_record_becomes_a_dict_with_the_fields_of_the_schema_and_values_of_the
     }
 
 
-def test_its_values_are_those_that_arrow_columns_of_the_schema_return() -> None:
+def test_the_values_of_a_record_equal_those_of_arrow_columns_of_the_schema() -> None:
     found = [CODEC.decode(payload) for payload in (call(), call(price="-0", share=-0.0), b'{"caller": "b"}')]
     columns = pa.Table.from_pylist(found, SCHEMA).to_pylist()
     for record in columns:
@@ -98,7 +99,7 @@ def test_a_field_that_may_be_null_may_be_missing() -> None:
         (b"[]", "it is [], but should be an object"),
     ],
 )
-def test_what_does_not_fit_the_schema_says_which_field_and_why(payload: bytes, reason: str) -> None:
+def test_the_error_of_an_invalid_record_names_the_field_and_the_reason(payload: bytes, reason: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the whole text is compared)
         CODEC.decode(payload)
     assert str(caught.value) == f"not a record of the schema: {reason}"
@@ -136,7 +137,7 @@ def test_without_dead_letters_a_bad_record_stops_the_pipeline_and_names_the_fiel
         run(pipeline_of(), {"calls": [call(caller=7)]})
 
 
-def test_the_codec_travels_to_tasks() -> None:
+def test_the_codec_can_be_pickled() -> None:
     assert cloudpickle.loads(cloudpickle.dumps(CODEC)).decode(call()) == CODEC.decode(call())
 
 

@@ -1,4 +1,4 @@
-"""Side outputs: where each record goes, how often the function is called, and what is refused."""
+"""Side outputs: the output of each record, how often the function is called, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def size(word: str) -> str:
 
 
 def with_outputs(*outputs: str, **options: Any) -> dict[str, list[Any]]:
-    """What goes to each output of a split by size."""
+    """Return the records of each output of a split by size."""
     pipeline = Pipeline("p", dead_letter="file:dead")
     stages = pipeline.source("words", codec="text").split(size, *outputs, **options)
     for output, stage in zip(outputs, stages, strict=True):
@@ -30,7 +30,7 @@ def with_outputs(*outputs: str, **options: Any) -> dict[str, list[Any]]:
     return run(pipeline, {"words": WORDS}, epochs=2)
 
 
-def test_without_names_the_first_output_gets_what_the_tag_is_true_for() -> None:
+def test_without_names_the_first_output_gets_the_records_with_a_true_tag() -> None:
     pipeline = Pipeline("p")
     long, short = pipeline.source("words", codec="text").split(is_long)
     long.sink("long", to="file:out")
@@ -38,12 +38,12 @@ def test_without_names_the_first_output_gets_what_the_tag_is_true_for() -> None:
     assert run(pipeline, {"words": WORDS}) == {"long": ["bb", "ccc", "dddd", "ee"], "short": ["a", "f"]}
 
 
-def test_with_names_each_output_gets_what_is_tagged_with_its_name() -> None:
+def test_with_names_each_output_gets_the_records_tagged_with_its_name() -> None:
     found = with_outputs("many", "one", "two")
     assert found == {"many": ["ccc", "dddd"], "one": ["a", "f"], "two": ["bb", "ee"], "dead-letter": []}
 
 
-def test_what_value_returns_goes_to_the_output() -> None:
+def test_the_result_of_value_is_written_to_the_output() -> None:
     assert with_outputs("many", "one", "two", value=str.upper)["two"] == ["BB", "EE"]
 
 
@@ -98,7 +98,7 @@ def test_a_value_that_the_function_still_holds_is_copied_before_a_later_stage_ch
     assert run(pipeline, {"words": WORDS})["out"] == [{"words": ["x"]}] * len(WORDS)
 
 
-def test_records_keep_their_key_behind_a_split() -> None:
+def test_records_keep_their_key_after_a_split() -> None:
     pipeline = Pipeline("p", parallelism=3)
     words = pipeline.source("words", codec="text").key_by(len)
     long, short = words.split(is_long)

@@ -1,4 +1,4 @@
-"""Sorting: what comes out, in which order, how much of it is in memory; and what is refused."""
+"""Sorting: the output and its order, how much is held in memory, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_i11_records_are_sorted_and_equal_ones_keep_their_order(
     ranked = source.flat_map(lambda value: [value, value + b"+"]).sort(lambda value: remainder(value.rstrip(b"+")))
     down = source.sort(key, reverse=True)
     ranked.merge(down, source).rebalance(parallelism=3).sink("merged", to="file:out")
-    # Sorted again, by another rank: what is equal stands in the order of the first.
+    # Sorted again by another rank: records of equal rank keep the order of arrival.
     down.sort(time).aggregate(aggregates.collect()).map(shown).sink("twice", to="file:out")
     graph = pipeline.graph()
     ends = [*ends, *((len(payloads), stream) for stream in range(STREAMS))]
@@ -78,7 +78,7 @@ def test_a_rank_that_cannot_be_ordered_is_refused_wherever_it_is(rank: Any) -> N
 
 
 @pytest.mark.parametrize("rank", [1, "a", None, (1, ("b", [2.5])), math.inf, Decimal(1), (), True], ids=repr)
-def test_other_ranks_are_taken(rank: Any) -> None:
+def test_other_ranks_are_accepted(rank: Any) -> None:
     check_rank(rank)
 
 
@@ -128,7 +128,7 @@ def test_ranks_that_cannot_be_compared_stop_the_pipeline_with_a_next_step() -> N
     assert "cannot be compared" in failed([b"a 1", b"b 2"], lambda value: 1 if value == b"a 1" else "1")
 
 
-def test_a_rank_that_has_no_place_is_the_error_of_its_record() -> None:
+def test_a_rank_without_an_order_is_an_error_of_its_record() -> None:
     assert "message 10 of stream" in failed([b"a 1", b"b 2"], lambda value: float("nan") if value == b"b 2" else 1.0)
 
 
@@ -141,7 +141,7 @@ def test_a_sort_of_a_source_that_never_ends_is_refused_with_two_ways_out() -> No
     assert "window" in caught.value.next_step
 
 
-def test_a_window_may_give_its_records_sorted() -> None:
+def test_a_window_may_return_its_records_sorted() -> None:
     values = [b"b1", b"a2", b"b3", b"a4"]
     assert aggregates.ordered(lambda value: value[:1]).of(values) == [b"a2", b"a4", b"b1", b"b3"]
     assert aggregates.ordered(lambda value: value[:1], reverse=True).of(values) == [b"b1", b"b3", b"a2", b"a4"]

@@ -1,4 +1,4 @@
-"""Rows between two stages: which input row each came from, and the order in which branches meet again."""
+"""Rows between two stages: the input row of each, and the order in which branches are merged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_only_none_means_all_rows() -> None:
     assert rows.only([1]).as_list() == ["b"]
 
 
-def test_an_order_key_is_padded_with_zeros_behind_what_it_has() -> None:
+def test_an_order_key_is_padded_with_zeros_at_its_end() -> None:
     padded = StageRows(["a", "b"]).numbered(numbers(3, 4)).padded(3)
     assert [column.tolist() for column in padded.tail] == [[3, 4], [0, 0], [0, 0]]
 
@@ -50,7 +50,7 @@ def test_pieces_are_one_after_the_other_with_the_origins_of_each() -> None:
     assert concatenated(pieces[:1]) is pieces[0]
 
 
-def test_branches_meet_in_the_order_of_the_input_row_and_then_of_the_branch() -> None:
+def test_branches_are_merged_in_the_order_of_the_input_row_and_then_of_the_branch() -> None:
     first = StageRows(["a0", "a2"], numbers(0, 2)).numbered(0)
     second = StageRows(["b0", "b1"], numbers(0, 1)).numbered(1)
     assert joined([second, first], None, is_kept=True).as_list() == ["a0", "b0", "b1", "a2"]

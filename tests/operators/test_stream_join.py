@@ -1,4 +1,5 @@
-"""Joins of two streams: who meets whom, where a pair stands, when a record has waited long enough; and the words."""
+"""Joins of two streams: which records are paired, where a pair is placed, how long a record waits, and the
+arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def one_stage(pipeline: Pipeline) -> tuple[Stage, Stage]:
 
 
 def behind_exchanges(pipeline: Pipeline) -> tuple[Stage, Stage]:
-    """The two come from different chains."""
+    """Return a join whose two streams come from different chains."""
     source = pipeline.source(ends=True)
     return source.rebalance(key, parallelism=3), source.flat_map(lambda value: [value, value.lower()])
 
@@ -84,7 +85,7 @@ def test_i11_any_join_gives_the_pairs_that_the_sequential_run_would_have_given(
         right, within_s=within, join=join, key=key, time=time, lateness_s=lateness, outer=is_outer, parallelism=3
     )
     pairs.sink("pairs", to="file:out", codec="json" if join is in_dicts else "bytes")
-    # And back into the order, among records that went round it.
+    # Merged in order again with records that bypassed the join.
     left.merge(pairs.map(lambda pair: repr(pair).encode())).sink("all", to="file:out")
     graph = pipeline.graph()
     found = ran(graph, payloads, cuts, len(payloads), slice_records, keys_max, ends=ends)
@@ -97,7 +98,7 @@ def small_and_capital(pipeline: Pipeline) -> tuple[Stage, Stage]:
 
 
 def paired(records: list[bytes], join: Any = together, **options: Any) -> dict[str, bytes]:
-    """Small letters are of the left side, capitals of the right."""
+    """Join small letters, the left side, with capitals, the right side."""
     pipeline = Pipeline("p", parallelism=2, dead_letter="file:dead")
     left, right = small_and_capital(pipeline)
     by = {"key": lambda value: key(value).lower(), "time": time}
@@ -111,7 +112,7 @@ def lines(found: dict[str, bytes]) -> list[bytes]:
     return found["out"].splitlines()
 
 
-def test_a_pair_stands_where_the_later_record_stood_in_the_order_of_the_partners() -> None:
+def test_a_pair_is_at_the_position_of_its_later_record_in_the_order_of_the_partners() -> None:
     records = [b"a 1", b"B 2", b"a 3", b"A 4", b"b 5", b"A 6"]
     assert lines(paired(records)) == [b"a 1 + A 4", b"a 3 + A 4", b"b 5 + B 2", b"a 1 + A 6", b"a 3 + A 6"]
 
@@ -122,7 +123,7 @@ def test_an_unmatched_record_is_emitted_alone_when_any_key_is_past_its_bound() -
     assert lines(paired(records, outer=True)) == [b"c 5 + C 6", b"a 1 + nobody", b"b 1 + nobody"]
 
 
-def test_a_late_record_meets_those_that_are_still_held_and_is_not_held_itself() -> None:
+def test_a_late_record_is_paired_with_held_records_and_is_not_held_itself() -> None:
     records = [b"x 0", b"A 30", b"X 40", b"a 1", b"A 2", b"a 21", b"A 22", b"a 38"]
     # The right one of 30 is held until 40 is passed, so 21, which is late, still finds it; the late one of 1 finds
     # nobody, and nobody finds a late one: not 21 and 22 each other.
@@ -134,7 +135,7 @@ def test_a_late_record_meets_those_that_are_still_held_and_is_not_held_itself() 
     ]
 
 
-def test_a_join_that_raises_sets_the_record_aside_that_completed_the_pair_and_it_was_never_there() -> None:
+def test_a_join_that_raises_drops_the_record_that_completed_the_pair() -> None:
     def picky(left: bytes, right: bytes) -> bytes:
         if right == b"A 2":
             raise ValueError("not this one")
@@ -145,7 +146,7 @@ def test_a_join_that_raises_sets_the_record_aside_that_completed_the_pair_and_it
     assert b'"stage": "pairs", "error": "ValueError: not this one"' in found["dead-letter"]
 
 
-def test_what_a_join_gives_shares_nothing_with_what_is_held() -> None:
+def test_the_results_of_a_join_share_no_object_with_held_records() -> None:
     pipeline = Pipeline("p", parallelism=1)
     source = pipeline.source("source", codec="json")
 
@@ -160,7 +161,7 @@ def test_what_a_join_gives_shares_nothing_with_what_is_held() -> None:
     assert {json.loads(line)["seen"][-1] for line in found} == {0}
 
 
-def test_more_than_may_be_held_of_a_key_is_reported() -> None:
+def test_more_held_records_of_a_key_than_the_limit_are_reported() -> None:
     with pytest.raises(AssertionError, match="holds more than 3 records of key b'a'"):
         paired([b"a %d" % number for number in range(6)], held_max=3)
 
@@ -190,7 +191,7 @@ def test_a_mistake_is_reported_where_it_was_made_and_with_a_next_step(mistake: d
     assert caught.value.next_step
 
 
-def test_stages_of_other_pipelines_and_tables_are_not_joined_so() -> None:
+def test_stages_of_other_pipelines_and_tables_are_refused_by_join() -> None:
     left, _ = two_sources(Pipeline("p"))
     for other in (Pipeline("q").source(), {}):
         with pytest.raises(PlanError, match="not a stage of pipeline 'p'"):

@@ -1,4 +1,4 @@
-"""Sides: tables that a stream is joined with, by value or in files, the same for every task."""
+"""Tables that a stream is joined with, from values or files, the same for every task."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def made(kind: str, directory: Path, **options: Any) -> tables.Table:
 
 
 @pytest.mark.parametrize("kind", ["rows", "json", "parquet"])
-def test_a_side_gives_the_rows_of_a_key_in_their_order_wherever_it_is(kind: str, tmp_path: Path) -> None:
+def test_a_table_returns_the_rows_of_a_key_in_order_in_any_process(kind: str, tmp_path: Path) -> None:
     side = made(kind, tmp_path)
     read = len(tables._read)
     for one in (side, cloudpickle.loads(cloudpickle.dumps(side)), cloudpickle.loads(cloudpickle.dumps(side))):
         assert [row["n"] for row in one.matches("a")] == [1, 3]
         assert [row["n"] for row in one.matches("b")] == [2]
         assert one.matches("c") == []
-    assert len(tables._read) - read <= 1, "what was sent to a worker is read once there, not for each task"
+    assert len(tables._read) - read <= 1, "a worker reads a table once, not for each task"
 
 
-def test_a_file_that_changes_is_an_error_unless_it_is_to_be_read_again(tmp_path: Path) -> None:
+def test_a_file_that_changes_is_an_error_unless_refresh_is_set(tmp_path: Path) -> None:
     fixed, refreshed = made("parquet", tmp_path), made("parquet", tmp_path, refresh=True)
     pq.write_table(pa.Table.from_pylist([{"id": "c", "n": 9}]), tmp_path / "side.parquet")
     os.utime(tmp_path / "side.parquet", ns=(1, 1))

@@ -1,4 +1,4 @@
-"""Totals: nothing before the end, then one for each key, in the order of keys."""
+"""Totals: no result before the end, then one for each key, in the order of keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_without_a_key_there_is_one_total_even_of_no_records() -> None:
     assert totals(["b", "a"], aggregates.collect()) == [{"count": 2, "value": ["b", "a"]}]
 
 
-def test_a_record_that_cannot_be_added_is_an_error_of_the_record_and_the_total_goes_on() -> None:
+def test_a_record_that_cannot_be_added_is_an_error_of_the_record_and_the_total_continues() -> None:
     pipeline = Pipeline("totals", dead_letter="file:letters")
     lines = pipeline.source("lines", codec="json", ends=True)
     lines.aggregate(aggregates.sum_of()).sink("out", to="file:out", codec="json")

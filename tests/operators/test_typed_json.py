@@ -1,4 +1,4 @@
-"""Typed records: what fits the class comes as an object of it, and what does not says which field and why."""
+"""Typed records: a valid one becomes an object of the class, and an invalid one names the field and the reason."""
 
 from __future__ import annotations
 
@@ -119,13 +119,15 @@ def test_a_record_becomes_an_object_of_the_class_and_its_fields_have_their_types
         (call(caller=[8] * 100), f"not a Call: caller is {str([8] * 100)[:59]}…, but should be a valid string"),
     ],
 )
-def test_what_does_not_fit_the_class_says_which_field_and_why(payload: bytes, reason: str) -> None:
+def test_the_error_of_an_invalid_record_names_the_field_of_the_class_and_the_reason(
+    payload: bytes, reason: str
+) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (the whole text is compared)
         json_of(Call).decode(payload)
     assert str(caught.value) == reason
 
 
-def test_a_validator_of_a_model_says_why_in_its_own_words() -> None:
+def test_the_message_of_a_models_validator_is_kept() -> None:
     with pytest.raises(ValueError, match=r"not a Visit: seconds is -1, but must not be negative$"):
         json_of(Visit).decode(b'{"u": "a", "seconds": -1}')
 
@@ -140,7 +142,7 @@ def test_a_bad_record_becomes_a_dead_letter_with_the_reason_and_the_others_come_
     expected = None
     for epochs, tasks in ((None, 1), (1, 2), (2, 4)):
         found = run(typed_pipeline(dead_letter="file:output"), {"calls": given}, epochs=epochs, parallelism=tasks)
-        assert [one["total"] for one in found["totals"]] == ["0.0950", "0.1900", "1.5"]
+        assert [result["total"] for result in found["totals"]] == ["0.0950", "0.1900", "1.5"]
         (letter,) = found["dead-letter"]
         assert (letter["stage"], letter["message_id"]) == ("calls", 2)
         assert letter["error"] == (
@@ -188,7 +190,7 @@ def test_times_with_offsets_are_stored_as_they_were_read() -> None:
     assert (stored, type(stored.tzinfo), stored.tzname()) == (read, type(read.tzinfo), read.tzname())
 
 
-def test_the_codec_travels_to_tasks_with_classes_that_they_cannot_import() -> None:
+def test_the_codec_can_be_pickled_with_classes_that_tasks_cannot_import() -> None:
     # The annotations of the class are text, which only its module can resolve.
     source = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom decimal import Decimal\n"
     module = sys.modules["nowhere"] = ModuleType("nowhere")
@@ -207,7 +209,7 @@ def test_explain_names_the_class_of_a_source() -> None:
 
 
 @pytest.mark.parametrize("given", [dict, "Call", Place, Zone, CALL])
-def test_other_things_than_classes_with_fields_are_refused(given: Any) -> None:
+def test_an_argument_that_is_no_class_with_fields_is_refused(given: Any) -> None:
     with pytest.raises(PlanError, match="which is neither a dataclass nor a pydantic model"):
         json_of(given)
 

@@ -1,4 +1,4 @@
-"""Values over an exchange: what comes out is what went in, type and all, or it is refused."""
+"""Values over an exchange: a decoded value equals the encoded one, including its type, or it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUES = st.recursive(
 
 
 def types_of(value: Any) -> Any:
-    """The value with the type of everything in it, because 1 == 1.0 == True."""
+    """Return the value with the type of everything in it, because 1 == 1.0 == True."""
     if isinstance(value, dict):
         return "dict", [(types_of(key), types_of(item)) for key, item in value.items()]
     if isinstance(value, list | tuple):
@@ -49,12 +49,12 @@ def types_of(value: Any) -> Any:
 
 @given(values=st.lists(VALUES, max_size=8))
 @settings(deadline=None)
-def test_what_comes_out_is_what_went_in_type_and_all(values: list[Any]) -> None:
+def test_a_decoded_value_equals_the_encoded_one_including_its_type(values: list[Any]) -> None:
     got = PLAIN.unpack(*PLAIN.pack(values))
     assert types_of(got if isinstance(got, list) else got.to_pylist()) == types_of(values)
 
 
-def test_text_with_half_a_surrogate_pair_and_very_large_numbers_go_over() -> None:
+def test_text_with_half_a_surrogate_pair_and_very_large_numbers_are_encoded() -> None:
     texts = ["\ud83d", "a\udc00b", ["\ud83d"], {"\ud83d": "ü"}, ("\ud83d", bytearray(b"a"))]
     for value in (*texts, 2**64, -(10**5_000), [10**5_000]):
         for values in ([value, value], ["a", value]):
@@ -72,7 +72,7 @@ def test_text_with_half_a_surrogate_pair_and_very_large_numbers_go_over() -> Non
         ([], BYTES, pa.binary()),
     ],
 )
-def test_bytes_and_text_stay_columns_all_the_way(values: Any, form: int, kind: pa.DataType) -> None:
+def test_bytes_and_text_are_kept_as_columns(values: Any, form: int, kind: pa.DataType) -> None:
     payload, forms = PLAIN.pack(values)
     assert payload.type == pa.binary()
     assert forms.tolist() == [form] * len(payload)
@@ -81,7 +81,7 @@ def test_bytes_and_text_stay_columns_all_the_way(values: Any, form: int, kind: p
     assert got.to_pylist() == (values if isinstance(values, list) else values.to_pylist())
 
 
-def test_tables_and_batches_of_arrow_go_over_too() -> None:
+def test_tables_and_batches_of_arrow_are_encoded_too() -> None:
     table = pa.table({"a": [1, 2], "b": ["x", None]})
     batch = pa.record_batch({"a": pa.array([], pa.int64())})
     got = PLAIN.unpack(*PLAIN.pack([table, [batch], (table.to_batches()[0],)]))
@@ -167,7 +167,7 @@ RICH = st.recursive(
 
 
 def all_types_of(value: Any) -> Any:
-    """The value with the type of everything in it; what has no order of its own, as a sorted list."""
+    """Return the value with the type of everything in it. Unordered collections are sorted lists."""
     name = type(value).__name__
     if isinstance(value, dict):
         pairs = [(all_types_of(key), all_types_of(item)) for key, item in value.items()]
@@ -177,7 +177,7 @@ def all_types_of(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return name, [all_types_of(item) for item in value]
     if is_dataclass(value):
-        return name, [all_types_of(getattr(value, one.name)) for one in fields(value)]
+        return name, [all_types_of(getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, datetime | time):
         zone = value.tzinfo
         return name, value.replace(tzinfo=None), value.fold, type(zone).__name__, str(zone)
@@ -186,13 +186,13 @@ def all_types_of(value: Any) -> Any:
 
 @given(value=RICH)
 @settings(deadline=None)
-def test_values_of_all_the_documented_types_come_back_equal_and_of_the_same_type(value: Any) -> None:
+def test_values_of_all_documented_types_are_decoded_equal_and_of_the_same_type(value: Any) -> None:
     got = LISTED.decoded_value(LISTED.packed(value))
     assert got == value
     assert all_types_of(got) == all_types_of(value)
 
 
-def test_what_is_not_listed_is_refused_and_the_sentence_says_how_to_list_it() -> None:
+def test_an_unlisted_class_is_refused_and_the_error_says_how_to_list_it() -> None:
     for value in (Point(1, 2), Colour.RED, Order("x"), [{"deep": Money(Decimal(1))}]):
         with pytest.raises(TypeError, match=r"is not listed: write Pipeline\(…, types=\["):
             PLAIN.packed_value(value)
@@ -204,7 +204,7 @@ def test_what_is_not_listed_is_refused_and_the_sentence_says_how_to_list_it() ->
     "value",
     [object(), Name("x"), memoryview(b"x"), {"a": [memoryview(b"x")]}, 1j, [{"deep": {1j}}], Counter("a"), range(3)],
 )
-def test_a_value_that_would_come_out_as_something_else_is_refused_by_value_and_type(value: Any) -> None:
+def test_a_value_that_would_be_decoded_differently_is_refused_by_value_and_type(value: Any) -> None:
     with pytest.raises(TypeError, match="can be neither exchanged nor stored") as caught:
         LISTED.packed_value(value)
     if type(value) in (Counter, Name, range):
@@ -230,7 +230,7 @@ def test_a_name_in_a_file_is_looked_up_in_the_list_and_never_imported() -> None:
                 PLAIN.decoded_value(hostile)
 
 
-def test_a_class_that_has_changed_takes_defaults_for_new_fields_and_refuses_the_rest() -> None:
+def test_a_changed_class_uses_defaults_for_new_fields_and_refuses_other_changes() -> None:
     def changed(fields_of: list[Any]) -> ValueCodec:
         return ValueCodec(NamedTypes.of([make_dataclass("Order", fields_of)]))
 

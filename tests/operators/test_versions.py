@@ -1,4 +1,4 @@
-"""Joins with the version that was valid: which version counts, which are late, and what is refused."""
+"""Joins with the version that was valid: which version is used, which are late, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.test_plans import expected, ran
 
 
 def both(record: bytes, version: bytes | None) -> bytes:
-    """Errs on some."""
+    """Raises for some records."""
     if record.endswith(b"13"):
         raise ValueError(record)
     return record + b" at " + (version or b"-")
@@ -38,7 +38,7 @@ def is_version(value: bytes) -> bool:
     keys_max=st.sampled_from([1, 1000]),
 )
 @settings(max_examples=60)
-def test_i11_versions_count_as_in_the_sequential_run(
+def test_i11_versions_are_joined_as_in_the_sequential_run(
     payloads: list[bytes], late: Any, versions_max: int, cuts: set[int], slice_records: int, keys_max: int
 ) -> None:
     pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
@@ -47,7 +47,7 @@ def test_i11_versions_count_as_in_the_sequential_run(
     options: Any = {"key": key, "time": time, "valid_from": time, "late": late, "versions_max": versions_max}
     joined = records.as_of(versions, join=both, **options)
     joined.sink("joined", to="file:out")
-    # With itself, where a record comes before it is a version, and behind another exchange.
+    # With itself, where a record is joined before it becomes a version, and after another exchange.
     source.rebalance(parallelism=2).as_of(source.map(bytes), join=both, **options).merge(joined).sink(
         "own", to="file:out"
     )
@@ -57,7 +57,8 @@ def test_i11_versions_count_as_in_the_sequential_run(
 
 
 def out(*inputs: tuple[str, Any], **options: Any) -> Outputs:
-    """What comes out for calls at these times and prices from these times, however they are cut and dealt out."""
+    """Return the output for calls at these times and prices from these times, after checking that it is the same for
+    any epochs and parallelism."""
     pipeline = Pipeline("p", dead_letter="file:dead")
     prices = pipeline.source("prices", codec="json", streams=["prices"])
     calls = pipeline.source("calls", codec="json")
@@ -76,7 +77,7 @@ def out(*inputs: tuple[str, Any], **options: Any) -> Outputs:
     return found
 
 
-def test_the_version_with_the_latest_start_before_the_record_counts_in_whatever_order_they_came() -> None:
+def test_the_version_with_the_latest_start_before_the_record_is_used_in_any_order_of_arrival() -> None:
     prices = [("prices", [10, "b"]), ("prices", [0, "a"]), ("prices", [20, "c"])]
     found = out(*prices, ("calls", 9), ("calls", 10), ("calls", 25), ("calls", -1))
     assert found["out"] == [[9, "a"], [10, "b"], [25, "c"], [-1, None]]
@@ -168,7 +169,7 @@ def rated(table: Any, calls: list[Any], **options: Any) -> Outputs:
 
 
 @pytest.mark.parametrize("kind", ["rows", "file"])
-def test_a_table_gives_the_row_that_was_valid_and_of_equals_the_last(kind: str, tmp_path: Path) -> None:
+def test_a_table_returns_the_row_that_was_valid_and_the_last_of_equal_ones(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     table = tables.of_rows(ROWS, by="tariff") if kind == "rows" else tables.of_json_lines(path, by="tariff")
@@ -181,7 +182,7 @@ def test_a_table_gives_the_row_that_was_valid_and_of_equals_the_last(kind: str, 
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(-1, 10))),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_table_counts_as_a_stream_that_came_before_all_records(
+def test_a_table_is_used_like_a_stream_that_came_before_all_records(
     versions: list[tuple[str, int]], calls: list[tuple[str, int]]
 ) -> None:
     rows = [{"tariff": key, "from": start, "cents": number} for number, (key, start) in enumerate(versions)]

@@ -1,4 +1,4 @@
-"""Watermarks of stages with several inputs: the minimum over those that have not ended, wherever epochs are cut."""
+"""Watermarks of stages with several inputs: the minimum over those that have not ended, for any epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.slow_cases import examples
 from tests.spark.cluster import Remembered, run_epoch, write_log, written
 
 Sent = Sequence[tuple[int, bytes | None]]
-"""What came, in order: the stream, and the record; None: the stream ends."""
+"""The input in order: the stream and the record, or None for the end of the stream."""
 
 
 def batch_of(sent: Sent) -> pa.RecordBatch:
@@ -52,7 +52,7 @@ def ran(
     slice_records: int = 1000,
     inputs: Set[int] = frozenset(),
 ) -> tuple[dict[str, bytes], int]:
-    """The outputs, and how many records were late; compared with those of the sequential run."""
+    """Return the outputs and the number of late records, after a comparison with the sequential run."""
     graph = pipeline.graph().with_inputs(frozenset(inputs))
     plan = make_plan(graph)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -95,7 +95,7 @@ ONE_AFTER_THE_OTHER: Sent = [
 
 
 @pytest.mark.parametrize("cuts", [set(), {RECORDS - 1}, {RECORDS, RECORDS + 1, RECORDS + 2}, set(range(7, 600, 50))])
-def test_a_join_of_two_files_loses_no_pair_though_one_is_read_before_the_other(cuts: set[int]) -> None:
+def test_a_join_of_two_files_loses_no_pair_if_one_file_is_read_first(cuts: set[int]) -> None:
     pipeline = Pipeline("p", parallelism=2)
     two_files(pipeline).sink("out", to="file:out")
     found, late = ran(pipeline, ONE_AFTER_THE_OTHER, cuts, inputs={1, 2})
@@ -134,7 +134,7 @@ def late_ones(pipeline: Pipeline, late: Any) -> Stage:
 
 
 @pytest.mark.parametrize("late", ["drop", "fire", "oldest", "dead-letter"])
-def test_late_records_of_windows_are_counted_whatever_becomes_of_them(late: str) -> None:
+def test_late_records_of_windows_are_counted_under_every_rule(late: str) -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     late_ones(pipeline, late).sink("out", to="file:out", codec="json")
     found, count = ran(pipeline, [(1, b"a 5"), (1, b"a 15"), (1, b"a 6"), (1, b"a 25"), (1, b"a 7")], {3})
@@ -149,7 +149,7 @@ def test_late_records_of_windows_are_counted_whatever_becomes_of_them(late: str)
     ("late", "pairs"),
     [("meet", [b"a 40 + a 40", b"a 38 + a 40"]), ("drop", [b"a 40 + a 40"]), ("dead-letter", [b"a 40 + a 40"])],
 )
-def test_late_records_of_a_join_are_counted_whatever_becomes_of_them(late: Any, pairs: list[bytes]) -> None:
+def test_late_records_of_a_join_are_counted_under_every_rule(late: Any, pairs: list[bytes]) -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     one, two = pipeline.source("one", streams=[1]), pipeline.source("two", streams=[2])
     one.join(two, within_s=8, join=together, key=key, time=time, late=late, name="j").sink("out", to="file:out")
@@ -160,14 +160,14 @@ def test_late_records_of_a_join_are_counted_whatever_becomes_of_them(late: Any, 
     assert len(found["dead-letter"].splitlines()) == (late == "dead-letter")
 
 
-def test_late_records_cannot_be_dead_letters_where_there_are_none() -> None:
+def test_late_records_cannot_be_dead_letters_in_a_pipeline_without_them() -> None:
     pipeline = Pipeline("p")
     late_ones(pipeline, "dead-letter").sink("out", to="file:out", codec="json")
-    with pytest.raises(PlanError, match="stage 'w' makes dead letters of late records, but pipeline 'p' has nowhere"):
+    with pytest.raises(PlanError, match="stage 'w' makes dead letters of late records, but pipeline 'p' has no sink"):
         pipeline.graph()
 
 
-def test_a_join_that_holds_too_much_says_what_it_waits_for() -> None:
+def test_the_error_of_a_join_that_holds_too_much_names_the_input_it_waits_for() -> None:
     pipeline = Pipeline("p")
     two_files(pipeline, held_max=20).sink("out", to="file:out")
     with pytest.raises(PlanError, match=r"holds more than 20 records of key .* furthest behind in event time"):
@@ -245,7 +245,7 @@ def test_i11_any_watermark_over_several_inputs_is_that_of_the_sequential_run(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "move"]), st.integers(0, 4), st.integers(0, 9))))
-def test_the_least_step_is_that_of_all_inputs_there_are(moves: list[tuple[str, int, int]]) -> None:
+def test_the_least_step_is_the_minimum_over_all_inputs(moves: list[tuple[str, int, int]]) -> None:
     slots, plain = InputFrontier({}), dict[int, int]()
     for what, number, step in moves:
         if what == "begin":

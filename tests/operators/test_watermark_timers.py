@@ -28,11 +28,11 @@ def timers_at(states: MemoryStates, *timers: tuple[int, bytes]) -> WatermarkTime
     return made
 
 
-def test_rows_are_cut_where_the_watermark_moves_and_never_goes_back(states: MemoryStates) -> None:
+def test_rows_are_divided_where_the_watermark_advances_and_it_never_decreases(states: MemoryStates) -> None:
     timers = timers_at(states)
     stretches = [(start, end, step) for start, end, step, _ in timers.stretches(numbers(3, 3, 2, 5, 4))]
     assert stretches == [(0, 3, 3), (3, 5, 5)]
-    assert [step for _, _, step, _ in timers.stretches(numbers(1))] == [5], "it is kept from epoch to epoch"
+    assert [step for _, _, step, _ in timers.stretches(numbers(1))] == [5], "the watermark is kept from epoch to epoch"
 
 
 def test_keys_are_due_in_order_once_and_at_the_first_row_that_reaches_them(states: MemoryStates) -> None:
@@ -75,7 +75,7 @@ def test_without_a_record_the_watermark_advances_step_by_step_and_not_back(state
     assert states[WATERMARK]["at"] == 5
 
 
-def test_at_the_end_all_timers_fire_and_the_watermark_stays(states: MemoryStates) -> None:
+def test_at_the_end_all_timers_fire_and_the_watermark_does_not_change(states: MemoryStates) -> None:
     timers = timers_at(states, (8, b"c"), (6, b"b"))
     list(timers.advance_to(5))
     assert list(timers.drain()) == [(6, [b"b"]), (8, [b"c"])]
@@ -91,7 +91,7 @@ def test_rows_are_sorted_by_input_and_stay_in_order_within_each(ids: list[int]) 
         assert all(before < after for before, after in pairwise(rows.tolist()))
 
 
-def test_an_input_moves_where_its_own_step_rises() -> None:
+def test_an_input_advances_where_its_own_step_rises() -> None:
     steps = InputSteps()
     assert steps.moved_at(numbers(2, 1, 3, 3), np.array([1, 2, 1, 2], np.uint64)).tolist() == [0, 1, 2, 3]
     assert steps.moved_at(numbers(3, 4), np.array([1, 2], np.uint64)).tolist() == [1]

@@ -1,4 +1,4 @@
-"""Windows: what is in them, when they fire, what becomes of late records; and the words in which they are asked for."""
+"""Windows: their records, when they fire, how late records are handled, and the arguments."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_a_window_fires_when_any_key_passes_its_end_in_the_order_of_end_and_key(
     ]
 
 
-def test_records_that_bridge_two_sessions_make_them_one() -> None:
+def test_records_between_two_sessions_merge_them() -> None:
     records = [b"a 10", b"a 16", b"a 13", b"b 40"]
     (one,) = fired(records, windows.session(5), aggregates.count(), lateness_s=10)
     assert (one["start"], one["end"], one["value"]) == (10, 21, 3)
 
 
-def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_open() -> None:
+def test_late_records_are_dropped_or_fired_or_added_to_the_oldest_open_window() -> None:
     records = [b"a 1", b"a 12", b"a 2", b"a 30"]
     fields = {
         late: [
@@ -118,17 +118,19 @@ def test_late_records_are_dropped_fired_or_put_into_the_oldest_window_that_is_op
     }
 
 
-def test_a_late_record_corrects_its_window_and_the_result_says_what_it_replaces() -> None:
+def test_a_late_record_corrects_its_window_and_the_result_names_the_replaced_one() -> None:
     records = [b"a 1", b"a 12", b"a 2", b"b 3", b"a 22", b"a 12", b"a 30", b"a 4"]
     found = fired(records, windows.tumbling(5), aggregates.count(), late="update", updates_s=20)
-    assert [(one["key"], one["end"], one["value"], one["fired"], one["replaces"]) for one in found] == [
+    assert [
+        (result["key"], result["end"], result["value"], result["fired"], result["replaces"]) for result in found
+    ] == [
         ("a", 5, 1, "end", None),
         ("a", 5, 2, "update", {"count": 1, "value": 1}),
-        ("b", 5, 1, "update", None),  # no record had come for this window
+        ("b", 5, 1, "update", None),  # this window had no record before
         ("a", 15, 1, "end", None),
         ("a", 15, 2, "update", {"count": 1, "value": 1}),
         ("a", 25, 1, "end", None),
-        # "a 4" comes more than 20 s behind the end of its window: it is dropped.
+        # "a 4" comes more than 20 s after the end of its window: it is dropped.
     ]
 
 
@@ -163,7 +165,7 @@ def test_a_record_that_cannot_be_added_corrects_nothing() -> None:
         (windows.tumbling(5), {"late": "update", "updates_s": 0}, "updates_s=0 is not a duration"),
     ],
 )
-def test_corrections_that_cannot_be_are_refused(kind: Windows, options: Any, sentence: str) -> None:
+def test_invalid_options_of_corrections_are_refused(kind: Windows, options: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Pipeline("p").source().window(kind, aggregates.count(), time=time, **options)
 
@@ -171,7 +173,7 @@ def test_corrections_that_cannot_be_are_refused(kind: Windows, options: Any, sen
 @given(st.lists(st.binary(max_size=KEY_BYTES + 9), min_size=2, max_size=20, unique=True))
 @example([b"", b"\0", b"\0\0", b"a", b"a\0", b"a\0\0b"])
 @example([b"x" * KEY_BYTES, b"x" * KEY_BYTES + b"\0", b"x" * (KEY_BYTES - 1) + b"\0"])
-def test_places_are_unique_and_stand_in_the_order_of_keys(keys: list[bytes]) -> None:
+def test_places_are_unique_and_in_the_order_of_keys(keys: list[bytes]) -> None:
     tail = rows_of_results([(0, (7, key, 0), key, None) for key in keys]).tail
     assert len(tail) == PLACE
     numbers = list(zip(*(column.tolist() for column in tail), strict=True))
@@ -209,7 +211,7 @@ def test_aggregates_equal_a_plain_computation() -> None:
         aggregates.all_of(n=aggregates.count(), all=aggregates.collect()),
     ],
 )
-def test_two_halves_put_together_are_the_whole(aggregate: Aggregate) -> None:
+def test_two_combined_halves_equal_the_whole(aggregate: Aggregate) -> None:
     values = [3, 1, 4, 1, 5, 9, 2, 6]
     for cut in range(len(values) + 1):
         held = []

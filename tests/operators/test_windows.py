@@ -1,4 +1,4 @@
-"""Exact times in windows and joins: what is on an edge is on that side of it which the numbers say."""
+"""Exact times in windows and joins: a time on a boundary is on the side that its digits say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procession.operators.windows import Windows
 from tests.operators.test_watermark import ran
 
 SINCE = 1_700_000_000_000
-"""In milliseconds."""
+"""A length in milliseconds."""
 
 
 def in_seconds(value: bytes) -> float:
@@ -30,10 +30,17 @@ def as_datetime(value: bytes) -> datetime:
 
 
 WAYS: list[tuple[Any, Any]] = [(in_seconds, "s"), (int, "ms"), (in_decimals, "s"), (as_datetime, "s")]
+QUARTERS = [0.25, Decimal("0.25"), timedelta(milliseconds=250)]
+# Each form of a time and each form of a length in `make test`; all combinations in `make test-all`.
+WAYS_AND_LENGTHS = [
+    pytest.param(time, unit, length, marks=[] if number % 3 == turn % 3 else pytest.mark.slow)
+    for turn, (time, unit) in enumerate(WAYS)
+    for number, length in enumerate(QUARTERS)
+]
 
 
 def fired(kind: Windows, times: list[int], time: Any, unit: Any, **more: Any) -> list[dict[str, Any]]:
-    """The windows of records at these milliseconds."""
+    """Return the windows of records at these milliseconds."""
     pipeline = Pipeline("p", parallelism=2)
     counts = pipeline.source(ends=True).window(kind, aggregates.count(), time=time, unit=unit, **more)
     counts.sink("out", to="file:out", codec="json")
@@ -41,11 +48,10 @@ def fired(kind: Windows, times: list[int], time: Any, unit: Any, **more: Any) ->
     return [json.loads(line) for line in found["out"].splitlines()]
 
 
-@pytest.mark.parametrize(("time", "unit"), WAYS)
-@pytest.mark.parametrize("size", [0.25, Decimal("0.25"), timedelta(milliseconds=250)])
+@pytest.mark.parametrize(("time", "unit", "size"), WAYS_AND_LENGTHS)
 def test_400_records_250_ms_apart_are_in_400_windows_of_250_ms(time: Any, unit: Any, size: Any) -> None:
     found = fired(windows.tumbling(size), [SINCE + 250 * number for number in range(400)], time, unit)
-    assert [one["count"] for one in found] == [1] * 400
+    assert [result["count"] for result in found] == [1] * 400
 
 
 @pytest.mark.parametrize(("time", "unit"), WAYS)
@@ -53,17 +59,18 @@ def test_a_session_starts_at_exactly_the_time_of_its_first_record(time: Any, uni
     starts = [SINCE + 1_003 * number for number in range(50)]
     found = fired(windows.session(1), starts, time, unit)
     per_unit = 1 if unit == "ms" else 1000
-    assert [(one["start"], one["end"]) for one in found] == [(at / per_unit, (at + 1000) / per_unit) for at in starts]
+    assert [(result["start"], result["end"]) for result in found] == [
+        (at / per_unit, (at + 1000) / per_unit) for at in starts
+    ]
 
 
-def test_times_in_nanoseconds_come_out_to_the_digit() -> None:
+def test_times_in_nanoseconds_are_exact() -> None:
     at = 1_700_000_000_123_456_789
     (one,) = fired(windows.session(1), [at], int, "ns")
     assert (one["start"], one["end"]) == (at, at + 10**9)
 
 
-@pytest.mark.parametrize(("time", "unit"), WAYS)
-@pytest.mark.parametrize("within", [0.25, Decimal("0.25"), timedelta(milliseconds=250)])
+@pytest.mark.parametrize(("time", "unit", "within"), WAYS_AND_LENGTHS)
 def test_pairs_exactly_250_ms_apart_are_within_250_ms_and_251_are_not(time: Any, unit: Any, within: Any) -> None:
     for apart, expected in ((250, 200), (251, 0)):
         pipeline = Pipeline("p", parallelism=2)
@@ -86,17 +93,17 @@ def test_timestamps_that_are_added_are_exact_and_have_a_unit() -> None:
     assert b"TypeError: the time is a NoneType" in found["dead-letter"]
 
 
-def test_a_state_lasts_exactly_as_long_as_it_is_said_to() -> None:
+def test_a_state_lasts_exactly_for_its_time_to_live() -> None:
     pipeline = Pipeline("p", parallelism=2)
     firsts = pipeline.source().distinct(lambda _: "k", ttl_s=0.008, time=in_seconds)
     firsts.sink("out", to="file:out")
-    # A state that is looked at exactly when its time is over is gone.
+    # A state that is read exactly at the end of its time is expired.
     sent = [(1, b"%d" % (SINCE + 8 * number)) for number in range(100)]
     assert ran(pipeline, sent)[0]["out"].count(b"\n") == 100
 
 
 @pytest.mark.parametrize("unit", ["m", "seconds", None, 1])
-def test_a_unit_that_is_none_is_refused(unit: Any) -> None:
+def test_an_invalid_unit_is_refused(unit: Any) -> None:
     source = Pipeline("p").source()
     with pytest.raises(PlanError, match=f"unit={unit!r} is not known"):
         source.window(windows.tumbling(1), aggregates.count(), unit=unit)
@@ -105,6 +112,6 @@ def test_a_unit_that_is_none_is_refused(unit: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, float("nan"), 1e-10, "1", True, None, 1e10])
-def test_a_length_of_time_that_is_none_is_refused(size: Any) -> None:
+def test_an_invalid_length_of_time_is_refused(size: Any) -> None:
     with pytest.raises(PlanError, match=r"size_s=.* is not a duration"):
         windows.tumbling(size)

@@ -1,4 +1,4 @@
-"""Records by chance that have a key and a time: `b"a 17"`. Time goes on, but some are late."""
+"""Generates random records with a key and a time: `b"a 17"`. Times increase, but some records are late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shown(value: Any) -> bytes:
 
 
 def timed_records(later_max: int, late_by: Sequence[int], size_max: int) -> st.SearchStrategy[list[bytes]]:
-    """Each comes up to `later_max` behind the one before, and is late by one of these."""
+    """Generate records, each up to `later_max` after the one before; some are late by one of the given lengths."""
     keys, later = st.sampled_from([b"a", b"b", b"c", b"dd"]), st.integers(0, later_max)
     return st.lists(st.tuples(keys, later, st.sampled_from(late_by)), max_size=size_max).map(_payloads)
 

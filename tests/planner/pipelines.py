@@ -1,4 +1,4 @@
-"""Pipelines that show one thing each, as users would write them: what the planner's golden texts are made from."""
+"""Pipelines as users write them, each for one feature of the planner. The golden texts are generated from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def listing1() -> Pipeline:
 
 
 def w1() -> Pipeline:
-    """Its first workload more: eight paths."""
+    """The first workload of the Conflux paper besides Listing 1: eight paths."""
     pipeline = Pipeline("w1")
     stage = pipeline.source("numbers").filter(keep, parallelism=3).rebalance().map(same, parallelism=4)
     stage.rebalance(same).map(same, parallelism=2).sink("out", to="file:out")
@@ -49,7 +49,7 @@ def w1() -> Pipeline:
 
 
 def w2() -> Pipeline:
-    """Its second: two exchanges, whose paths are counted each on its own."""
+    """The second workload of the Conflux paper besides Listing 1: two exchanges, whose paths are counted separately."""
     pipeline = Pipeline("w2")
     stage = pipeline.source("numbers").filter(keep, parallelism=4).rebalance().map(same, parallelism=4)
     stage.rebalance().map(same, parallelism=2).sink("out", to="file:out")
@@ -72,7 +72,7 @@ def per_key() -> Pipeline:
 
 
 def several_outputs() -> Pipeline:
-    """Sinks that are written over several connections: by key, by stream and as it comes."""
+    """Sinks with several connections: by key, by stream and without an order."""
     pipeline = Pipeline("several-outputs", order="key")
     stage = pipeline.source("trades", codec="json").filter(keep)
     by_symbol = stage.rebalance(same, name="by-symbol", parallelism=4)
@@ -89,7 +89,7 @@ def per_stream() -> Pipeline:
 
 
 def diamond() -> Pipeline:
-    """Branches that meet again in one chain, and branches that meet behind an exchange."""
+    """Branches that are merged in one chain, and branches that are merged after an exchange."""
     pipeline = Pipeline("diamond", dead_letter="file:dead")
     lines = pipeline.source("lines", codec="text")
     loud = lines.flat_map(words, name="words").map(str.upper, name="loud")

@@ -1,4 +1,4 @@
-"""Continuity: which changes of a program go on with the states of a checkpoint, and what the others are told."""
+"""Continuity: which changes of a program can continue from a checkpoint's states, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def windowed(stage: Stage, kind: windows.Windows = MINUTES, parallelism: int = 2
 
 
 def last_round(change: Change) -> RoundRecord:
-    """What a program that was so leaves behind."""
+    """Return the checkpoint that such a program leaves."""
     plan = _planned(change)
     states = {
         name: replace(version, tasks=((),) * plan.chains[chain].tasks)
@@ -61,9 +61,9 @@ def _planned(change: Change) -> Any:
         (windowed, lambda stage: windowed(stage, late="fire", lateness_s=3, early_records=2)),
         (lambda stage: stage, lambda stage: stage.flat_map(bytes.split)),
     ],
-    ids=["stages before it", "stages behind it", "parallelism", "options of windows", "no states at all"],
+    ids=["stages before it", "stages after it", "parallelism", "options of windows", "no states at all"],
 )
-def test_changes_around_states_go_on(before: Change, after: Change) -> None:
+def test_changes_outside_of_states_continue(before: Change, after: Change) -> None:
     check_last(_planned(after), last_round(before))
 
 
@@ -114,7 +114,7 @@ def test_changes_around_states_go_on(before: Change, after: Change) -> None:
         "other way",
     ],
 )
-def test_changes_of_states_are_refused_by_name_and_with_the_way_out(
+def test_changes_of_states_are_refused_by_name_and_with_a_next_step(
     before: Change, after: Change, stage: str, sentence: str, step: str
 ) -> None:
     with pytest.raises(PlanError) as caught:
@@ -126,7 +126,7 @@ def test_changes_of_states_are_refused_by_name_and_with_the_way_out(
     assert "--dir" in caught.value.next_step
 
 
-# What a stage is known by, beside its name
+# What identifies a stage, in addition to its name
 
 
 def other_key(value: bytes) -> bytes:
@@ -134,7 +134,7 @@ def other_key(value: bytes) -> bytes:
 
 
 def key_again(record: bytes) -> bytes:
-    """The same as `key`, in other words."""
+    """Return the key as `key` does, with other source code."""
     # as it should be
     return record[:1]
 
@@ -144,7 +144,7 @@ def summed(state: int, value: bytes) -> tuple[int, bytes]:
 
 
 def unnamed(*steps: Any) -> Change:
-    """Stages without names, one behind the other: each a step, or a step and its key, or a function of stages."""
+    """Return a pipeline of stages without names: each is a step, a step and its key, or a function of stages."""
 
     def change(stage: Stage) -> Stage:
         for step in steps:
@@ -169,7 +169,7 @@ COUNT, SUM = (counted, key), (summed, key)
 LAST = (lambda state, value: (value, state)), key
 
 
-def test_two_stages_without_names_that_were_swapped_are_refused_and_told_apart() -> None:
+def test_two_stages_without_names_that_were_swapped_are_refused_and_distinguished() -> None:
     error = refused(unnamed(COUNT, SUM), unnamed(SUM, COUNT))
     assert "'map-stateful-1' is 'map-stateful-2' now" in explained(error)
     assert "give 'map-stateful-2' name='map-stateful-1'" in explained(error)
@@ -183,7 +183,7 @@ def test_lambdas_on_one_line_that_were_swapped_are_distinguished() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_maps_put_in_front_are_refused_with_advice_that_gives_each_stage_its_own_states(count: int) -> None:
+def test_maps_inserted_before_are_refused_with_names_that_keep_each_stages_states(count: int) -> None:
     before, maps = unnamed(COUNT, SUM), [bytes.upper] * count
     error = refused(before, unnamed(*maps, COUNT, SUM))
     for place in (1, 2):
@@ -227,7 +227,7 @@ def test_another_key_is_refused_and_accepted_by_name() -> None:
     assert "stage 'counted' has another function for its key" in explained(error)
     assert "--changed-stages counted" in explained(error)
     check_last(_planned(after), last_round(stateful), ("counted",))
-    # It is known from then on.
+    # The new key is known from then on.
     check_last(_planned(after), last_round(after))
     assert "another function for its key" in refused(after, stateful).sentence
 
@@ -243,7 +243,7 @@ def test_a_setting_that_names_no_stage_with_states_is_refused() -> None:
     [key_again, lambda value: value[:1], lambda one: one[:1]],
     ids=["other words", "lambda", "other argument"],
 )
-def test_a_key_function_that_is_only_written_differently_goes_on(same: Any) -> None:
+def test_a_key_function_that_is_only_written_differently_continues(same: Any) -> None:
     after: Change = lambda stage: stage.map_stateful(counted, key=same, initial=0, name="counted")  # noqa: E731
     check_last(_planned(after), last_round(stateful))
 
@@ -254,7 +254,7 @@ def test_another_rank_of_a_sort_is_refused(option: Any) -> None:
     assert "stage 's' has another function for its key" in explained(error)
 
 
-def test_a_stage_that_is_fed_by_another_is_refused_and_accepted_by_name() -> None:
+def test_a_stage_with_another_input_is_refused_and_accepted_by_name() -> None:
     def second_of(name: str) -> Any:
         pipeline = Pipeline("p", parallelism=2)
         source = pipeline.source(ends=True)
@@ -279,7 +279,7 @@ def test_a_stage_that_is_fed_by_another_is_refused_and_accepted_by_name() -> Non
     check_last(second_of("first"), last)
 
 
-def test_a_checkpoint_from_before_identities_were_kept_goes_on_by_name_and_kind() -> None:
+def test_a_checkpoint_without_identities_continues_by_name_and_kind() -> None:
     last = last_round(unnamed(COUNT, SUM))
     record = json.loads(last.to_json())
     for version in record["states"].values():
@@ -295,13 +295,13 @@ def refused_by(last: RoundRecord, after: Change) -> PlanError:
     return caught.value
 
 
-def test_the_round_record_keeps_what_a_stage_is_known_by() -> None:
+def test_the_round_record_keeps_the_identity_of_each_stage() -> None:
     last = last_round(stateful)
     assert RoundRecord.from_json(last.to_json()) == last
     assert last.states["counted"].identity["named"] == "yes"
 
 
-def test_the_function_of_key_by_is_the_key_of_the_stages_behind_it() -> None:
+def test_the_function_of_key_by_is_the_key_of_the_stages_after_it() -> None:
     def keyed(by: Any) -> Change:
         return lambda stage: stage.key_by(by).map(bytes.upper).reduce(max, name="greatest")
 
@@ -327,7 +327,7 @@ def total(stage: Stage, name: str | None) -> Stage:
 
 
 def as_of_landed(last: RoundRecord, *, has_files: bool = False) -> RoundRecord:
-    """The same as the landed version wrote it: without formats, and without what stages are known by."""
+    """Return the states as the landed version wrote them: without formats and identities."""
     document = json.loads(last.to_json())
     for version in document["states"].values():
         del version["format"], version["identity"]
@@ -338,10 +338,10 @@ def as_of_landed(last: RoundRecord, *, has_files: bool = False) -> RoundRecord:
 @pytest.mark.parametrize("add", [of_all, total])
 @pytest.mark.parametrize("name", ["minutes", None])
 @pytest.mark.parametrize("is_landed", [True, False])
-def test_a_stage_of_all_records_that_a_key_by_feeds_now_is_refused_with_the_way_out(
+def test_a_stage_of_all_records_that_now_follows_a_key_by_is_refused_with_a_next_step(
     add: Callable[[Stage, str | None], Stage], name: str | None, *, is_landed: bool
 ) -> None:
-    # As `key_by` was before it fed the stages behind it: a stage that changes nothing about them.
+    # As `key_by` was in earlier versions: it did not change the stages after it.
     last = last_round(lambda stage: add(stage.peek(len), name))
     (kept,) = last.states
     with pytest.raises(PlanError, match=f"stage '{kept}' was over all records .* uses the key of the key_by") as caught:
@@ -349,13 +349,13 @@ def test_a_stage_of_all_records_that_a_key_by_feeds_now_is_refused_with_the_way_
     assert "write the key_by after it or on another branch" in caught.value.next_step
     assert "drop its states with `procession upgrade`" in caught.value.next_step
     assert "--dir" in caught.value.next_step
-    # As the sentence says.
+    # As the error advises.
     behind = _planned(lambda stage: add(stage.peek(len), name).key_by(len))
     check_last(behind, as_of_landed(last) if is_landed else last)
 
 
 @pytest.mark.parametrize("add", [of_all, total])
-def test_states_of_the_landed_version_behind_a_key_by_are_refused_for_their_format(
+def test_states_of_the_landed_version_after_a_key_by_are_refused_for_their_format(
     add: Callable[[Stage, str | None], Stage],
 ) -> None:
     last = as_of_landed(last_round(lambda stage: add(stage.peek(len), "minutes")), has_files=True)
@@ -364,8 +364,8 @@ def test_states_of_the_landed_version_behind_a_key_by_are_refused_for_their_form
     assert "start over" in caught.value.next_step
 
 
-def test_what_feeds_a_stage_is_found_promptly_behind_many_diamonds() -> None:
-    """Their paths double with each: of 60 there are 2 to the 60."""
+def test_the_inputs_of_a_stage_are_found_quickly_after_many_diamonds() -> None:
+    """Each diamond doubles the number of paths: 60 of them have 2 to the 60."""
 
     def diamonds(stage: Stage) -> Stage:
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""A connector: what it is without any of its options, and how it reads a URL."""
+"""A connector: its defaults without any option, and how it reads a URL."""
 
 from __future__ import annotations
 

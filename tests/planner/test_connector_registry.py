@@ -1,4 +1,4 @@
-"""The registry of connectors: which one a URL belongs to, and what is refused."""
+"""The registry of connectors: which connector a URL belongs to, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_A_CONNECTOR = object()
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connectors of other packages, as if they were installed."""
+    """Install connectors of other packages, as far as the registry can see."""
     points = {
         name: EntryPoint(name, f"{__name__}:{attribute}", GROUP)
         for name, attribute in {
@@ -94,7 +94,7 @@ def test_a_connector_of_another_package_is_found_by_its_scheme(plugins: None) ->
     assert {connector.name for connector in connectors()} >= {"file", "tape", "sundial"}
 
 
-def test_a_source_is_no_sink_and_a_sink_is_no_source(plugins: None) -> None:
+def test_a_source_connector_is_refused_as_a_sink_and_the_reverse(plugins: None) -> None:
     with pytest.raises(PlanError, match="there is no sink for sundial:ZONE"):
         sink_of("sundial:utc", "sink 'x'")
     with pytest.raises(PlanError, match="there is no source for tape:DRIVE"):
@@ -124,7 +124,7 @@ def test_a_plug_in_cannot_replace_a_scheme_of_ours(monkeypatch: pytest.MonkeyPat
         connector_registry._plugged_in.cache_clear()
 
 
-def test_a_missing_package_is_a_sentence_with_the_command_that_installs_it() -> None:
+def test_the_error_for_a_missing_package_has_the_command_that_installs_it() -> None:
     needy = Connector(name="tape", form="tape:DRIVE", modules=("json", "no_such.module"), install="procession[tape]")
     with pytest.raises(ConfigError, match=r"source 'x' needs the Python package 'no_such\.module'") as caught:
         check_installed(needy, "source 'x'")
@@ -153,7 +153,7 @@ def test_a_scheme_of_ours_is_found_without_looking_at_installed_packages() -> No
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_a_clock_is_a_url_although_it_looks_like_an_address() -> None:
+def test_a_clock_is_read_as_a_url_although_it_looks_like_an_address() -> None:
     assert source_of("clock:1", "source 'x'")[0].name == "clock"
     with pytest.raises(PlanError, match="there is no source for HOST:PORT"):
         source_of("here:7100", "source 'x'")

@@ -1,4 +1,4 @@
-"""URLs of sources and sinks: their parts, and secrets that do not belong there."""
+"""URLs of sources and sinks: their parts, and secrets, which are refused in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_url_has_scheme_hosts_path_and_options() -> None:
     assert (url.path, url.options) == ("/orders new", {"partitions": "0,1", "start": "earliest"})
 
 
-def test_a_url_may_hold_another_or_a_directory() -> None:
+def test_a_url_may_contain_another_url_or_a_directory() -> None:
     inner = parse_url("delta:s3://bucket/table?region=x")
     assert (inner.place, inner.authority, inner.options) == ("s3://bucket/table", "", {"region": "x"})
     assert parse_url("parquet:some/dir").path == "some/dir"
@@ -33,7 +33,7 @@ def test_a_url_may_hold_another_or_a_directory() -> None:
         "kafka://b/t?sasl_token=hunter2",
     ],
 )
-def test_a_secret_is_refused_not_repeated_and_told_where_it_belongs(text: str) -> None:
+def test_a_secret_is_refused_not_repeated_and_the_error_says_where_it_belongs(text: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_url(text, password_hint="the environment variable PGPASSWORD")
     assert "hunter2" not in caught.value.explain()
@@ -56,7 +56,7 @@ def test_a_port_is_no_password(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["postgres://ann@db/shop?mode=token&key=id", "kafka://b/passwords?token_topic=x"])
-def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
+def test_an_option_whose_name_only_resembles_a_secret_is_accepted(text: str) -> None:
     assert parse_url(text).text == text
 
 
@@ -70,7 +70,7 @@ def test_what_only_sounds_like_a_secret_is_taken(text: str) -> None:
         ("kafka:" + "x" * 5000, "is not a URL"),
     ],
 )
-def test_what_is_no_url_is_refused(text: str, why: str) -> None:
+def test_an_invalid_url_of_a_connector_is_refused(text: str, why: str) -> None:
     with pytest.raises(PlanError, match=why) as caught:
         parse_url(text)
     assert len(caught.value.explain()) < 250

@@ -1,4 +1,4 @@
-"""A plan as SVG: where boxes, lines and labels are, and what is written into them."""
+"""A plan as SVG: the positions of boxes, lines and labels, and the text in them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from procession.planner.rules import make_plan
 from tests.planner.pipelines import PIPELINES
 
 
-def test_a_name_cannot_break_out_of_the_picture() -> None:
-    # Names are checked, reasons are ours; still, everything that is written into a picture is escaped.
+def test_a_name_is_escaped_in_the_picture() -> None:
+    # Names are validated and reasons are constants, but all text in the picture is escaped anyway.
     picture = as_svg(make_plan(PIPELINES["diamond"]().graph()))
     assert "×" in picture
     assert "tasks' outputs" not in picture
@@ -28,7 +28,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_no_arrowhead_and_no_label_covers_a_label(name: str) -> None:
     picture = ElementTree.fromstring(as_svg(make_plan(PIPELINES[name]().graph())))
     (marker,) = picture.iter(f"{SVG}marker")
-    # Else it would grow with the width of the line.
+    # Otherwise it would grow with the width of the line.
     assert marker.get("markerUnits") == "userSpaceOnUse"
     size = int(marker.get("markerWidth", ""))
     arrows = [path.get("d", "") for path in picture.iter(f"{SVG}path") if path.get("marker-end")]
@@ -40,15 +40,15 @@ def test_no_arrowhead_and_no_label_covers_a_label(name: str) -> None:
             x, y, half = int(text.get("x", "")), int(text.get("y", "")), 7 * len(text[0].tail or "") // 2
             labels.append((x - half, y - 11, x + half, y + 3))
     assert labels
-    for number, one in enumerate(labels):
+    for number, label in enumerate(labels):
         for other in [*heads, *labels[:number]]:
-            is_apart = one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
-            assert is_apart, (one, other)
+            is_apart = label[0] >= other[2] or other[0] >= label[2] or label[1] >= other[3] or other[1] >= label[3]
+            assert is_apart, (label, other)
 
 
 def test_the_dead_letters_have_an_arrow() -> None:
     picture = ElementTree.fromstring(as_svg(make_plan(PIPELINES["diamond"]().graph())))
-    (group,) = (one for one in picture.iter(f"{SVG}g") if "dead-letter" in "".join(one.itertext()))
+    (group,) = (group_ for group_ in picture.iter(f"{SVG}g") if "dead-letter" in "".join(group_.itertext()))
     (box,) = group.iter(f"{SVG}rect")
     left, top, width = (int(box.get(name, "")) for name in ("x", "y", "width"))
     assert any(
@@ -63,7 +63,7 @@ def drawn(pipeline: Pipeline) -> ElementTree.Element:
 
 
 def boxes(picture: ElementTree.Element) -> dict[str, ElementTree.Element]:
-    """The box of each stage, by the beginning of its title."""
+    """Return the box of each stage, by the beginning of its title."""
     groups = [group for group in picture.iter(f"{SVG}g") if group.find(f"{SVG}rect") is not None]
     return {(group[0].text or "").split(" ")[0]: group[1] for group in groups}
 

@@ -1,4 +1,5 @@
-"""What is read from functions: a wrong "yes" would leave out a copy that is needed, so anything unknown is a "no"."""
+"""The effects of functions, read from their code. Anything unknown is a "no", because a wrong "yes" would omit a copy
+that is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from procession.bench.apps import by_fields, by_record
+from procession.bench.apps import by_record
+from procession.bench.peers import fields
 from procession.planner.effects import changes_nothing, gives_its_own
 
 NUMBER = 7
@@ -82,7 +84,7 @@ def closing(over: Any) -> Callable[[Any], Any]:
 
 
 HARMLESS: list[Callable[..., Any]] = [
-    *(by_record.is_wanted, by_record.parted, by_record.marked, by_fields.is_wanted, by_fields.parted, by_fields.marked),
+    *(by_record.is_wanted, by_record.parted, by_record.marked, fields.is_wanted, fields.parted, fields.marked),
     *(local_names, recursive, helper, len, str.upper, json.loads, int, operator.itemgetter("a")),
     functools.partial(max, 3),
     lambda value: {**value, "a": 1},
@@ -142,20 +144,20 @@ HELD: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("function", HARMLESS)
-def test_a_function_that_leaves_everything_as_it_is_is_known_to(function: Callable[..., Any]) -> None:
+def test_a_function_that_changes_nothing_is_recognized(function: Callable[..., Any]) -> None:
     assert changes_nothing(function)
 
 
 @pytest.mark.parametrize("function", CHANGING)
-def test_a_function_that_may_change_something_is_not_said_to_leave_it(function: Callable[..., Any]) -> None:
+def test_a_function_that_may_change_something_is_not_recognized(function: Callable[..., Any]) -> None:
     assert not changes_nothing(function)
 
 
 @pytest.mark.parametrize("function", OWN)
-def test_a_function_that_gives_only_what_it_got_or_made_is_known_to(function: Callable[..., Any]) -> None:
+def test_a_function_that_returns_only_its_argument_or_new_objects_is_recognized(function: Callable[..., Any]) -> None:
     assert gives_its_own(function)
 
 
 @pytest.mark.parametrize("function", HELD)
-def test_a_function_that_may_give_what_others_hold_is_not_said_to_give_its_own(function: Callable[..., Any]) -> None:
+def test_a_function_that_may_return_shared_objects_is_not_recognized(function: Callable[..., Any]) -> None:
     assert not gives_its_own(function)

@@ -28,7 +28,7 @@ def test_a_setting_of_event_time_with_the_order_of_arrival_is_refused(
     assert 'order_by="event_time"' in caught.value.next_step
 
 
-def test_without_settings_late_records_fail_and_silent_streams_are_waited_for() -> None:
+def test_by_default_late_records_fail_and_the_order_waits_for_silent_streams() -> None:
     assert event_time("event_time", None, None, None, OWNER) == EventTime(0.0, LateRule.FAIL, None)
 
 
@@ -59,7 +59,7 @@ def test_all_streams_must_be_declared_and_the_first_source_that_does_not_is_name
 
 def test_dead_letters_of_late_records_need_a_place() -> None:
     letters = EventTime(late=LateRule.DEAD_LETTER)
-    with pytest.raises(PlanError, match="nowhere to put them") as caught:
+    with pytest.raises(PlanError, match="has no sink for them") as caught:
         check_declared("p", [], letters, has_letters=False)
     assert 'dead_letter="file:DIR"' in caught.value.next_step
     check_declared("p", [], letters, has_letters=True)

@@ -1,5 +1,5 @@
-"""What `explain` shows, held to golden files: `python -m tests.planner.test_explain` writes them anew, to be read
-in the diff."""
+"""The output of `explain`, compared with golden files. `python -m tests.planner.test_explain` rewrites them, for a
+review of the diff."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from procession.planner.rules import make_plan
 from tests.planner.pipelines import PIPELINES
 
 GOLDEN = Path(__file__).with_name("golden")
-# Every plan as a text; one of each for the other forms.
+# Every plan as text; a few plans in the other forms.
 FORMS: dict[str, Callable[[Plan], str]] = {
     **{f"{name}.txt": explain for name in PIPELINES},
     "diamond.json": as_json,
@@ -38,10 +38,10 @@ def shown(file: str) -> str:
 
 @pytest.mark.parametrize("file", FORMS)
 def test_a_plan_is_shown_as_in_its_golden_file(file: str) -> None:
-    assert shown(file) == (GOLDEN / file).read_text(), "if it is meant: python -m tests.planner.test_explain"
+    assert shown(file) == (GOLDEN / file).read_text(), "if the change is intended: python -m tests.planner.test_explain"
 
 
-def test_every_golden_file_is_looked_at() -> None:
+def test_every_golden_file_is_compared() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(FORMS)
 
 
@@ -74,7 +74,7 @@ def test_the_dead_letters_have_an_arrow_from_every_chain_for_graphviz_too() -> N
         shown = plan.graph.shown_name(plan.graph.dead_letter)
         arrows = [line for line in as_dot(plan).splitlines() if f'-> "{shown}"' in line]
         assert all(f"ltail=cluster_{chain.number} " in line for chain, line in zip(plan.chains, arrows, strict=True))
-        assert "compound=true" in as_dot(plan), "else Graphviz draws them from one stage of the chain"
+        assert "compound=true" in as_dot(plan), "otherwise Graphviz draws them from one stage of the chain"
 
 
 def test_a_stage_and_a_sink_of_one_name_are_two_in_every_form() -> None:

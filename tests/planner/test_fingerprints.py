@@ -1,4 +1,4 @@
-"""Fingerprints: the same for a function that is written differently, another for one that does something else."""
+"""Fingerprints: equal for a function that is only written differently, different for one that does something else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def made(folder: Path, text: str, head: str = HEAD) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("text", SAME)
-def test_how_a_function_is_written_does_not_count(tmp_path: Path, text: str) -> None:
+def test_the_fingerprint_does_not_depend_on_the_formatting_of_a_function(tmp_path: Path, text: str) -> None:
     one = fingerprint(made(tmp_path, SAME[0]), linecache.getlines)
     other = fingerprint(made(tmp_path, text, f"\n\n{HEAD}\n"), linecache.getlines)
     assert is_same(one, other)
@@ -50,7 +50,7 @@ def test_how_a_function_is_written_does_not_count(tmp_path: Path, text: str) -> 
 
 @pytest.mark.parametrize("text", OTHER)
 @pytest.mark.parametrize("lines_of", [linecache.getlines, lambda name: ()], ids=["source", "code"])
-def test_what_a_function_does_counts(tmp_path: Path, text: str, lines_of: Any) -> None:
+def test_the_fingerprint_depends_on_what_a_function_does(tmp_path: Path, text: str, lines_of: Any) -> None:
     one, other = (fingerprint(made(tmp_path, which), lines_of) for which in (SAME[0], text))
     assert not is_same(one, other)
 
@@ -62,7 +62,7 @@ def test_without_its_source_a_function_is_known_by_its_code(tmp_path: Path) -> N
     assert is_known_same(bare, whole)
 
 
-def test_code_of_another_python_says_nothing_against_it() -> None:
+def test_bytecode_of_another_version_of_python_is_not_compared() -> None:
     assert is_same("code-3.9:aaaa", "code-3.99:bbbb")
     assert not is_known_same("code-3.9:aaaa", "code-3.99:bbbb")
     assert is_same("source:cccc code-3.9:aaaa", "source:cccc code-3.99:bbbb")
@@ -105,7 +105,7 @@ def logged(value: Any) -> Any:
     return value
 
 
-def test_what_changes_by_itself_does_not_count() -> None:
+def test_the_fingerprint_does_not_depend_on_caches_and_log_levels() -> None:
     before = fingerprint(logged, linecache.getlines)
     logged(1)
     LOGGER.setLevel(7)
@@ -113,7 +113,7 @@ def test_what_changes_by_itself_does_not_count() -> None:
     LOGGER.setLevel(0)
 
 
-def test_functions_of_every_sort_have_fingerprints_and_different_ones_others() -> None:
+def test_callables_of_every_kind_have_fingerprints_that_differ() -> None:
     found = [fingerprint(function, linecache.getlines) for function in ALL]
     assert len(set(found)) == len(ALL)
     assert all(found)

@@ -1,4 +1,4 @@
-"""The graph: fingerprints, participants, names, and what a run with inputs makes of the sources."""
+"""The graph: fingerprints, participants, names, and how the inputs of a run change the sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def graph_of(**options: Any) -> Graph:
     return pipeline.graph()
 
 
-def test_the_fingerprint_stays_when_stages_change_and_not_when_sources_or_sinks_do() -> None:
+def test_the_fingerprint_depends_on_sources_and_sinks_and_not_on_stages() -> None:
     def fingerprint(sink: str = "out", source: str = "in", stages: int = 0, **options: Any) -> str:
         pipeline = Pipeline("p", **options)
         stage = pipeline.source(source)
@@ -30,7 +30,7 @@ def test_the_fingerprint_stays_when_stages_change_and_not_when_sources_or_sinks_
     assert len({fingerprint(), fingerprint(sink="other"), fingerprint(source="other")}) == 3
 
 
-def test_how_many_connections_a_sink_has_and_what_by_belongs_to_the_checkpoint_and_one_changes_no_fingerprint() -> None:
+def test_the_fingerprint_depends_on_the_number_and_kind_of_a_sinks_connections() -> None:
     def fingerprint(**options: Any) -> str:
         pipeline = Pipeline("p", order="key")
         pipeline.source("in").sink("out", to="file:out", **options)
@@ -41,7 +41,7 @@ def test_how_many_connections_a_sink_has_and_what_by_belongs_to_the_checkpoint_a
     assert len({fingerprint(), *(fingerprint(**options) for options in others)}) == 4
 
 
-def test_each_connection_of_a_sink_is_a_participant_with_an_instance_of_its_own() -> None:
+def test_each_connection_of_a_sink_is_a_participant_with_its_own_instance() -> None:
     pipeline = Pipeline("p", order="key", dead_letter="file:dead")
     pipeline.source().sink("one", to="file:out").sink("more", to="file:out", connections=2)
     assert [

@@ -28,7 +28,7 @@ def pipeline(**options: object) -> Pipeline:
     return Pipeline("app", **options)  # type: ignore[arg-type]
 
 
-def test_the_default_is_effectively_once_with_nothing_switched_off() -> None:
+def test_the_default_is_effectively_once_with_every_protection() -> None:
     made = pipeline()
     made.source().sink("out", to="file:out")
     assert made.graph().guarantee is Guarantee.EFFECTIVELY_ONCE
@@ -36,7 +36,7 @@ def test_the_default_is_effectively_once_with_nothing_switched_off() -> None:
     assert [level for level in Guarantee if POLICIES[level].is_strict] == [Guarantee.EFFECTIVELY_ONCE]
 
 
-def test_every_level_and_every_field_stands_in_the_table_and_the_docs_show_it() -> None:
+def test_the_table_has_every_level_and_every_field_and_the_docs_show_it() -> None:
     assert set(POLICIES) == set(MAY) == set(Guarantee)
     assert list(ROWS) == [field.name for field in fields(Policy)]
     page = DOCS.read_text()
@@ -44,11 +44,11 @@ def test_every_level_and_every_field_stands_in_the_table_and_the_docs_show_it() 
         assert f"| {' | '.join(row)} |" in page
 
 
-def test_what_each_level_lets_happen_follows_from_its_policy() -> None:
+def test_the_possible_faults_of_each_level_follow_from_its_policy() -> None:
     for level, policy in POLICIES.items():
-        # Shown before the decision, and sent before the commit: an epoch that is run again comes out again.
+        # Output is visible before the decision and sent before the commit, so a repeated epoch is emitted again.
         may_double = policy.shows is Shows.VOTED and policy.emits is Emits.BEFORE_COMMIT
-        # Committed without waiting for the sinks: what is not there yet is lost with whoever has it.
+        # Committed without waiting for the sinks, so output in flight is lost with the process that has it.
         may_lose = policy.waits is Waits.NOTHING
         assert (may_double, may_lose) == {
             Guarantee.EFFECTIVELY_ONCE: (False, False),
@@ -88,7 +88,7 @@ def test_an_idempotent_sink_of_a_pipeline_not_declared_deterministic_is_refused_
 
 
 @pytest.mark.parametrize("level", ["at-most-once", "none"])
-def test_an_idempotent_sink_makes_no_sense_where_nothing_is_sent_again(level: str) -> None:
+def test_an_idempotent_sink_is_refused_at_a_level_that_never_repeats_output(level: str) -> None:
     stage = pipeline(guarantee=level, deterministic=True).source()
-    with pytest.raises(PlanError, match="nothing is ever sent again"):
+    with pytest.raises(PlanError, match="no record is sent again"):
         stage.sink("store", to="file:out", idempotent=True)

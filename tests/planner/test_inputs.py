@@ -1,4 +1,4 @@
-"""The inputs of a stage: which there are, when each begins and ends, and which are still waited for."""
+"""The inputs of a stage: which exist, when each begins and ends, and which the stage still waits for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def follow(inputs: StageInputs, *changes: StreamChange, mark: dict[str, Any] | N
     return inputs.follow(unknown() if mark is None else mark, changes)
 
 
-def test_the_number_of_a_source_is_no_stream_id_and_goes_back() -> None:
+def test_the_number_of_a_source_is_no_stream_id_and_is_converted_back() -> None:
     assert [number_of(number_of(index)) for index in (0, 7)] == [0, 7]
     assert number_of(0) == 2**64 - 1
 
@@ -38,7 +38,7 @@ def test_a_stream_replaces_its_source_as_input_when_it_begins() -> None:
     (begun,) = follow(inputs, change(0, 1, 5), mark=mark)
     assert begun == InputChange(0, 1, 5, False, (1,), (SOURCE,))
     assert inputs.held(mark) == {1}
-    assert follow(inputs, change(1, 1, 6), mark=mark) == [], "it is open already"
+    assert follow(inputs, change(1, 1, 6), mark=mark) == [], "the stream is open already"
     (ended,) = follow(inputs, change(2, 1, is_end=True), mark=mark)
     assert (ended.begins, ended.ends, ended.time) == ((), (1, SOURCE), 6)
     assert inputs.held(mark) == set()
@@ -96,7 +96,7 @@ def test_a_preceding_stage_is_one_input_until_all_its_streams_have_ended_and_aga
         ),
     ],
 )
-def test_a_minimum_is_needed_only_if_there_may_be_several_inputs(inputs: StageInputs, is_one: bool) -> None:
+def test_a_minimum_is_computed_only_if_there_may_be_several_inputs(inputs: StageInputs, is_one: bool) -> None:
     assert inputs.is_one == is_one
 
 

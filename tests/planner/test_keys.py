@@ -1,4 +1,4 @@
-"""Keys: they sort as bytes as they do themselves, come back as what they were, and tell records apart."""
+"""Keys: their bytes sort as the keys do, decode to the same keys, and distinguish records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stranger(enum.Enum):
 KEYS = KeyCodec(NamedTypes.of([Side, Level]))
 
 ZONES = st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30)), ZoneInfo("Europe/Paris")])
-# The documented order of types. Within each kind, Python's own `<` says what comes first.
+# The documented order of types. Within each type, Python's `<` defines the order.
 KINDS: tuple[st.SearchStrategy[Any], ...] = (
     st.none(),
     st.booleans(),
@@ -60,7 +60,7 @@ ANY = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4).map(tuple),
 
 
 def rank(key: Any) -> Any:
-    """What keys are sorted by, said in Python's own words: the place of the type, then the key."""
+    """Return the value that keys are sorted by: the position of the type, then the key."""
     if isinstance(key, tuple):
         return 12, [rank(part) for part in key]
     if isinstance(key, enum.Enum):
@@ -73,7 +73,7 @@ def rank(key: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-def test_keys_of_one_type_sort_as_bytes_as_they_do_themselves(kind: int) -> None:
+def test_the_bytes_of_keys_of_one_type_sort_as_the_keys(kind: int) -> None:
     @given(KINDS[kind], KINDS[kind])
     def check(one: Any, other: Any) -> None:
         if one is not None:
@@ -94,14 +94,17 @@ def test_keys_of_one_type_sort_as_bytes_as_they_do_themselves(kind: int) -> None
 @example((Decimal("1.5"), 1), (Decimal("1.50"), 0))
 @example((-(2**70), 1), (-(2**70), 0))
 @example((Decimal("-3"), 1), (Decimal("-3"), 0))
-def test_mixed_keys_and_tuples_sort_by_type_and_then_by_themselves(one: Any, other: Any) -> None:
+def test_mixed_keys_and_tuples_sort_by_type_and_then_by_value(one: Any, other: Any) -> None:
     assert (KEYS.encode(one) < KEYS.encode(other)) == (rank(one) < rank(other))
     assert (KEYS.encode(one) == KEYS.encode(other)) == (rank(one) == rank(other))
 
 
 def in_utc(key: Any) -> Any:
-    """The key with its instants in UTC. Python calls a local time within a clock change unequal to every time of
-    another zone, so such a time can only be compared by its instant."""
+    """Return the key with its instants in UTC.
+
+    In Python a local time within a clock change is unequal to every time of another zone, so such times can only be
+    compared as instants.
+    """
     if type(key) is tuple:
         return tuple(map(in_utc, key))
     return key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
@@ -114,15 +117,15 @@ def in_utc(key: Any) -> Any:
 @example(Decimal("-Infinity"))
 @example(math.inf)
 @example((datetime(2024, 3, 31, 2, tzinfo=ZoneInfo("Europe/Paris")), 1))
-def test_a_key_comes_back_equal_and_of_the_same_type(key: Any) -> None:
+def test_a_decoded_key_is_equal_and_of_the_same_type(key: Any) -> None:
     back = KEYS.decode(KEYS.encode(key))
     assert back == in_utc(key)
     assert rank(back) == rank(key)
     assert type(back) is type(key)
 
 
-def test_which_keys_are_one_and_how_they_come_back() -> None:
-    """The documented answers: same type and equal, given back in one form."""
+def test_equal_keys_of_one_type_have_one_encoding() -> None:
+    """As documented: keys of the same type that are equal are decoded to one form."""
     paris = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Paris"))
     alike: list[tuple[Any, Any, str]] = [
         (0.0, -0.0, "0.0"),
@@ -141,13 +144,13 @@ def test_which_keys_are_one_and_how_they_come_back() -> None:
 @given(st.one_of(*(st.lists(kind, max_size=9) for kind in KINDS)) | st.lists(ANY, max_size=9))
 @example([2**63, 1])
 @example(["ü", "", "a\0"])
-def test_a_column_of_keys_is_what_each_of_them_is(keys: list[Any]) -> None:
+def test_a_column_of_keys_is_encoded_as_each_of_them_alone(keys: list[Any]) -> None:
     column = KEYS.column(keys)
     assert column.type == pa.binary()
     assert column.to_pylist() == list(map(KEYS.encode, keys))
 
 
-def test_as_plain_bytes_keys_are_what_they_were_before_they_had_types() -> None:
+def test_keys_as_plain_bytes_are_those_of_versions_without_types() -> None:
     for keys, plain in (
         ([b"a", b"", b"\0"], [b"a", b"", b"\0"]),
         (["a", "ü"], [b"a", "ü".encode()]),
@@ -162,20 +165,20 @@ def test_as_plain_bytes_keys_are_what_they_were_before_they_had_types() -> None:
     "key",
     [math.nan, Decimal("NaN"), (1, math.nan), [1], {"a": 1}, bytearray(b"x"), object(), Stranger.ONE, 1j, "\ud800"],
 )
-def test_what_cannot_be_a_key_is_refused(key: Any) -> None:
+def test_an_invalid_key_is_refused(key: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         KEYS.encode(key)
     if isinstance(key, Stranger):
         assert "types=[Stranger]" in str(caught.value)
 
 
-def test_a_stored_key_of_an_enum_that_the_app_does_not_list_is_a_sentence() -> None:
+def test_a_stored_key_of_an_unlisted_enum_is_reported_in_one_sentence() -> None:
     with pytest.raises(PlanError, match="'Side', which the pipeline does not list") as caught:
         PLAIN_KEYS.decode(KEYS.encode(Side.BUY))
     assert "types=[Side]" in caught.value.next_step
 
 
-# Through whole pipelines, in epochs and tasks.
+# Through whole pipelines, with epochs and tasks.
 
 MIXED: list[Any] = [
     7,
@@ -230,7 +233,7 @@ def described(result: dict[str, Any]) -> str:
     keys_max=st.sampled_from([1, 1000]),
 )
 @examples(40, deadline=None)
-def test_i11_keys_of_all_types_are_distinguished_and_sorted_whatever_the_cuts(
+def test_i11_keys_of_all_types_are_distinguished_and_sorted_with_any_epochs_and_tasks(
     payloads: list[bytes], cuts: set[int], slice_records: int, keys_max: int
 ) -> None:
     pipeline = Pipeline("p", parallelism=3, types=[Side, Level])
@@ -254,14 +257,14 @@ def test_i11_keys_of_all_types_are_distinguished_and_sorted_whatever_the_cuts(
     ends = [(len(payloads), stream) for stream in range(STREAMS)]
     got = ran(graph, payloads, cuts, len(payloads), slice_records, keys_max, ends=ends)
     assert got == expected(graph, payloads, ends)
-    # And the reference has the keys in the order that Python says.
+    # And the reference has the keys in Python's order.
     names = [line.rpartition(b" [")[0] for line in got["totals"].splitlines()]
     used = sorted({number % len(MIXED) for number in (int(value.split()[0]) for value in payloads)})
     in_order = sorted((MIXED[number] for number in used), key=rank)
     assert [name.rsplit(b" ", 2)[0].decode() for name in names] == [repr(key) for key in in_order]
 
 
-def test_a_table_whose_keys_are_of_another_type_than_a_records_is_a_mistake_that_is_reported() -> None:
+def test_a_table_with_keys_of_another_type_than_the_records_is_reported() -> None:
     side = tables.of_rows([{"id": "7", "name": "seven"}], by="id")
     assert side.matches("7") == [{"id": "7", "name": "seven"}]
     assert side.matches("8") == []

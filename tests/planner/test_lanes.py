@@ -30,13 +30,13 @@ def with_lanes(lanes: int, *, tasks: int = 3, is_spread: bool = True, **options:
 
 @pytest.mark.parametrize("is_spread", [True, False])
 @pytest.mark.parametrize("lanes", [1, 2, 30, 300])
-def test_lanes_have_what_an_ordered_sink_has(lanes: int, is_spread: bool) -> None:
+def test_lanes_have_the_records_of_an_ordered_sink(lanes: int, is_spread: bool) -> None:
     records = [b"%d" % number for number in range(200)]
     outputs = run(with_lanes(lanes, is_spread=is_spread), {"lines": records}, epochs=[70, 130])
     assert outputs["trades"] == outputs["plain"]
 
 
-def test_a_task_writes_to_one_lane_in_all_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_writes_to_one_lane_in_all_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, int]] = set()
 
     def observed(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:
@@ -48,7 +48,7 @@ def test_a_task_writes_to_one_lane_in_all_its_passes(monkeypatch: pytest.MonkeyP
     assert seen == {(0, 0), (1, 1), (2, 2)}
 
 
-def test_a_path_stays_in_one_lane_and_paths_are_dealt_in_turn() -> None:
+def test_a_path_stays_in_one_lane_and_paths_are_assigned_in_turn() -> None:
     plan = make_plan(with_lanes(2).graph())
     sink = next(index for index, node in enumerate(plan.graph.nodes) if node.name == "trades")
     assert plan.paths_to(sink) == 3
@@ -78,11 +78,11 @@ def sink(**options: Any) -> None:
         ({"to": "lanes:d", "lanes": 0}, "lanes=0 of sink 'trades' is out of range"),
         ({"to": "lanes:d", "lanes": 1025}, "lanes=1025 of sink 'trades' is out of range"),
         ({"to": "file:d", "lanes": 2}, "has lanes=2, but file:DIR has no lanes"),
-        ({"to": "lanes:d", "lanes": 2, "order": "none"}, "lanes are there to restore an order"),
+        ({"to": "lanes:d", "lanes": 2, "order": "none"}, "the purpose of lanes is to restore an order"),
         ({"to": "lanes:d", "lanes": 2, "idempotent": True}, "idempotent"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_of_lanes_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         sink(**options)
 

@@ -40,7 +40,7 @@ def test_results_are_rows_with_their_input_row_place_and_key() -> None:
     assert all(column.dtype == np.int64 for column in rows_of_results([(0, (1, b"", 0), b"", None)]).tail)
 
 
-def test_states_are_taken_in_the_order_of_keys_in_chunks_however_few_fit_into_memory() -> None:
+def test_states_are_read_in_the_order_of_keys_in_chunks_of_any_size() -> None:
     states = MemoryStates()
     states.keys_max = 2 * TAKEN_MAX
     names = [b"%05d" % number for number in range(3 * TAKEN_MAX)]

@@ -1,4 +1,4 @@
-"""Copies: equal, of the same types, and sharing nothing that can be changed."""
+"""Copies are equal, of the same types, and share no object that can be changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parts_of(value: Any) -> list[Any]:
 
 
 def objects_in(value: Any) -> list[Any]:
-    """All objects in a value that can be changed, or hold one that can."""
+    """Return all objects in a value that can be changed or contain one that can."""
     if type(value) in IMMUTABLE or isinstance(value, frozenset):
         return []
     inner = [held for part in parts_of(value) for held in objects_in(part)]
@@ -58,15 +58,15 @@ def is_alike(one: Any, other: Any) -> bool:
 
 
 @given(VALUES)
-def test_a_copy_is_alike_and_shares_nothing_that_can_be_changed(value: Any) -> None:
+def test_a_copy_is_equal_and_shares_no_mutable_object(value: Any) -> None:
     before = deepcopy(value)
     copied = own(value)
     assert is_alike(copied, before)
-    assert not {id(held) for held in objects_in(value)} & {id(one) for one in objects_in(copied)}
+    assert not {id(held) for held in objects_in(value)} & {id(part) for part in objects_in(copied)}
 
 
 @pytest.mark.parametrize("value", [1, "text", b"bytes", None, Decimal(1), (1, ("a", b"b"))])
-def test_what_cannot_be_changed_is_not_copied(value: Any) -> None:
+def test_an_immutable_value_is_not_copied(value: Any) -> None:
     assert own(value) is value
     values = [value, value]
     if type(value) in IMMUTABLE:

@@ -1,4 +1,4 @@
-"""The planner: every row of the table, order protected where it is needed and nowhere else, and what is refused."""
+"""The planner: every row of the table, order kept exactly where it is needed, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def strategies(plan: Plan) -> dict[tuple[str, str], Strategy]:
 
 
 def graph_of(*kinds: Kind, order: Order = Order.TOTAL, parallelism: int = 4) -> Graph:
-    """A line of stages, also of kinds that have no word yet; each is named by its place."""
+    """Return a chain of stages, also of kinds without a method yet. Each is named by its position."""
     nodes = [
         Node(
             kind,
@@ -59,7 +59,7 @@ NARROW = [Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC
 
 
 @pytest.mark.parametrize("kind", [*NARROW, Kind.ADD_TIMESTAMPS, Kind.HASH_JOIN])
-def test_a_narrow_stage_is_fused_with_the_source_and_costs_nothing(kind: Kind) -> None:
+def test_a_narrow_stage_is_fused_with_the_source_without_an_exchange(kind: Kind) -> None:
     plan = make_plan(graph_of(Kind.SOURCE, kind, Kind.SINK))
     assert [edge.strategy for edge in plan.edges] == [Strategy.RANGES, Strategy.RANGES]
     assert [chain.tasks for chain in plan.chains] == [4]
@@ -88,7 +88,7 @@ def test_a_stage_that_needs_all_records_in_order_gets_them_in_one_task(kind: Kin
     assert plan.edges[1].paths == 4
 
 
-def test_the_number_of_tasks_at_a_row_of_the_table_is_what_the_planner_gives() -> None:
+def test_the_number_of_tasks_in_the_table_is_that_of_the_planner() -> None:
     for kind, row in TABLE.items():
         if kind in {Kind.SOURCE, Kind.SINK, Kind.MERGE}:
             continue
@@ -115,11 +115,11 @@ def test_without_a_promise_order_is_kept_only_up_to_the_last_stage_that_needs_it
     assert plan.edges[1].is_merged
 
 
-def test_before_a_stage_that_creates_an_order_of_its_own_only_what_it_needs_itself_is_kept() -> None:
+def test_before_a_stage_that_creates_an_order_only_the_order_that_it_needs_is_kept() -> None:
     # A rebalance before a sort: the sort is stable, so it needs the order, and the rebalance is merged.
     plan = make_plan(graph_of(Kind.SOURCE, Kind.FILTER, Kind.REBALANCE, Kind.SORT, Kind.SINK))
     assert plan.needs[:4] == (Order.TOTAL, Order.TOTAL, Order.TOTAL, Order.TOTAL)
-    # Nothing asks for the order of what a pipeline that promises none puts out behind the sort.
+    # A pipeline without a promised order needs none after the sort.
     plan = make_plan(graph_of(Kind.SOURCE, Kind.SORT, Kind.REBALANCE, Kind.SINK, order=Order.NONE))
     assert plan.needs[:3] == (Order.TOTAL, Order.NONE, Order.NONE)
 
@@ -129,7 +129,7 @@ def test_an_order_per_key_is_an_order_of_all_records_before_the_key_is_known() -
     assert plan.needs == (Order.TOTAL, Order.TOTAL, Order.KEY, Order.KEY, Order.NONE)
 
 
-def test_a_promise_per_key_and_one_per_stream_together_are_one_of_all_records() -> None:
+def test_a_promise_per_key_with_one_per_stream_is_a_promise_of_total_order() -> None:
     pipeline = Pipeline("p", order="key")
     stage = pipeline.source().map(same)
     stage.sink("a", to="file:a")
@@ -143,7 +143,7 @@ def test_preserve_order_means_total_and_total_is_the_default() -> None:
 
     assert order() is order(preserve_order=True) is order(order="total") is Order.TOTAL
     assert order(preserve_order=False) is order(order="none") is Order.NONE
-    with pytest.raises(PlanError, match="both say"):
+    with pytest.raises(PlanError, match="exclude each other"):
         order(order="key", preserve_order=True)
 
 
@@ -182,7 +182,7 @@ def line_of(steps: list[tuple[str, int | None]], **options: Any) -> Pipeline:
 
 
 @given(steps=STEPS, order=st.sampled_from(Order))
-def test_a_number_of_tasks_changes_only_at_an_exchange_and_never_rises_above_what_was_asked(
+def test_the_number_of_tasks_changes_only_at_an_exchange_and_never_exceeds_the_requested_one(
     steps: list[tuple[str, int | None]], order: Order
 ) -> None:
     plan = planned(line_of(steps, order=order.value))
@@ -202,7 +202,7 @@ def test_a_number_of_tasks_changes_only_at_an_exchange_and_never_rises_above_wha
 
 
 @given(steps=STEPS, order=st.sampled_from(Order))
-def test_every_exchange_before_an_ordered_sink_is_merged_and_behind_the_last_one_so_is_the_sink(
+def test_every_exchange_before_an_ordered_sink_and_the_sink_itself_are_merged(
     steps: list[tuple[str, int | None]], order: Order
 ) -> None:
     plan = planned(line_of(steps, order=order.value))
@@ -219,7 +219,7 @@ def test_every_exchange_before_an_ordered_sink_is_merged_and_behind_the_last_one
         assert last is Strategy.MERGE
 
 
-def test_a_rebalance_of_what_is_even_already_moves_nothing_unless_another_number_of_tasks_is_asked_for() -> None:
+def test_a_rebalance_of_even_tasks_moves_nothing_unless_the_number_of_tasks_changes() -> None:
     assert not planned(line_of([("map", None), ("rebalance", None), ("map", None)])).exchanges
     assert planned(line_of([("map", None), ("rebalance", None), ("map", 2)])).exchanges
     assert planned(line_of([("map", None), ("rebalance", 3), ("map", None)])).exchanges
@@ -230,7 +230,7 @@ def test_a_rebalance_of_what_is_even_already_moves_nothing_unless_another_number
 # Keys
 
 
-def test_branches_are_numbered_only_where_they_meet_again() -> None:
+def test_branches_are_numbered_only_if_they_are_merged_again() -> None:
     plan = planned(PIPELINES["diamond"]())
     named = dict(zip((node.name for node in plan.graph.nodes), plan.keys, strict=True))
     assert {plan.node(index).name for index in plan.branching} == {"lines"}
@@ -240,7 +240,7 @@ def test_branches_are_numbered_only_where_they_meet_again() -> None:
     assert not plan.branching
 
 
-def test_records_carry_their_key_only_up_to_where_it_is_used() -> None:
+def test_records_carry_their_key_only_up_to_its_last_use() -> None:
     plan = planned(PIPELINES["per_key"]())
     names = {plan.node(index).name for index in plan.traced}
     assert names == {"trades", "filter-1", "by-symbol", "key-by-5"}
@@ -248,7 +248,7 @@ def test_records_carry_their_key_only_up_to_where_it_is_used() -> None:
     assert not planned(PIPELINES["unordered"]()).traced
 
 
-def test_chains_behind_a_merge_of_chains_each_run_what_is_behind_it() -> None:
+def test_each_chain_before_a_merge_runs_the_stages_after_it() -> None:
     plan = planned(PIPELINES["diamond"]())
     last = next(index for index, node in enumerate(plan.graph.nodes) if node.name == "last")
     assert plan.chains_of[last] == {0, 1}
@@ -269,10 +269,10 @@ def test_with_strict_a_rebalance_before_an_ordered_sink_is_refused_with_the_reas
     assert "'some'" in caught.value.sentence
     assert "'out' needs them in order" in caught.value.sentence
     assert "rebalance(key)" in caught.value.next_step
-    assert "strict=True away" in caught.value.next_step
+    assert "omit strict=True" in caught.value.next_step
 
 
-def test_with_strict_what_needs_no_merge_is_not_refused() -> None:
+def test_with_strict_a_plan_without_a_merge_is_not_refused() -> None:
     free = Pipeline("p", strict=True, order="none")
     free.source().filter(keep).rebalance().sink("out", to="file:out")
     keyed = Pipeline("p", strict=True)
@@ -298,7 +298,7 @@ def test_an_exchange_of_more_cells_than_spark_should_move_is_refused() -> None:
     assert f"{RUNS_MAX:,}" in caught.value.sentence
 
 
-def test_a_stage_that_has_only_its_place_in_the_table_can_be_planned_but_not_be_run(
+def test_a_stage_that_is_only_in_the_table_can_be_planned_but_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(TABLE, Kind.PEEK, replace(TABLE[Kind.PEEK], comes_with="a later version"))

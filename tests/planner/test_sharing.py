@@ -1,4 +1,4 @@
-"""Values that several could change: the output is as if each stage got its own copy of what it is given."""
+"""Values that several stages could change: the output is as if each stage got its own copy of its input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDS = [(24, 0), (24, 1), (24, 2)]
 
 
 def marked(value: Value) -> Value:
-    """Changes what it is given, and gives it on."""
+    """Change the argument and return it."""
     value["marks"] = value.get("marks", 0) + 1
     value["deep"]["seen"].append(value["marks"])
     return value
@@ -50,7 +50,7 @@ def lines(data: bytes) -> list[Any]:
 
 
 def check(pipeline: Pipeline) -> dict[str, list[Any]]:
-    """The same output, however it is cut, dealt and sliced; gives it, by sink."""
+    """Return the output by sink, after checking that it is the same for any epochs, tasks and slices."""
     graph = pipeline.graph()
     wanted = expected(graph, RECORDS, ENDS)
     for cuts, keys_max, slice_records, exchange in (
@@ -63,12 +63,12 @@ def check(pipeline: Pipeline) -> dict[str, list[Any]]:
     return {name: lines(data) for name, data in wanted.items()}
 
 
-def test_a_sink_gets_its_records_as_they_were_when_another_branch_changes_them() -> None:
+def test_a_sink_gets_unchanged_records_when_another_branch_changes_them() -> None:
     pipeline, events = json_pipeline()
     sink(events, "raw")
     sink(events.map(marked), "enriched")
     found = check(pipeline)
-    assert all("marks" not in one and one["deep"]["seen"] == [] for one in found["raw"])
+    assert all("marks" not in result and result["deep"]["seen"] == [] for result in found["raw"])
     assert all(value["marks"] == 1 for value in found["enriched"])
 
 
@@ -80,7 +80,7 @@ def test_branches_do_not_see_each_others_changes(is_first: bool) -> None:
     last = events.peek(marked)
     sink(first.merge(middle, last) if is_first else last.merge(middle, first))
     found = check(pipeline)["out"]
-    assert sorted({one.get("marks", 0) for one in found}) == [0, 1, 2]
+    assert sorted({result.get("marks", 0) for result in found}) == [0, 1, 2]
 
 
 def test_branches_that_meet_again_do_not_see_each_others_changes() -> None:
@@ -103,7 +103,7 @@ def three_parts(value: Value) -> list[Value]:
 
 @pytest.mark.parametrize("function", [three_times, three_in_a_list, three_parts])
 @pytest.mark.parametrize("way", ["fused", "called", "rebalance", "async", "flat_map_stateful"])
-def test_an_object_that_is_given_three_times_is_three_values(function: Callable[[Value], Any], way: str) -> None:
+def test_an_object_that_is_returned_three_times_is_three_values(function: Callable[[Value], Any], way: str) -> None:
     async def asked(value: Value) -> Value:
         return marked(value)
 
@@ -125,7 +125,7 @@ def test_an_object_that_is_given_three_times_is_three_values(function: Callable[
     assert [one["marks"] for one in check(pipeline)["out"]] == [1] * 72
 
 
-def test_a_generator_may_change_what_it_gave_before_it_gives_it_again() -> None:
+def test_a_generator_may_change_a_yielded_object_and_yield_it_again() -> None:
     def counted(value: Value) -> Iterator[Value]:
         for number in range(3):
             value["deep"]["number"] = number
@@ -138,7 +138,7 @@ def test_a_generator_may_change_what_it_gave_before_it_gives_it_again() -> None:
 
 @pytest.mark.parametrize("kind", ["map", "filter", "flat_map"])
 @pytest.mark.parametrize("ttl_s", [None, 1000.0])
-def test_what_a_state_keeps_is_not_what_it_passes_on(kind: str, ttl_s: float | None) -> None:
+def test_a_state_shares_no_object_with_its_results(kind: str, ttl_s: float | None) -> None:
     def kept(state: Any, value: Value) -> Any:
         marks = sum(one.get("marks", 0) for one in state)
         state.append(value)
@@ -152,7 +152,7 @@ def test_what_a_state_keeps_is_not_what_it_passes_on(kind: str, ttl_s: float | N
     assert all(one["before"][0] == 0 for one in check(pipeline)["out"])
 
 
-def test_a_function_that_makes_first_states_may_give_one_object_again_and_again() -> None:
+def test_a_function_of_initial_states_may_return_the_same_object_each_time() -> None:
     first: dict[str, int] = {"count": 0}
 
     def counted(state: dict[str, int], value: Value) -> Any:
@@ -181,10 +181,12 @@ def test_a_row_of_a_table_is_the_same_for_every_record(is_in_join: bool) -> None
     stage = events.hash_join(table, key=of_key, join=joined)
     sink(stage if is_in_join else stage.peek(lambda value: changed(value["row"])))
     found = check(pipeline)["out"]
-    assert [(one["row"]["count"], one["row"]["deep"], one["value"]["joins"]) for one in found] == [(1, [1], 1)] * 48
+    assert [(result["row"]["count"], result["row"]["deep"], result["value"]["joins"]) for result in found] == [
+        (1, [1], 1)
+    ] * 48
 
 
-def test_records_that_wait_for_a_partner_are_not_changed_by_those_that_met_them() -> None:
+def test_records_that_wait_for_a_partner_are_not_changed_through_earlier_pairs() -> None:
     def joined(left: Value, right: Value) -> list[Value]:
         return [marked(left), marked(right)]
 
@@ -195,7 +197,7 @@ def test_records_that_wait_for_a_partner_are_not_changed_by_those_that_met_them(
 
 
 @pytest.mark.parametrize("late", ["drop", "fire"])
-def test_windows_that_overlap_hold_a_record_each_for_itself(late: Any) -> None:
+def test_overlapping_windows_each_hold_their_own_copy_of_a_record(late: Any) -> None:
     def added(held: list[Value], value: Value) -> list[Value]:
         for one in held:
             one["later"] = one.get("later", 0) + 1
@@ -209,7 +211,7 @@ def test_windows_that_overlap_hold_a_record_each_for_itself(late: Any) -> None:
         assert [one.get("later", 0) for one in window["value"]] == list(reversed(range(window["count"])))
 
 
-def test_aggregates_beside_one_another_hold_a_record_each_for_itself() -> None:
+def test_parallel_aggregates_each_hold_their_own_copy_of_a_record() -> None:
     def added(held: list[Value], value: Value) -> list[Value]:
         for one in held:
             one["later"] = 1
@@ -259,7 +261,7 @@ BORROWING: dict[str, Callable[[Stage], Stage]] = {
 
 
 @pytest.mark.parametrize("how", BORROWING)
-def test_what_a_function_holds_itself_is_not_changed_by_a_stage_behind(how: str) -> None:
+def test_an_object_that_a_function_holds_is_not_changed_by_a_later_stage(how: str) -> None:
     pipeline, events = json_pipeline()
     sink(BORROWING[how](events).map(marked))
     assert all(value["deep"]["seen"] == [1] for value in check(pipeline)["out"])
@@ -277,7 +279,7 @@ def test_a_value_that_cannot_be_copied_is_the_error_of_the_stage_that_made_it() 
     assert [letter["stage"] for letter in letters] == ["maker"] * 24
 
 
-# Nothing is copied where a value has one holder, or nobody changes it
+# A value is not copied if it has one holder, or if no stage changes it
 
 
 def is_copying(graph: Graph) -> bool:
@@ -285,7 +287,7 @@ def is_copying(graph: Graph) -> bool:
     return bool(sharing.copied or sharing.borrowing)
 
 
-def test_a_row_of_stages_copies_nothing() -> None:
+def test_consecutive_stages_copy_nothing() -> None:
     pipeline, events = json_pipeline()
     sink(events.map(marked).filter(of_key).map(marked).rebalance(parallelism=2).map(marked))
     assert not is_copying(pipeline.graph())
@@ -300,7 +302,7 @@ def test_branches_that_change_nothing_copy_nothing() -> None:
     assert not is_copying(pipeline.graph())
 
 
-def test_where_all_branches_change_a_value_the_last_has_the_original() -> None:
+def test_if_all_branches_change_a_value_the_last_one_gets_the_original() -> None:
     pipeline, events = json_pipeline()
     sink(events.map(marked), "one")
     sink(events.rebalance(lambda value: marked(value)["n"], parallelism=2), "two")
@@ -310,7 +312,7 @@ def test_where_all_branches_change_a_value_the_last_has_the_original() -> None:
     check(pipeline)
 
 
-# By chance
+# Random pipelines
 
 
 def pop_deep(value: Value) -> bool:
@@ -400,7 +402,7 @@ def changing_pipelines(draw: st.DrawFn) -> Pipeline:
     exchange=st.sampled_from(Exchange),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-def test_i11_stages_that_change_their_values_write_what_a_run_that_copies_everything_would_have_written(
+def test_i11_stages_that_change_their_values_write_the_same_as_a_run_that_copies_everything(
     pipeline: Pipeline,
     count: int,
     cuts: set[int],

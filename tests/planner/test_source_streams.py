@@ -1,4 +1,4 @@
-"""Which streams belong to which source."""
+"""The assignment of streams to sources."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_every_stream_belongs_to_one_source() -> None:
     assert takers(graph, 9) == ["s3"]
 
 
-def test_a_source_that_is_alone_takes_whatever_comes() -> None:
+def test_the_only_source_of_a_pipeline_takes_every_stream() -> None:
     graph = built({"from_": "file:a"})
     assert takers(graph, 9) == ["s0"]
 
 
-def test_several_sources_take_what_one_of_them_takes() -> None:
+def test_several_sources_take_the_union_of_their_streams() -> None:
     graph = built({"from_": "file:a"}, {"streams": [7]}, {})
     first, second, rest = graph.sources
     assert streams_of(graph, [first, second]) == StreamFilter(frozenset({7}), frozenset({share_of("s0")}), False)
@@ -48,7 +48,7 @@ def test_several_sources_take_what_one_of_them_takes() -> None:
     assert not streams_of(graph, []).takes(9)
 
 
-def test_an_id_in_a_share_keeps_the_lower_bits_and_says_whose_it_is() -> None:
+def test_an_id_in_a_share_has_the_stream_in_its_lower_bits_and_its_source_above() -> None:
     shared = id_in_share(share_of("orders"), 2**64 - 1)
     assert shared >> SHARE_SHIFT == share_of("orders")
     assert shared % 2**SHARE_SHIFT == 2**SHARE_SHIFT - 1
@@ -70,7 +70,7 @@ def test_inputs_of_connectors_end_the_sources_that_read_them_and_no_others() -> 
     [
         ({"from_": "file:a", "streams": [7]}, "arrival", "reads a URL and names streams"),
         ({"from_": "kafka://b:1/t"}, "event_time", "names no partitions, but in event-time order the streams must be"),
-        ({"from_": "kafka://b:1/t?partitions=0,x"}, "arrival", "names partitions that are no numbers"),
+        ({"from_": "kafka://b:1/t?partitions=0,x"}, "arrival", "names partitions that are not numbers"),
         ({"from_": "mqtt://a"}, "arrival", "source 's' names 'mqtt://a'"),
         ({"from_": "here:7100"}, "arrival", "there is no source for HOST:PORT"),
         ({"from_": ""}, "arrival", "names ''"),
@@ -81,7 +81,7 @@ def test_a_url_that_a_source_cannot_read_is_refused(options: dict[str, object], 
         Pipeline("p", order_by=order_by).source("s", **options)  # type: ignore[arg-type]
 
 
-def test_event_time_order_without_streams_says_how_to_name_them() -> None:
+def test_the_error_for_event_time_order_without_streams_says_how_to_name_them() -> None:
     pipeline = Pipeline("p", order_by="event_time")
     pipeline.source("s").sink("o", to="file:o")
     with pytest.raises(PlanError, match="does not name its streams") as caught:

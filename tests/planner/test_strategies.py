@@ -59,12 +59,12 @@ def test_a_rebalance_is_by_key_if_it_has_one() -> None:
     assert key_of(KEYED) is len
 
 
-def test_states_that_expire_give_a_stage_a_watermark_that_its_kind_has_not() -> None:
+def test_states_that_expire_give_a_stage_a_watermark() -> None:
     assert [is_timed(node) for node in (PLAIN, KEYED, EXPIRING, WINDOW)] == [False, False, True, True]
     assert [is_firing(node) for node in (PLAIN, KEYED, EXPIRING, WINDOW)] == [False, False, True, True]
 
 
-def test_only_a_process_with_a_clock_is_moved_by_it() -> None:
+def test_a_clock_advances_only_a_process_stage_that_uses_it() -> None:
     def timed(state: Any, record: Any, context: Any) -> Any: ...
 
     def fired(state: Any, context: Any) -> Any: ...

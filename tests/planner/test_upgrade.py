@@ -1,4 +1,5 @@
-"""Upgrades: what happens to each stage's state, what the others are told, and which sinks come and go."""
+"""Upgrades: how the state of each stage is carried over, the errors of refused changes, and which sinks are added and
+removed."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def outcomes(before: Change, after: Change, upgrade: Upgrade) -> list[str]:
             Upgrade(rename={"counted": "sums"}),
             ["stage 'sums': renamed, was 'counted'"],
         ),
-        # A stage behind a renamed one has the same input.
+        # A stage after a renamed one has the same input.
         (
             two,
             lambda stage: stateful(stateful(stage, "sums"), "again"),
@@ -210,10 +211,16 @@ def test_every_stage_has_one_outcome(before: Change, after: Change, upgrade: Upg
         (stateful, stateful, Upgrade(migrate={"x": str}), "'x', which is not a stage with state", "counted"),
         (two, two, Upgrade(rename={"again": "counted"}), "has a stage 'counted', too", "rename or drop 'counted'"),
         (two, two, Upgrade(rename={"again": "again"}, drop=["again"]), "drops and renames", "one of them"),
-        (two, stateful, Upgrade(rename={"again": "counted", "counted": "counted"}), "the same new name", "its own"),
+        (
+            two,
+            stateful,
+            Upgrade(rename={"again": "counted", "counted": "counted"}),
+            "the same new name",
+            "a different name",
+        ),
     ],
 )
-def test_what_cannot_continue_is_refused_by_name_with_a_next_step(
+def test_a_stage_that_cannot_continue_is_refused_by_name_with_a_next_step(
     before: Change, after: Change, upgrade: Upgrade, sentence: str, step: str
 ) -> None:
     with pytest.raises(PlanError) as refused:
@@ -237,7 +244,7 @@ def changes(before: Any, after: Any) -> SinkChanges:
     return sink_changes(after, before.fingerprint(), before.endpoints())
 
 
-def test_sinks_may_come_and_go() -> None:
+def test_sinks_may_be_added_and_removed() -> None:
     assert changes(graph("a", "b"), graph("a", "b")) == SinkChanges()
     assert changes(graph("a"), graph("a", "b")) == SinkChanges(added=("b",))
     assert changes(graph("a", "b"), graph("b")) == SinkChanges(removed=("a",))
@@ -253,7 +260,7 @@ def test_sinks_may_come_and_go() -> None:
         (graph("a"), graph("a", guarantee="at-least-once"), "the pipeline's guarantee"),
     ],
 )
-def test_other_changes_of_the_ends_are_refused(before: Any, after: Any, sentence: str) -> None:
+def test_other_changes_of_sources_and_sinks_are_refused(before: Any, after: Any, sentence: str) -> None:
     with pytest.raises(PlanError) as refused:
         changes(before, after)
     assert sentence in refused.value.sentence

@@ -1,4 +1,4 @@
-"""Validation: what each check takes, and the sentence of what it refuses."""
+"""Validation: the values that each check accepts, and the error for the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def two(one: Any, other: Any) -> None: ...
 
 
 @pytest.mark.parametrize("name", ["a", "_", "9", "a-b_c", "x" * 64])
-def test_a_name_of_letters_digits_and_two_signs_is_taken(name: str) -> None:
+def test_a_name_of_letters_digits_dashes_and_underscores_is_accepted(name: str) -> None:
     assert validation.checked_name(name, "a stage") == name
 
 
@@ -68,13 +68,13 @@ def test_a_unit_is_one_of_four() -> None:
 
 
 @pytest.mark.parametrize("value", ["no", 0, 1, None])
-def test_a_flag_is_not_made_of_other_values(value: Any) -> None:
+def test_a_flag_of_another_type_is_refused(value: Any) -> None:
     assert validation.checked_flag(False, "strict", "pipeline 'p'") is False
     with pytest.raises(PlanError, match=r"strict=.* of pipeline 'p' is neither"):
         validation.checked_flag(value, "strict", "pipeline 'p'")
 
 
-def test_a_sink_is_not_given_lanes_as_its_format() -> None:
+def test_lanes_as_the_format_of_a_sink_are_refused() -> None:
     assert validation.checked_target("file:out", "a") == "file:out"
     with pytest.raises(PlanError, match="sink 'a' cannot write lanes"):
         validation.checked_target("lanes:out", "a")
@@ -91,7 +91,7 @@ def test_a_function_is_called_by_its_name_in_the_error_and_by_its_place_if_it_ha
 
 
 @pytest.mark.parametrize("function", [str, max, lambda *all: all, lambda one, two=2: one, bytes.decode])
-def test_a_function_that_one_argument_is_enough_for_is_taken(function: Any) -> None:
+def test_a_function_that_can_be_called_with_one_argument_is_accepted(function: Any) -> None:
     validation.checked_of_one(function, "map")
 
 
@@ -101,11 +101,11 @@ def test_a_function_that_cannot_be_called_with_one_argument_is_refused_with_its_
         validation.checked_of_one(function, "map")
 
 
-def test_a_function_of_several_arguments_is_told_which() -> None:
+def test_a_function_of_several_arguments_is_refused_with_their_names() -> None:
     validation.checked_call(two, "join", "join", ("left", "right"))
     with pytest.raises(PlanError, match=r"join=two, which cannot be called with \(a, b, c\)") as caught:
-        validation.checked_call(two, "join", "join", ("a", "b", "c"), "; or leave it away")
-    assert caught.value.next_step == "give it a function of 3 arguments: (a, b, c); or leave it away"
+        validation.checked_call(two, "join", "join", ("a", "b", "c"), "; or omit it")
+    assert caught.value.next_step == "give it a function of 3 arguments: (a, b, c); or omit it"
     with pytest.raises(PlanError) as caught:
         validation.checked_call(two, "map", "", ("record",))
     assert "was given two," in caught.value.sentence

@@ -1,4 +1,4 @@
-"""The files port: what code may rely on, on the operating system, on the simulated disk, and with a journal alike."""
+"""The files port: its guarantees hold on the operating system, on the simulated disk, and with a journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def simulated(part: str = "p", machine: Machine | None = None) -> SimulatedFileS
 
 
 class JournalInMemory:
-    """A journal whose quorum has everything at once."""
+    """A journal whose quorum has every record at once."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
@@ -65,7 +65,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileSystem
 
 
 def check_journal(journal: JournalInMemory, inner: FileSystem, there: Path) -> None:
-    """The journal makes the same files again."""
+    """Check that replaying the journal gives the same files."""
     replay = JournalReplay(there / "restoring", HOST_FILES)
     for record in journal.records:
         for operation in decode_operations(record):
@@ -100,7 +100,7 @@ def test_a_mutex_is_free_again_after_its_block(files: FileSystem) -> None:
         pass
 
 
-def test_what_is_written_is_read_back(files: FileSystem) -> None:
+def test_written_bytes_are_read_back(files: FileSystem) -> None:
     with files.open(A, OpenMode.NEW) as file:
         file.write(0, b"0123", memoryview(b"45"), b"", b"6")
         file.write(2, b"xy")
@@ -123,7 +123,7 @@ def test_a_file_can_be_cut_off_and_extended(files: FileSystem) -> None:
         assert file.read(10, 0) == b"01\0\0\0\0!"
 
 
-def test_how_a_file_is_opened_says_whether_it_must_exist_and_what_stays_of_it(files: FileSystem) -> None:
+def test_the_open_mode_decides_whether_a_file_must_exist_and_is_kept(files: FileSystem) -> None:
     for mode in (OpenMode.READ, OpenMode.WRITE):
         with pytest.raises(FileNotFoundError):
             files.open(A, mode)
@@ -246,7 +246,7 @@ def test_a_removed_file_stays_readable_only_where_it_is_open(files: FileSystem) 
     assert not files.exists(FOLDER)
 
 
-def test_there_is_room_and_a_process_has_a_name(files: FileSystem) -> None:
+def test_the_free_space_and_a_process_name_are_returned(files: FileSystem) -> None:
     assert files.free_bytes(Path()) > 0
     assert files.owner == files.owner
     assert "/" not in files.owner
@@ -271,7 +271,7 @@ def other_process(files: FileSystem) -> SimulatedFileSystem:
     return SimulatedFileSystem(process, files.disk)
 
 
-def test_a_dead_process_changes_and_reads_nothing_and_its_lock_is_free() -> None:
+def test_a_dead_process_reads_and_writes_nothing_and_its_lock_is_free() -> None:
     files = simulated()
     files.process.site.gone = lambda process: None
     put(files, A, b"x")

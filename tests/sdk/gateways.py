@@ -1,4 +1,4 @@
-"""A real gateway process for sources' tests, with a driver's hand on its side door: commits without Spark."""
+"""A real gateway process for tests of sources. The test commits on its control port, without Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 class LivingGateway(GatewayProcess):
-    """Commits what it gets, as long as it is let; `rows` gives what is committed."""
+    """A gateway that commits what it receives, unless commits are held. `rows` returns the committed rows."""
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         super().__init__(directory, settings)
@@ -50,7 +50,7 @@ class LivingGateway(GatewayProcess):
             self.kill()
 
     def hold_commits(self) -> None:
-        """Nothing is committed from here on: one that is under way is waited for."""
+        """Stop commits, and wait for one in progress."""
         with self._lock:
             self._may_commit.clear()
 
@@ -87,7 +87,7 @@ class LivingGateway(GatewayProcess):
                 client.commit(0, self._epoch, end, positions)
                 break
             except RoundError:
-                # It may have heard us all the same: then sources know, and nobody may look here before us.
+                # The gateway may have committed nevertheless. Sources then know it, so repeat before `rows` may return.
                 client.close()
         self._epoch += 1
         self._end = end
@@ -95,7 +95,7 @@ class LivingGateway(GatewayProcess):
             self._rows.setdefault(stream_id, []).extend(rows)
 
     def rows(self, stream_id: int) -> list[Row]:
-        """What is committed of a stream; a source that was told so finds it here."""
+        """Return the committed rows of a stream, including all that a source has an acknowledgement for."""
         with self._lock:
             return list(self._rows.get(stream_id, []))
 

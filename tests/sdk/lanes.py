@@ -1,4 +1,4 @@
-"""Lanes as a pipeline writes them, for tests of mergers: with the sink's own output, and a commit for each epoch."""
+"""Writes lanes as a pipeline does, for tests of mergers: with the sink's own output, and a commit for each epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK_ROWS = 7
 
 
 class LaneWriter:
-    """A sink with lanes. A record is a number, which is its order key and its payload. Its files close with it."""
+    """A sink with lanes. Each record is a number, which is its order key and its payload. `close` closes its files."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class LaneWriter:
         return participant
 
     def epoch(self, shares: Sequence[Sequence[int]], only: Sequence[int] | None = None) -> int:
-        """Write an epoch: the numbers of each lane. `only` these lanes commit it now; the others with `catch_up`."""
+        """Write an epoch with these numbers in each lane, and return it. If `only` is given, only these lanes commit
+        it; the test calls `commit` for the others."""
         epoch, self.epochs = self.epochs, self.epochs + 1
         self._shares = getattr(self, "_shares", {}) | {epoch: shares}
         for lane in range(self.lanes) if only is None else only:
@@ -68,7 +69,7 @@ class LaneWriter:
         return epoch
 
     def commit(self, epoch: int, lane: int) -> None:
-        """Commit what a lane has of an epoch."""
+        """Commit a lane's part of an epoch."""
         shares = self._shares[epoch]
         numbers, participant = shares[lane], self._participants[lane]
         messages = [
@@ -93,7 +94,7 @@ class LaneWriter:
 
 
 def batch_of(numbers: Sequence[int]) -> pa.RecordBatch:
-    """Records whose payload and order key are these numbers. The key is the last digit, the time the number."""
+    """Return records whose payload and order key are these numbers. The key is the last digit, the time the number."""
     columns = [
         pa.array([b"%d" % number for number in numbers], pa.binary()),
         pa.array([b"%d" % (number % 10) for number in numbers], pa.binary()),
@@ -105,7 +106,7 @@ def batch_of(numbers: Sequence[int]) -> pa.RecordBatch:
 
 
 def dealt(numbers: Sequence[int], lanes: int, seed: int, empty: Sequence[int] = ()) -> list[list[int]]:
-    """The numbers dealt over lanes by chance, each lane sorted; `empty` lanes get none."""
+    """Return the numbers distributed randomly over lanes, each lane sorted. `empty` lanes get none."""
     chance = random.Random(seed)
     open_lanes = [lane for lane in range(lanes) if lane not in empty]
     shares: list[list[int]] = [[] for _ in range(lanes)]

@@ -1,4 +1,4 @@
-"""Tests that are coroutines: run each on a loop of its own, with a limit."""
+"""Runs each test that is a coroutine on its own loop, with a time limit."""
 
 from __future__ import annotations
 

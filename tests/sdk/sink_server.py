@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from procession.address import Address, address_of, listening_socket
+from procession.sdk.doubles import MemoryOutput, Worker
 from procession.sdk.output import Wait
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.sink_server import SinkServer
-from procession.sdk.testing import MemoryOutput, Worker
 from procession.sdk.transaction_log import TransactionLog
 from procession.wire.messages import Error
 
@@ -64,6 +64,6 @@ async def refusal(worker: Worker) -> str:
     event = await worker.receive()
     while event and not isinstance(event, Error):
         event = await worker.receive()
-    assert isinstance(event, Error), "it says why before it closes"
+    assert isinstance(event, Error), "the server sends the reason before it closes"
     assert await worker.receive() is None
     return event.reason

@@ -1,4 +1,4 @@
-"""The acknowledgement log: what was heard, over any number of lives of the source."""
+"""The acknowledgement log has every acknowledgement, over any number of runs of the source."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from procession.storage.journal import Journal, read_journal
 STREAM = 2**64 - 3
 
 
-def test_the_highest_of_each_stream_is_what_counts(tmp_path: Path) -> None:
+def test_the_highest_acknowledgement_of_each_stream_counts(tmp_path: Path) -> None:
     for number, heard in enumerate([(STREAM, 10), (STREAM, 20), (7, 5)]):
-        log = AckLog(tmp_path / "acks")  # a life of the source each
+        log = AckLog(tmp_path / "acks")  # one run of the source each
         log.record(*heard, now=float(number))
         log.close()
     other = AckLog(tmp_path / "other")
@@ -27,7 +27,7 @@ def test_the_highest_of_each_stream_is_what_counts(tmp_path: Path) -> None:
     assert second == {"stream": STREAM, "id": 10, "time": 0.0}
 
 
-def test_a_source_that_died_while_it_wrote_leaves_what_it_had_heard_before(tmp_path: Path) -> None:
+def test_a_source_that_died_during_a_write_keeps_earlier_acknowledgements(tmp_path: Path) -> None:
     log = AckLog(tmp_path / "acks")
     log.record(1, 10, 0.0)
     log.close()
@@ -59,11 +59,11 @@ def test_a_tail_follows_one_log_more_from_its_beginning(tmp_path: Path) -> None:
     assert tail.poll() == {1: 10, 2: 20}
 
 
-def test_nothing_heard_is_nothing_acknowledged(tmp_path: Path) -> None:
+def test_an_empty_log_has_no_acknowledgement(tmp_path: Path) -> None:
     assert acknowledged([tmp_path / "nowhere"]) == {}
 
 
-def test_another_file_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "x.txnlog")
     journal.open()
     journal.append({"op": "phase2", "txn": "t", "commit": True})

@@ -1,4 +1,5 @@
-"""Backlogs, in memory and on disk, against a slow reference; and a spool that is not the one it should be."""
+"""Backlogs in memory and on disk, compared with a slow reference; and spools that are lost, older or of another
+stream."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def batch_of(payloads: list[bytes], keys: list[bytes] | None = None, first_id: i
 
 
 def read_all(backlog: Backlog, after: int | None) -> list[tuple[int, bytes, bytes]]:
-    """As a reader does, to the end."""
+    """Read to the end, as a reader does."""
     found: list[tuple[int, bytes, bytes]] = []
     while batch := backlog.read(after):
         batch.check(ONE, after)
@@ -43,7 +44,7 @@ KINDS: dict[str, Callable[[Path], Backlog]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.one_of(st.lists(st.binary(max_size=9), min_size=1, max_size=6), st.floats(0, 1)), max_size=20))
-def test_what_is_not_committed_can_be_read_again_from_any_record_on(
+def test_uncommitted_records_can_be_read_again_from_any_record(
     tmp_path_factory: pytest.TempPathFactory, kind: str, steps: list[list[bytes] | float]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +72,7 @@ def test_what_is_not_committed_can_be_read_again_from_any_record_on(
                 base = found[0][0] - kept[0][0]
             assert found == [(number + (base or 0), key, payload) for number, key, payload in kept]
             for message_id, *_ in found:
-                assert read_all(backlog, message_id) == [one for one in found if one[0] > message_id]
+                assert read_all(backlog, message_id) == [result for result in found if result[0] > message_id]
             assert bool(backlog.size_bytes) == bool(kept)
             assert backlog.records == len(kept)
         backlog.close()
@@ -81,7 +82,7 @@ def test_a_buffer_numbers_above_what_the_gateway_has_and_keeps_its_numbers() -> 
     buffer = Buffer()
     buffer.append(batch_of([b"a", b"b"]))
     buffer.forget(10**18)
-    assert buffer.records == 2, "an id of an earlier life says nothing of these"
+    assert buffer.records == 2, "an id of an earlier run does not apply to these"
     assert buffer.is_unnumbered
     buffer.number_above(41)
     buffer.open(7)
@@ -91,7 +92,7 @@ def test_a_buffer_numbers_above_what_the_gateway_has_and_keeps_its_numbers() -> 
     assert [one[0] for one in read_all(buffer, None)] == [42, 43]
 
 
-def test_a_buffer_keeps_the_ids_that_records_come_with() -> None:
+def test_a_buffer_keeps_the_given_ids_of_records() -> None:
     buffer = Buffer(has_ids=True)
     buffer.append(batch_of([b"a", b"b", b"c"], first_id=10))
     buffer.open(10)
@@ -99,7 +100,7 @@ def test_a_buffer_keeps_the_ids_that_records_come_with() -> None:
     assert [message_id for message_id, *_ in read_all(buffer, None)] == [10, 11, 12]
 
 
-def test_what_is_in_a_spool_outlives_its_process(tmp_path: Path) -> None:
+def test_the_records_of_a_spool_survive_its_process(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     spool.append(batch_of([b"a", b"b"]))
     spool.sync()
@@ -113,7 +114,7 @@ def test_what_is_in_a_spool_outlives_its_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_damaged_spool_is_called_a_spool_and_its_owner_is_told_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_damaged_spool_names_it_and_a_next_step(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", segment_bytes_max=1)
     for _ in range(2):
         spool.append(batch_of([b"a"]))
@@ -130,7 +131,7 @@ def test_a_damaged_spool_is_called_a_spool_and_its_owner_is_told_what_to_do(tmp_
     Spool(tmp_path / "spool").close()
 
 
-def test_what_is_not_synced_is_not_read(tmp_path: Path) -> None:
+def test_unsynced_records_are_not_read(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     spool.append(batch_of([b"a"]))
     assert spool.read(None) is None
@@ -151,7 +152,8 @@ def test_a_spool_gives_up_its_space_when_its_records_are_committed(tmp_path: Pat
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_spool_that_was_lost_is_refused_however_many_records_came_since(tmp_path: Path, is_restarted: bool) -> None:
-    """They come before the gateway has answered; the first of them would be taken for those that are committed."""
+    """The records arrive before the gateway answers. Without the check, the first ones would count as the committed
+    ones."""
     (tmp_path / "spool").mkdir()
     spool = Spool(tmp_path / "spool")
     spool.append(batch_of([b"new"] * 5))
@@ -159,7 +161,7 @@ def test_a_spool_that_was_lost_is_refused_however_many_records_came_since(tmp_pa
     if is_restarted:
         spool.close()
         spool = Spool(tmp_path / "spool")
-    with pytest.raises(StorageError, match="has sent 0 records at most, but 3 are committed") as caught:
+    with pytest.raises(StorageError, match="has sent at most 0 records, but 3 are committed") as caught:
         spool.open(2)
     assert "Put back the spool" in caught.value.next_step
     spool.close()
@@ -174,7 +176,7 @@ def test_an_older_copy_of_a_spool_is_refused_when_records_come_before_the_answer
     copy = Spool(tmp_path / "spool")
     copy.append(batch_of([b"new"] * 5))
     copy.sync()
-    with pytest.raises(StorageError, match="has sent 2 records at most, but 4 are committed"):
+    with pytest.raises(StorageError, match="has sent at most 2 records, but 4 are committed"):
         copy.open(3)
     copy.close()
 
@@ -186,7 +188,7 @@ def test_a_spool_that_does_not_belong_to_the_stream_is_refused(tmp_path: Path) -
     spool.sync()
     spool.open(None)
     assert len(read_all(spool, None)) == 3
-    with pytest.raises(StorageError, match="has sent 3 records at most, but 4 are committed") as caught:
+    with pytest.raises(StorageError, match="has sent at most 3 records, but 4 are committed") as caught:
         spool.open(3)
     assert caught.value.next_step
     spool.open(2)

@@ -1,4 +1,4 @@
-"""Records gathered into batches: against a slow reference, at every limit; and what an author must not yield."""
+"""Records are combined into batches as by a slow reference, at every limit; invalid items of an author are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(batch: Batch) -> list[tuple[int, int, bytes, bytes]]:
 
 
 def gathered(items: list[Item], limits: GatherLimits, after: int | None = None) -> list[Batch]:
-    """All of it, as a reader that takes whatever is due."""
+    """Return all batches, as a reader that takes each one when it is complete."""
     gather, batches = StreamBatcher(ONE, after, limits), []
     for item in items:
         assert gather.has_room
@@ -48,7 +48,7 @@ def gathered(items: list[Item], limits: GatherLimits, after: int | None = None) 
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("rba"))), st.integers(1, 6), st.integers(1, 60))
-def test_nothing_is_lost_or_moved_however_it_comes_and_no_batch_is_over_a_limit_by_more_than_a_record(
+def test_batches_keep_all_records_in_order_and_exceed_a_limit_by_at_most_one_record(
     pieces: list[tuple[int, str]], records_max: int, bytes_max: int
 ) -> None:
     items: list[Any] = []
@@ -65,7 +65,7 @@ def test_nothing_is_lost_or_moved_however_it_comes_and_no_batch_is_over_a_limit_
         assert int(batch.sizes()[:-1].sum()) < bytes_max
 
 
-def test_a_batch_is_whole_at_either_limit_and_then_there_is_no_room() -> None:
+def test_a_batch_is_complete_at_either_limit() -> None:
     for limits, count in ((GatherLimits(3, 1000), 3), (GatherLimits(1000, 10), 5)):
         gather = StreamBatcher(ONE, None, limits)
         for number in range(count):
@@ -83,7 +83,7 @@ def test_a_batch_is_whole_at_either_limit_and_then_there_is_no_room() -> None:
         ([(2, 0, b"", b""), (1, 0, b"", b"")], None, "message id 1 comes after 2"),
         ([(5, 0, b"", b"")], 5, "message id 5 comes after 5"),
         ([batch_of([(4, 0, b"", b"")]), (3, 0, b"", b"")], None, "message id 3 comes after 4"),
-        ([(2**64 - 1, 0, b"", b"")], None, "2^64-1 is not for use"),
+        ([(2**64 - 1, 0, b"", b"")], None, "2^64-1 is reserved"),
         ([(-1, 0, b"", b"")], None, "message id is not a whole number of 64 bits"),
         ([(2**64, 0, b"", b"")], None, "message id is not a whole number of 64 bits"),
         ([(1, 1.5, b"", b"")], None, "event time is not a whole number of 64 bits"),
@@ -104,7 +104,7 @@ def test_a_batch_is_whole_at_either_limit_and_then_there_is_no_room() -> None:
         ([Batch(np.array([1, 2], np.uint64), np.zeros(1, np.int64), pa.array([b"", b""]))], None, "different lengths"),
     ],
 )
-def test_what_cannot_be_sent_is_the_authors_error_with_a_next_step(
+def test_an_item_that_cannot_be_sent_is_the_authors_error_with_a_next_step(
     items: list[Any], after: int | None, sentence: str
 ) -> None:
     with pytest.raises(RecordError) as caught:
@@ -123,7 +123,7 @@ def test_text_dictionaries_and_fixed_sizes_are_bytes_too() -> None:
     assert rows(batch) == [(1, 0, b"ab", b"ab"), (2, 0, b"cd", b"cd")]
 
 
-def test_a_stream_has_the_same_id_by_its_name_for_ever() -> None:
+def test_the_id_of_a_stream_name_never_changes() -> None:
     assert Stream.named("orders") == Stream(0xD5ACEBE867B47F4D, "orders")
 
 

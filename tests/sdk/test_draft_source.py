@@ -1,4 +1,4 @@
-"""The source's client in the draft's words, against a real gateway: the same promises, and streams without one."""
+"""The source's client with the draft protocol, against a real gateway: the same guarantees, and ephemeral streams."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
+from procession.sdk.doubles import ListSource
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Record, Source, Stream
-from procession.sdk.testing import ListSource
 from tests.sdk.gateways import LivingGateway, living_gateway
 from tests.sdk.loops import on_a_loop
 
@@ -42,7 +42,7 @@ async def test_everything_is_committed_once_in_order_and_a_second_run_adds_what_
 
 
 @on_a_loop
-async def test_a_gateway_that_is_killed_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
+async def test_a_gateway_that_is_killed_only_delays_the_source(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         sending = asyncio.create_task(client(Slow(RECORDS), gateway).run())
         for _ in range(2):
@@ -54,7 +54,7 @@ async def test_a_gateway_that_is_killed_in_the_middle_costs_nothing_but_time(tmp
 
 
 class Slow:
-    """A little at a time, so that it takes its time."""
+    """A source that yields a few records at a time, with pauses."""
 
     def __init__(self, records: Sequence[bytes]) -> None:
         self._records = records
@@ -71,7 +71,7 @@ class Slow:
 
 
 @on_a_loop
-async def test_a_stream_that_another_session_holds_is_waited_for(tmp_path: Path) -> None:
+async def test_the_source_waits_for_a_stream_that_another_session_holds(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         gateway.hold_commits()
         first = asyncio.create_task(client(ListSource({ONE: RECORDS[:10]}), gateway).run())
@@ -107,6 +107,6 @@ async def test_an_ephemeral_stream_in_version_3_is_refused(tmp_path: Path) -> No
         await SourceClient(source, "127.0.0.1:1", SourceOptions("test", "test")).run()
 
 
-def test_a_dialect_that_is_none_is_refused() -> None:
+def test_an_unknown_dialect_is_refused() -> None:
     with pytest.raises(ConfigError, match="'v4' is not a dialect"):
         SourceClient(ListSource({}), "127.0.0.1:1", SourceOptions("test", "test", dialect="v4"))

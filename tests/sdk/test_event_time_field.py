@@ -43,7 +43,7 @@ def times_of(path: Path, field: EventTimeField) -> list[int]:
         ('"2023-11-14T22:13:20"', "s", SECOND),
     ],
 )
-def test_the_field_says_when_to_the_digit(tmp_path: Path, value: str, unit: Any, expected: int) -> None:
+def test_the_event_time_in_a_field_is_exact(tmp_path: Path, value: str, unit: Any, expected: int) -> None:
     path = tmp_path / "f"
     path.write_text(f'{{"at": {value}}}\n' * 3)
     assert times_of(path, EventTimeField("at", unit)) == [expected] * 3
@@ -84,7 +84,7 @@ def test_records_that_come_one_by_one_have_event_times_too() -> None:
     assert found.event_times.tolist() == [1_500_000_000, 2_500_000_000]
 
 
-def test_a_unit_that_there_is_not_is_refused() -> None:
+def test_an_unknown_unit_is_refused() -> None:
     with pytest.raises(UsageError, match="no unit of time 'm'"):
         checked_unit("m")
 

@@ -1,4 +1,4 @@
-"""Lanes of two pipelines by event time: the same sequence in every run, whatever the epochs and the timing."""
+"""Lanes of two pipelines by event time: the same sequence in every run, for any epochs and timing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sdk.lanes import LaneWriter, dealt
 
 
 def written(directory: Path, pipeline: str, numbers: list[int], cuts: list[int], lanes: int) -> Path:
-    """Lanes of records whose event times are their numbers."""
+    """Write lanes of records whose event times are their numbers."""
     writer = LaneWriter(directory, lanes, pipeline=pipeline)
     start = 0
     for end in [*cuts, len(numbers)]:
@@ -52,7 +52,7 @@ def test_equal_times_are_in_the_order_of_the_arguments(tmp_path: Path) -> None:
     assert len(list(merged_by_event_time(first))) == 2
 
 
-def test_a_pipeline_that_has_ended_holds_nothing_back(tmp_path: Path) -> None:
+def test_a_pipeline_that_has_ended_delays_nothing(tmp_path: Path) -> None:
     first = written(tmp_path / "a", "one", list(range(300)), [100, 200], 2)
     second = written(tmp_path / "b", "two", [5], [], 2)
     numbers = [int(record.payload) for record in merged_by_event_time(first, second)]
@@ -72,7 +72,7 @@ def test_a_merger_continues_at_its_position_within_an_epoch(tmp_path: Path, batc
     assert rest
 
 
-def test_a_merger_that_follows_gives_out_what_is_final_and_nothing_else_when_it_is_stopped(tmp_path: Path) -> None:
+def test_a_following_merger_that_is_stopped_has_emitted_only_final_records(tmp_path: Path) -> None:
     first = written(tmp_path / "a", "even", EVEN, [], 2)
     second = written(tmp_path / "b", "odd", [1, 3, 101], [], 2)
     merging = merged_by_event_time(first, second, follow=True, poll_s=0.001)
@@ -81,16 +81,16 @@ def test_a_merger_that_follows_gives_out_what_is_final_and_nothing_else_when_it_
         given.append(int(record.payload))
         if given[-1] == 101:
             threading.Timer(0.05, merging.stop).start()
-    assert given == sorted([*range(0, 102, 2), 1, 3, 101]), "later records may still be overtaken"
+    assert given == sorted([*range(0, 102, 2), 1, 3, 101]), "earlier records may still come before later ones"
 
 
 class Killed(BaseException):
-    """The merger dies at a fault point."""
+    """The merger is killed at a fault point."""
 
 
 @pytest.mark.parametrize("visit", [1, 2, 5])
 @pytest.mark.parametrize("point", ["merge:before-vote", "merge:after-vote", "merge:between-commits"])
-def test_a_merger_by_event_time_that_dies_continues_without_a_gap_or_a_double(
+def test_a_merger_by_event_time_that_dies_continues_without_a_gap_or_a_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, visit: int
 ) -> None:
     places = written(tmp_path / "a", "even", EVEN, [60, 130], 2), written(tmp_path / "b", "odd", ODD, [95], 3)

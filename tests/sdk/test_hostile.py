@@ -1,4 +1,4 @@
-"""Hostile peers at a sink's door: whatever they do, an honest worker's rounds are voted on and committed."""
+"""Hostile peers connect to a sink: an honest worker's rounds are still voted on and committed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from procession.address import Address
+from procession.sdk.doubles import Worker
 from procession.sdk.sink_server import ACCEPTS_AT_ONCE
-from procession.sdk.testing import Worker
 from procession.wire import two_phase_commit, v3
 from procession.wire.messages import Hello, ListUncommitted
 from tests import hostile
@@ -22,9 +22,9 @@ HELLO = v3.encode(Hello(v3.SINK_VERSION, b"", "test", "hostile"))
 SESSIONS_MAX = 32
 LINGERING_MAX = 16
 UNCOUNTED = 2 * ACCEPTS_AT_ONCE
-"""Accepted in this turn of the sink's loop, or closed in the last one."""
+"""Connections that are accepted in this turn of the sink's loop, or were closed in the last one."""
 FILES_OF_NEW_INSTANCES = 2
-"""A sink keeps the transaction log of every instance open: the newcomer's and the attack's."""
+"""The transaction logs that a sink keeps open: one of the new worker's instance and one of the attack's."""
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 DEADLINE_S = 30.0
 
@@ -35,7 +35,7 @@ from procession.address import Address, address_of, listening_socket
 from procession.sdk import sink_server
 from procession.sdk.participant import SinkParticipant
 from procession.sdk.connector_program import run_program
-from procession.sdk.testing import MemoryOutput
+from procession.sdk.doubles import MemoryOutput
 from procession.sdk.transaction_log import TransactionLog
 
 def open_participant(instance, wait):
@@ -53,7 +53,7 @@ with listening_socket(Address("127.0.0.1", 0)) as listener:
 
 
 class Honest:
-    """An honest worker: round after round, each of a byte, voted commit and committed."""
+    """An honest worker that runs one round after the other, each with a byte that is voted for and committed."""
 
     def __init__(self, worker: Worker) -> None:
         self.committed = 0
@@ -85,8 +85,11 @@ async def sink_process(directory: Path) -> AsyncIterator[tuple[int, Address]]:
 
 
 async def admitted(address: Address) -> None:
-    """A newcomer gets in. The crowd may overtake it between its connection and its HELLO, and the sink lets go of the
-    oldest silent peers first: then it comes again, as every worker of ours does."""
+    """Check that a new worker is admitted.
+
+    The crowd may fill the sink between its connection and its HELLO, and then the sink closes the oldest silent
+    connections first, which may include this one. It reconnects, as every worker of ours does.
+    """
     async with asyncio.timeout(DEADLINE_S):
         while True:
             async with await Worker.connect(address) as newcomer:
@@ -114,7 +117,9 @@ ATTACKS: dict[str, hostile.Attack] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_honest_worker_is_served_through_an_assault_and_nothing_is_left_of_it(tmp_path: Path, name: str) -> None:
+def test_an_honest_worker_is_served_during_an_attack_and_no_connection_of_the_attack_remains(
+    tmp_path: Path, name: str
+) -> None:
     asyncio.run(worker_under(ATTACKS[name], tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""An idempotent participant: committed positions may come again with the same bytes, and count once."""
+"""An idempotent participant accepts committed positions again with the same bytes, and counts them once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from procession.sdk.transaction_log import committed_ranges
 
 
 class Place:
-    """A file sink's directory; each `open` is a life of the sink."""
+    """A file sink's directory. Each `open` starts a run of the sink."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ def send(participant: SinkParticipant, txn: str, start: int, data: bytes) -> boo
     return vote
 
 
-def test_an_epoch_that_comes_again_at_the_same_positions_counts_once(place: Place) -> None:
+def test_an_epoch_that_is_repeated_at_the_same_positions_counts_once(place: Place) -> None:
     participant = place.open()
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     assert send(participant, "2:c_id=1", 5, b"one\n")
@@ -65,7 +65,7 @@ def test_an_epoch_that_comes_again_at_the_same_positions_counts_once(place: Plac
     assert committed_ranges(place.directory / "app.txnlog") == [(0, 13)]
 
 
-def test_it_may_come_again_in_the_same_session_and_go_on_beyond_what_was_there(place: Place) -> None:
+def test_an_epoch_may_be_repeated_in_the_same_session_and_continue_after_the_old_end(place: Place) -> None:
     participant = place.open()
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     participant.append([0], [b"zero\n"])
@@ -76,7 +76,7 @@ def test_it_may_come_again_in_the_same_session_and_go_on_beyond_what_was_there(p
     assert participant.committed_end == 10
 
 
-def test_other_bytes_at_the_same_position_say_that_the_pipeline_is_not_deterministic(place: Place) -> None:
+def test_other_bytes_at_the_same_position_are_reported_as_nondeterminism(place: Place) -> None:
     participant = place.open()
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     with pytest.raises(StorageError, match="not deterministic"):
@@ -84,7 +84,7 @@ def test_other_bytes_at_the_same_position_say_that_the_pipeline_is_not_determini
     assert place.shown() == b"zero\n"
 
 
-def test_an_abort_of_what_came_again_leaves_what_was_committed(place: Place) -> None:
+def test_an_abort_of_a_repeated_epoch_keeps_the_committed_output(place: Place) -> None:
     participant = place.open()
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     participant.append([0], [b"zero\nmore\n"])
@@ -96,7 +96,7 @@ def test_an_abort_of_what_came_again_leaves_what_was_committed(place: Place) -> 
     assert place.shown() == b"zero\none\n"
 
 
-def test_what_was_prepared_again_and_not_decided_survives_a_death_of_the_sink(place: Place) -> None:
+def test_an_undecided_repeated_epoch_survives_a_death_of_the_sink(place: Place) -> None:
     participant = place.open()
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     participant.append([0], [b"zero\n"])
@@ -118,7 +118,7 @@ def test_a_gap_is_still_an_abort_and_going_back_within_a_transaction_still_an_er
         participant.append([0], [b"zero\n"])
 
 
-def test_an_output_that_is_not_idempotent_takes_no_position_again(place: Place) -> None:
+def test_an_output_that_is_not_idempotent_refuses_repeated_positions(place: Place) -> None:
     participant = place.open("other")
     assert send(participant, "1:c_id=0", 0, b"zero\n")
     with pytest.raises(RemoteProtocolError):

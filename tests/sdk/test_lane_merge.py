@@ -1,4 +1,5 @@
-"""A merger gives out the sequence of which lanes were made, whatever the lanes are like, and says what it waits for."""
+"""A merger emits the sequence from which the lanes were written, for any lanes, and names the lane that it waits
+for."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ def test_any_number_of_lanes_gives_the_sequence(tmp_path: Path, lanes: int) -> N
     assert numbers_of(f"lanes:{tmp_path}", verify=True) == list(range(1200))
 
 
-def test_empty_lanes_and_lanes_that_end_hold_nothing_back(tmp_path: Path) -> None:
+def test_empty_lanes_and_lanes_that_end_delay_nothing(tmp_path: Path) -> None:
     writer = written(tmp_path, 5, epochs=2, empty=(1, 4))
     writer.epoch([[], [], [], [], []])
     writer.epoch(dealt(range(600, 900), 5, 9, empty=(0, 1, 2, 3)))
     assert numbers_of(tmp_path, verify=True) == list(range(900))
 
 
-def test_nothing_of_an_epoch_is_given_out_before_all_lanes_have_it_and_the_missing_one_is_named(
+def test_an_epoch_is_emitted_when_all_lanes_have_it_and_a_missing_lane_is_named(
     tmp_path: Path,
 ) -> None:
     writer = written(tmp_path, 3, epochs=1)
@@ -55,7 +56,7 @@ def test_nothing_of_an_epoch_is_given_out_before_all_lanes_have_it_and_the_missi
     assert numbers_of(tmp_path) == list(range(600))
 
 
-def test_a_lane_that_is_fifty_times_slower_holds_up_the_others_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_lane_that_is_fifty_times_slower_delays_the_others_without_loss(tmp_path: Path) -> None:
     writer = LaneWriter(tmp_path, 3)
     for epoch in range(50):
         writer.epoch(dealt(range(epoch * 20, epoch * 20 + 20), 3, epoch), only=[0, 2])
@@ -90,7 +91,7 @@ def merged_to_end(place: Path) -> dict[str, object]:
 def test_a_position_of_other_lanes_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "a", 2)
     LaneWriter(tmp_path / "b", 2, pipeline="other").epoch([[1], [2]])
-    with pytest.raises(ConfigError, match="is one of other lanes"):
+    with pytest.raises(ConfigError, match="belongs to other lanes"):
         numbers_of(tmp_path / "b", position=merged_to_end(tmp_path / "a"))
 
 
@@ -102,7 +103,7 @@ def test_lanes_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     LaneWriter(tmp_path / "c", 2, checkpoint="beef").epoch([[1], [2]])
     with pytest.raises(ConfigError, match="different runs of the pipeline"):
         numbers_of(tmp_path / "a", tmp_path / "c")
-    with pytest.raises(ConfigError, match="lane 0 of sink 'trades' is there twice"):
+    with pytest.raises(ConfigError, match="lane 0 of sink 'trades' is given twice"):
         numbers_of(tmp_path / "a", tmp_path / "a")
 
 
@@ -163,7 +164,7 @@ def test_a_record_that_is_in_two_lanes_is_noticed(tmp_path: Path) -> None:
 
 def test_verify_notices_a_lane_that_is_not_sorted(tmp_path: Path) -> None:
     LaneWriter(tmp_path, 2).epoch([[5, 4], []])
-    with pytest.raises(StorageError, match="twice or out of order"):
+    with pytest.raises(StorageError, match="occurs twice or is out of order"):
         numbers_of(tmp_path, verify=True)
 
 
@@ -187,7 +188,7 @@ def test_uncommitted_bytes_are_not_read(tmp_path: Path) -> None:
 
 
 class Clock:
-    """A clock that goes on by a second at each look."""
+    """A clock that advances by a second at each reading."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -197,7 +198,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_silent_lane_is_passed_over_and_its_inversions_are_those_of_an_independent_count(tmp_path: Path) -> None:
+def test_a_silent_lane_is_skipped_and_its_inversions_equal_an_independent_count(tmp_path: Path) -> None:
     writer = LaneWriter(tmp_path, 3)
     shares = [dealt(range(epoch * 100, epoch * 100 + 100), 3, epoch) for epoch in range(6)]
     stop = threading.Event()
@@ -218,7 +219,7 @@ def test_a_silent_lane_is_passed_over_and_its_inversions_are_those_of_an_indepen
     for epoch in (1, 2):
         writer.epoch(shares[epoch], only=[0, 2])
         take()
-    assert merging.report.passed_over == {"shop-trades-1": 1}, "it is waited for once, not for each epoch"
+    assert merging.report.passed_over == {"shop-trades-1": 1}, "the merger waits for it once, not at each epoch"
     writer.commit(1, 1)
     take()
     writer.commit(2, 1)

@@ -1,4 +1,4 @@
-"""Shards of a merger: every record is in exactly one shard, and a lane without records of a shard is left out."""
+"""Shards of a merger: every record is in exactly one shard, and lanes without records of a shard are skipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def identity(order: str, lanes: int, *covers: int) -> LaneIdentity:
 
 
 @pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "0/0", "1/2/3", "a/4", "0/10000"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_an_invalid_shard_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not a shard"):
         KeyShard.parse(text)
     assert KeyShard.parse("3/4") == KeyShard(3, 4)

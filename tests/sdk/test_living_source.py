@@ -1,4 +1,5 @@
-"""The source's client against a real gateway: many streams on few credits, ends and new beginnings, stops and kills."""
+"""The source's client against a real gateway: many streams on few credits, streams that end and reopen, stops and
+kills."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from procession.sdk.doubles import ListSource
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Record, Source, Stream
-from procession.sdk.testing import ListSource
 from tests.sdk.gateways import LivingGateway, living_gateway
 from tests.sdk.loops import on_a_loop
 from tests.sdk.test_streams import Growing
@@ -31,7 +32,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @on_a_loop
-async def test_many_streams_on_few_credits_all_come_through(tmp_path: Path) -> None:
+async def test_many_streams_on_few_credits_are_all_committed(tmp_path: Path) -> None:
     streams = [Stream(number, f"stream {number}") for number in range(60)]
     with living_gateway(tmp_path, limits={"credits_max": 8}, ack_interval_s=0.01) as gateway:
         await client(ListSource({stream: RECORDS[: stream.id] for stream in streams}), gateway).run()
@@ -55,7 +56,7 @@ async def test_a_stream_that_ends_and_is_named_again_goes_on_in_the_same_session
 
 
 class Mixed:
-    """All that may be yielded: records, batches and Arrow, from plain and asynchronous iterators."""
+    """A source that yields everything allowed: records, batches and Arrow, from plain and asynchronous iterators."""
 
     def streams(self) -> list[Stream]:
         return [Stream(1, "plain"), Stream(2, "asynchronous")]
@@ -82,7 +83,7 @@ class Mixed:
 
 
 @on_a_loop
-async def test_whatever_is_yielded_arrives_as_it_is(tmp_path: Path) -> None:
+async def test_every_kind_of_yielded_item_arrives_unchanged(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         await client(Mixed(), gateway).run()  # type: ignore[arg-type]
         expected = [(number, number, b"k", RECORDS[number]) for number in range(900)]
@@ -90,7 +91,7 @@ async def test_whatever_is_yielded_arrives_as_it_is(tmp_path: Path) -> None:
 
 
 class Waiting:
-    """Does not go on behind some records before it may: so a session that has these is not its last."""
+    """A source that waits after some records until it may continue, so that the session with these is not its last."""
 
     def __init__(self) -> None:
         self.may_go_on = {1000: asyncio.Event(), 3000: asyncio.Event()}
@@ -107,7 +108,7 @@ class Waiting:
 
 
 @on_a_loop
-async def test_a_gateway_that_stops_or_is_killed_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
+async def test_a_gateway_that_stops_or_is_killed_only_delays_the_source(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         source = Waiting()
         running = client(source, gateway)

@@ -21,11 +21,11 @@ from tests.sdk.test_lane_merge import Clock, numbers_of
 
 
 class Killed(BaseException):
-    """The merger dies at a fault point."""
+    """The merger is killed at a fault point."""
 
 
 def run(lanes: Path, to: str, options: MergeOptions | None = None, **target: object) -> LaneMerge:
-    """A merger from its start to its end, or to its death."""
+    """Run a merger from its start to its end or its death."""
     output: MergeOutput = open_target(to, None, **target)  # type: ignore[arg-type]
     try:
         merging = LaneMerge(open_directory(lanes), options, output.position, clock=Clock())
@@ -52,7 +52,7 @@ def written(directory: Path, epochs: int = 12) -> LaneWriter:
     "point",
     ["merge:before-vote", "merge:after-vote", "merge:between-commits", "sink:before-vote", "sink:after-output-commit"],
 )
-def test_a_merger_that_dies_anywhere_continues_without_a_gap_or_a_double(
+def test_a_merger_that_dies_anywhere_continues_without_a_gap_or_a_duplicate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, visit: int
 ) -> None:
     written(tmp_path / "lanes")
@@ -75,7 +75,7 @@ def test_a_merger_that_dies_anywhere_continues_without_a_gap_or_a_double(
     assert (merging.report.records, merging.report.epochs) == (1200, 12), "the counts continue, too"
 
 
-def test_a_merger_continues_with_what_came_since(tmp_path: Path) -> None:
+def test_a_merger_continues_with_new_records(tmp_path: Path) -> None:
     writer = written(tmp_path / "lanes", 2)
     to = f"file:{tmp_path / 'out'}"
     run(tmp_path / "lanes", to)
@@ -94,12 +94,12 @@ def test_late_records_go_to_the_dead_letters_in_the_same_transaction(tmp_path: P
     assert lines(tmp_path / "out") == [0, 1, 2, 3, 5]
     writer.commit(1, 1)
     merging = run(tmp_path / "lanes", to, options, has_letters=True)
-    assert lines(tmp_path / "out") == [0, 1, 2, 3, 5, 6], "what is not too late is in its place"
+    assert lines(tmp_path / "out") == [0, 1, 2, 3, 5, 6], "records that are not too late are in order"
     assert lines(tmp_path / "out", "late-0") == [4]
     assert merging.report.inversions == {"shop-trades-1": 1}
 
 
-def test_late_records_are_in_place_if_nothing_else_was_asked_for(tmp_path: Path) -> None:
+def test_late_records_are_in_order_by_default(tmp_path: Path) -> None:
     writer = LaneWriter(tmp_path / "lanes", 2)
     writer.epoch([[0, 2], [1]])
     writer.epoch([[3, 5], [4, 6]], only=[0])
@@ -110,7 +110,7 @@ def test_late_records_are_in_place_if_nothing_else_was_asked_for(tmp_path: Path)
     assert lines(tmp_path / "out") == [0, 1, 2, 3, 5, 4, 6]
 
 
-def test_mergers_can_be_stacked_and_a_tree_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+def test_mergers_can_be_stacked_and_an_incomplete_tree_is_refused(tmp_path: Path) -> None:
     writer = LaneWriter(tmp_path / "lanes", 30)
     for epoch in range(3):
         writer.epoch(dealt(range(epoch * 100, epoch * 100 + 100), 30, epoch, empty=range(20, 25)))

@@ -11,7 +11,7 @@ from procession.sdk.pacing import BURST_S, Backoff, RateLimit
 
 
 @given(st.integers())
-def test_waits_grow_to_the_limit_never_to_nothing_and_start_again(seed: int) -> None:
+def test_waits_grow_to_the_limit_are_never_zero_and_can_be_reset(seed: int) -> None:
     backoff = Backoff(first_s=0.1, limit_s=1.0, chance=random.Random(seed))
     for bound_s in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
         assert bound_s / 2 <= backoff.next_s() <= bound_s
@@ -20,7 +20,7 @@ def test_waits_grow_to_the_limit_never_to_nothing_and_start_again(seed: int) -> 
 
 
 @given(st.floats(0.5, 1e6), st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10**6)), max_size=50))
-def test_a_pace_is_never_above_its_rate_but_for_one_burst(rate: float, steps: list[tuple[float, int]]) -> None:
+def test_a_pace_exceeds_its_rate_by_at_most_one_burst(rate: float, steps: list[tuple[float, int]]) -> None:
     pace = RateLimit(rate, now_s=0.0)
     now_s, taken = 0.0, 0
     for wait_s, wanted in steps:
@@ -32,7 +32,7 @@ def test_a_pace_is_never_above_its_rate_but_for_one_burst(rate: float, steps: li
 
 
 @given(st.floats(0.5, 1e6))
-def test_a_caller_that_waits_as_asked_gets_something_and_keeps_the_rate(rate: float) -> None:
+def test_a_caller_that_waits_as_told_makes_progress_at_the_rate(rate: float) -> None:
     pace = RateLimit(rate, now_s=0.0)
     now_s, taken = 0.0, 0
     for _ in range(200):

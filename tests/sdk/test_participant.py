@@ -1,4 +1,4 @@
-"""The participant without sockets: every order of a worker's words, against a plain model of the promise."""
+"""The participant without sockets: every order of a worker's messages, compared with a plain model of the guarantee."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from procession.errors import RemoteProtocolError
 from procession.sdk import output
+from procession.sdk.doubles import MemoryOutput
 from procession.sdk.participant import SinkParticipant
-from procession.sdk.testing import MemoryOutput
 from procession.sdk.transaction_log import TransactionLog, committed_ranges
 from tests.slow_cases import slow
 
@@ -26,7 +26,7 @@ def test_the_example_of_an_output_is_one() -> None:
 
 
 class Life:
-    """One output over several processes' lives; `restart` forgets all but the disk."""
+    """One output over several runs. `restart` keeps only the disk."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "out.txnlog"
@@ -54,7 +54,7 @@ def where(start: int, end: int) -> list[tuple[int, int, int]]:
     return [(1, start, end)]
 
 
-def test_a_round_makes_its_bytes_visible_and_only_then(life: Life) -> None:
+def test_a_round_makes_its_bytes_visible_at_its_commit_only(life: Life) -> None:
     participant = life.participant
     participant.append([0, 3], [b"abc", b"de"])
     assert participant.phase1("t1", where(0, 5))
@@ -91,7 +91,9 @@ def test_an_epoch_without_output_has_a_round_too(life: Life) -> None:
         [(1, 5, 5)],
     ],
 )
-def test_a_range_that_is_not_what_came_is_voted_abort(life: Life, ranges: list[tuple[int, int, int]]) -> None:
+def test_a_range_that_differs_from_the_received_data_is_voted_abort(
+    life: Life, ranges: list[tuple[int, int, int]]
+) -> None:
     life.participant.append([0], [b"abcde"])
     assert not life.participant.phase1("t1", ranges)
     assert life.participant.uncommitted == ()
@@ -119,7 +121,7 @@ def test_an_id_below_the_position_is_the_workers_error(life: Life) -> None:
         life.participant.append([3, 3], [b"d", b"e"])
 
 
-def test_after_a_restart_what_was_prepared_is_kept_and_the_rest_is_gone(life: Life) -> None:
+def test_after_a_restart_prepared_data_is_kept_and_other_data_is_dropped(life: Life) -> None:
     life.participant.append([0], [b"abc"])
     life.participant.phase1("t1", where(0, 3))
     life.output.data += b"torn"
@@ -137,7 +139,7 @@ def test_after_a_restart_what_was_prepared_is_kept_and_the_rest_is_gone(life: Li
         participant.phase2("t1", commit=True)
 
 
-def test_what_was_voted_abort_is_never_committed_nor_listed(life: Life) -> None:
+def test_a_transaction_that_was_voted_abort_is_never_committed_or_listed(life: Life) -> None:
     life.participant.append([5], [b"abc"])
     assert not life.participant.phase1("t1", where(0, 8))
     participant = life.restart()
@@ -146,7 +148,7 @@ def test_what_was_voted_abort_is_never_committed_nor_listed(life: Life) -> None:
         participant.phase2("t1", commit=True)
 
 
-def test_to_abort_what_is_not_open_changes_nothing(life: Life) -> None:
+def test_an_abort_of_a_transaction_that_is_not_open_changes_nothing(life: Life) -> None:
     life.participant.append([0], [b"abc"])
     life.participant.phase2("never heard of", commit=False)
     assert life.participant.phase1("t1", where(0, 3))
@@ -156,7 +158,7 @@ def test_to_abort_what_is_not_open_changes_nothing(life: Life) -> None:
 
 
 class Model:
-    """What the worker would know."""
+    """The state that the worker expects."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -212,7 +214,7 @@ def run_script(directory: Path, script: Sequence[Word]) -> None:
         try:
             word(life, model)
         except RemoteProtocolError:
-            # The session is over; the worker comes back, settles and goes on.
+            # The session is over; the worker returns, settles and continues.
             say_restart(life, model)
         names = " ".join(of.__name__ for of in script)
         assert life.output.visible == model.committed, names
@@ -223,7 +225,9 @@ def run_script(directory: Path, script: Sequence[Word]) -> None:
 
 
 @pytest.mark.parametrize("length", [3, slow(4)])
-def test_in_every_order_of_words_the_output_is_what_the_committed_rounds_wrote(tmp_path: Path, length: int) -> None:
+def test_in_every_short_order_of_messages_the_output_is_that_of_the_committed_rounds(
+    tmp_path: Path, length: int
+) -> None:
     for number, script in enumerate(itertools.product(WORDS, repeat=length)):
         directory = tmp_path / str(number)
         directory.mkdir()
@@ -232,5 +236,7 @@ def test_in_every_order_of_words_the_output_is_what_the_committed_rounds_wrote(t
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), min_size=5, max_size=20))
-def test_in_long_orders_too(tmp_path_factory: pytest.TempPathFactory, script: list[Word]) -> None:
+def test_in_long_orders_of_messages_the_output_is_that_of_the_committed_rounds(
+    tmp_path_factory: pytest.TempPathFactory, script: list[Word]
+) -> None:
     run_script(tmp_path_factory.mktemp("participant"), script)

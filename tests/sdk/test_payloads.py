@@ -1,4 +1,4 @@
-"""Payloads: a sequence of bytes, however the array behind it is cut."""
+"""Payloads are a sequence of bytes, however the underlying array is sliced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from procession.sdk import payloads as payloads_module
 from procession.sdk.payloads import Payloads
 
 
-def test_the_example_is_true() -> None:
+def test_the_example_in_the_docstring_runs() -> None:
     results = doctest.testmod(payloads_module)
     assert results.attempted
     assert not results.failed
 
 
 @given(st.lists(st.binary(max_size=5), max_size=8), st.integers(0, 8), st.integers(0, 8), st.booleans())
-def test_they_are_the_list_of_their_messages_also_when_they_are_a_part_of_more(
+def test_payloads_equal_the_list_of_their_messages_also_as_a_slice(
     messages: list[bytes], start: int, stop: int, is_large: bool
 ) -> None:
     whole = Payloads(pa.array(messages, pa.large_binary() if is_large else pa.binary()))
@@ -33,6 +33,6 @@ def test_they_are_the_list_of_their_messages_also_when_they_are_a_part_of_more(
     assert some.edges.tolist() == [sum(map(len, expected[:index])) for index in range(len(expected) + 1)]
 
 
-def test_they_are_not_cut_out_of_order() -> None:
-    with pytest.raises(ValueError, match="order"):
+def test_payloads_are_sliced_in_order_only() -> None:
+    with pytest.raises(ValueError, match="step 1"):
         Payloads.of([b"a", b"b"])[::-1]

@@ -1,4 +1,4 @@
-"""What an output goes on with, for every history of its transaction log and every place where a crash cuts it."""
+"""Where an output continues, for every history of its transaction log and every position where a crash cuts it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.storage.journal import Entry, encode
 
 OUTCOMES = ("refused", "open", "committed", "aborted")
-"""What may have become of a transaction."""
+"""The possible outcomes of a transaction."""
 
 
 def entries_of(outcomes: tuple[str, ...]) -> list[tuple[Entry, RecoveredOutput]]:
-    """The entries of transactions with these outcomes, each with what an output goes on with behind it."""
+    """Return the entries of transactions with these outcomes, each with the state from which an output continues after
+    it."""
     entries: list[tuple[Entry, RecoveredOutput]] = []
     end = 0
     for number, outcome in enumerate(outcomes):
@@ -41,7 +42,7 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize("outcomes", HISTORIES, ids="-".join)
-def test_every_history_and_every_cut_has_one_outcome(tmp_path: Path, outcomes: tuple[str, ...]) -> None:
+def test_every_history_and_every_truncation_has_one_outcome(tmp_path: Path, outcomes: tuple[str, ...]) -> None:
     whole, expected = b"", RecoveredOutput(0, None)
     for entry, after in [*entries_of(outcomes), (None, None)]:
         line = encode(entry) if entry is not None else b""

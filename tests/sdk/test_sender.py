@@ -1,4 +1,4 @@
-"""The sender, for plain code, against a real gateway that is committed by hand, starved and killed."""
+"""The sender, for plain code, against a real gateway that the test commits on, blocks and kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def until(is_so: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline
-        time.sleep(0.002)  # what another process has done can only be looked at
+        time.sleep(0.002)  # the state of another process can only be polled
 
 
 def sender(gateway: LivingGateway, **settings: Any) -> Sender:
@@ -91,7 +91,7 @@ def test_write_blocks_while_too_much_is_not_committed(tmp_path: Path) -> None:
             writing.start()
             writing.join(0.5)
             assert writing.is_alive()
-            # Nearly all that may be kept, and three gathers: one on top of it, one that waits for room, and a full one.
+            # Nearly the limit, plus three batches: one on top of it, one that waits for space, and a full one.
             assert len(written) <= 100 + 3 * 1049
             gateway.let_commit()
             writing.join(PATIENCE_S)
@@ -99,7 +99,7 @@ def test_write_blocks_while_too_much_is_not_committed(tmp_path: Path) -> None:
         assert len(gateway.rows(ORDERS)) == 6000
 
 
-def test_a_gateway_that_is_killed_in_the_middle_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_a_gateway_that_is_killed_only_delays_the_sender(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         with sender(gateway) as out:
             for number in range(30_000):
@@ -110,8 +110,8 @@ def test_a_gateway_that_is_killed_in_the_middle_costs_nothing_but_time(tmp_path:
         assert gateway.payloads(ORDERS) == [b"%d" % number for number in range(30_000)]
 
 
-def test_what_a_second_run_sends_is_never_taken_for_what_the_first_one_sent(tmp_path: Path) -> None:
-    """The gateway has seen more of the first run than it has committed, and says only what it has committed."""
+def test_records_of_a_second_run_never_count_as_those_of_the_first(tmp_path: Path) -> None:
+    """The gateway has received more of the first run than it has committed, and reports only the committed position."""
     with living_gateway(tmp_path) as gateway:
         gateway.hold_commits()
         first = sender(gateway)
@@ -127,8 +127,8 @@ def test_what_a_second_run_sends_is_never_taken_for_what_the_first_one_sent(tmp_
         assert gateway.payloads(ORDERS) == [b"first %d" % number for number in range(100)] + [b"second"]
 
 
-def test_a_clock_that_is_set_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids come from the gateway's log, whether what it has is committed or not, also after it was killed."""
+def test_ids_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids come from the gateway's log, whether its records are committed or not, also after a kill."""
     with living_gateway(tmp_path) as gateway:
         for run, now in enumerate((2 * 10**18, 10**18, 0)):
             monkeypatch.setattr(time, "time_ns", lambda now=now: now)
@@ -162,7 +162,7 @@ def test_what_is_in_a_spool_is_sent_by_the_next_run(tmp_path: Path) -> None:
         assert gateway.payloads(ORDERS) == [b"%d" % number for number in range(11)]
 
 
-def test_records_with_ids_of_their_own_go_on_after_what_is_committed(tmp_path: Path) -> None:
+def test_records_with_given_ids_continue_after_the_committed_ones(tmp_path: Path) -> None:
     records = [(3 * number, b"%d" % number) for number in range(10)]
     with living_gateway(tmp_path) as gateway:
         with sender(gateway, has_ids=True) as out:
@@ -216,7 +216,7 @@ def test_a_refusal_of_the_gateway_is_raised_in_the_writer(tmp_path: Path) -> Non
         ({"payload": b"", "message_id": 2**64 - 1}, {"has_ids": True}, "message id 18446744073709551615 after -1"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_when_it_is_written(
+def test_a_record_that_cannot_be_sent_is_refused_when_it_is_written(
     arguments: dict[str, Any], settings: dict[str, Any], sentence: str
 ) -> None:
     out = send("127.0.0.1:1", stream="orders", **settings)

@@ -1,4 +1,4 @@
-"""The socket of a sink's session: one buffer, bounded, and the ends of a connection."""
+"""The socket of a sink's session has one bounded buffer and handles every end of a connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITE_BYTES_MAX = 64 * 1024
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[SessionStream, socket.socket]]:
-    """A stream and the blocking socket of its peer."""
+    """Yield a stream and the blocking socket of its peer."""
     streams: asyncio.Queue[SessionStream] = asyncio.Queue()
     peer, ours = socket.socketpair()
     loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ async def test_an_unread_stream_takes_one_buffer() -> None:
             try:
                 sent += peer.send(bytes(BUFFER_BYTES_MIN))
             except BlockingIOError:
-                # The kernel's buffers are full. If the loop, which has its turn now, takes nothing, neither will it.
+                # The kernel's buffers are full. If the loop reads nothing in this turn, it reads nothing later, either.
                 await asyncio.sleep(0)
                 is_full = not stream.transport.is_reading()
         assert len(await stream.read()) == BUFFER_BYTES_MIN

@@ -8,12 +8,12 @@ import pytest
 
 from procession.address import Address
 from procession.errors import StorageError
+from procession.sdk.doubles import MemoryOutput
 from procession.sdk.output import refuse_to_wait
 from procession.sdk.sink_directory import SinkDirectory
-from procession.sdk.testing import MemoryOutput
 
 
-def test_a_home_is_held_by_one(tmp_path: Path) -> None:
+def test_a_sink_directory_is_locked_by_one_process(tmp_path: Path) -> None:
     home = SinkDirectory(tmp_path, lambda _: MemoryOutput())
     with pytest.raises(StorageError, match="Another process holds"):
         SinkDirectory(tmp_path, lambda _: MemoryOutput())
@@ -21,7 +21,7 @@ def test_a_home_is_held_by_one(tmp_path: Path) -> None:
     SinkDirectory(tmp_path, lambda _: MemoryOutput()).close()
 
 
-def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+def test_only_drafts_that_a_crash_left_are_removed(tmp_path: Path) -> None:
     drafts = ["out.txnlog.123.draft", "a.b.txnlog.9.draft", "sink.json.77.draft"]
     others = ["out.txnlog", "out.draft", "mine.7.draft", "out.data"]
     for name in drafts + others:
@@ -30,7 +30,7 @@ def test_drafts_that_a_crash_left_are_cleared_away_and_nothing_else(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
-def test_it_tells_where_it_listens_and_what_is_decided(tmp_path: Path) -> None:
+def test_the_directory_has_the_port_and_the_decisions(tmp_path: Path) -> None:
     calls: list[object] = []
     home = SinkDirectory(tmp_path, lambda _: MemoryOutput(), on_outcome=calls.append)
     assert home.previous() is None

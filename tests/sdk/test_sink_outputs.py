@@ -1,4 +1,4 @@
-"""The sink's server and its outputs: those that fail, are slow, block, or are written with coroutines."""
+"""The sink's server with outputs that fail, are slow, block, or are written with coroutines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from procession.errors import StorageError
+from procession.sdk.doubles import MemoryOutput
 from procession.sdk.output import Output
-from procession.sdk.testing import MemoryOutput
 from procession.sdk.transaction_log import Transaction
 from procession.wire import two_phase_commit
 from procession.wire.messages import (
@@ -47,7 +47,7 @@ async def test_an_output_that_fails_stops_the_sink_with_its_error_and_tells_the_
 
 
 class SlowOutput(MemoryOutput):
-    """Prepares only when the test says so."""
+    """An output whose `prepare` waits for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SlowOutput(MemoryOutput):
 
 
 @on_a_loop
-async def test_an_instance_that_waits_for_its_disk_holds_up_no_other_and_its_successor_waits_for_it(sink: Sink) -> None:
+async def test_an_instance_that_waits_for_its_disk_delays_only_its_successor(sink: Sink) -> None:
     slow = sink.outputs["slow"] = SlowOutput()
     async with (
         sink.serving(),
@@ -83,14 +83,14 @@ async def test_an_instance_that_waits_for_its_disk_holds_up_no_other_and_its_suc
         worker.send(two_phase_commit.wrap(Phase2("t1", commit=True)))
         slow.go_on.set()
         assert await greeting == (0, ("t1",)), (
-            "the vote that was under way counts; what the superseded one says does not"
+            "the vote in progress counts; later messages of the superseded session do not"
         )
         await successor.phase2("t1", commit=False)
         assert slow.visible == b""
 
 
 class AsyncOutput(Output):
-    """Every method is a coroutine; `commit` waits until the test says so."""
+    """An output whose methods are coroutines; `commit` waits for the test."""
 
     def __init__(self) -> None:
         self.memory = MemoryOutput()
@@ -172,7 +172,7 @@ async def test_a_coroutine_that_waits_is_cancelled_when_the_sink_stops_and_the_t
 
 
 class BlockingOutput(MemoryOutput):
-    """Takes its time where the worker does not wait for an answer."""
+    """An output that blocks in `append`, where the worker waits for no answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class BlockingOutput(MemoryOutput):
 
 
 @on_a_loop
-async def test_an_output_that_blocks_in_append_holds_up_no_other_instance(sink: Sink) -> None:
+async def test_an_output_that_blocks_in_append_delays_no_other_instance(sink: Sink) -> None:
     blocking = sink.outputs["slow"] = BlockingOutput()
     async with sink.serving(), await sink.worker() as worker, await sink.worker() as other:
         await worker.hello(instance="slow")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
-from procession.sdk.testing import Worker
+from procession.errors import StorageError
+from procession.sdk.doubles import MemoryOutput, Worker
+from procession.sdk.transaction_log import Transaction
 from procession.wire import two_phase_commit, v3
 from procession.wire.messages import (
     DATA_STREAM,
@@ -37,7 +41,7 @@ def sink(tmp_path: Path) -> Sink:
 
 
 @on_a_loop
-async def test_rounds_commit_and_abort_and_the_next_greeting_says_where_the_output_ends(sink: Sink) -> None:
+async def test_rounds_commit_and_abort_and_the_next_greeting_has_the_end_of_the_output(sink: Sink) -> None:
     async with sink.serving(), await sink.worker() as worker:
         assert await worker.hello() == (0, ())
         worker.data(0, b"ab", b"c")
@@ -151,7 +155,7 @@ FORBIDDEN: list[tuple[Callable[[Worker], None], str]] = [
         lambda worker: worker.send(two_phase_commit.wrap(Phase1("a", ())), two_phase_commit.wrap(Phase1("b", ()))),
         "phase 1 while prepared",
     ),
-    (lambda worker: worker.send(two_phase_commit.wrap(Reply("a", commit=True))), "a participant's message"),
+    (lambda worker: worker.send(two_phase_commit.wrap(Reply("a", commit=True))), "sent a message of a participant"),
     (lambda worker: worker.send(Message(0, 0, 0, b"", b"\x07")), "unknown two-phase-commit tag 7"),
     (lambda worker: worker.send(Message(0, 0, 0, b"", b"")), "truncated"),
     (lambda worker: worker.send_bytes(bytes(5)), ""),
@@ -162,7 +166,7 @@ FORBIDDEN: list[tuple[Callable[[Worker], None], str]] = [
 
 
 @on_a_loop
-async def test_what_a_worker_must_not_say_ends_its_session_with_a_reason(sink: Sink) -> None:
+async def test_a_forbidden_message_of_a_worker_ends_its_session_with_a_reason(sink: Sink) -> None:
     async with sink.serving(), await sink.worker() as witness:
         await witness.hello(instance="witness")
         for number, (say, reason) in enumerate(FORBIDDEN):
@@ -171,11 +175,11 @@ async def test_what_a_worker_must_not_say_ends_its_session_with_a_reason(sink: S
                 say(worker)
                 assert reason in await refusal(worker)
         witness.data(0, b"abc")
-        assert await witness.phase1("t1", 0, 3), "nobody else notices"
+        assert await witness.phase1("t1", 0, 3), "no other session is affected"
 
 
 @on_a_loop
-async def test_whatever_follows_a_good_greeting_in_one_segment_the_sink_goes_on_serving(sink: Sink) -> None:
+async def test_the_sink_keeps_serving_whatever_follows_a_valid_greeting_in_one_segment(sink: Sink) -> None:
     hello = v3.encode(Hello(SINK_VERSION, b"", "p", "other"))
     arguments = [
         v3.encode(Notify(DATA_STREAM, "out", 0)),
@@ -208,7 +212,7 @@ async def test_a_worker_that_is_sending_still_gets_the_reason_of_a_refusal(sink:
 
 
 @on_a_loop
-async def test_data_between_phase_1_and_phase_2_ends_the_session_but_not_the_promise(sink: Sink) -> None:
+async def test_data_between_phase_1_and_phase_2_ends_the_session_and_keeps_the_vote(sink: Sink) -> None:
     async with sink.serving():
         async with await sink.worker() as worker:
             await worker.hello()
@@ -263,7 +267,8 @@ async def test_a_new_hello_of_the_same_instance_ends_the_older_session(sink: Sin
 
 @on_a_loop
 async def test_no_phase_2_is_taken_from_a_superseded_session(sink: Sink) -> None:
-    """The older worker's word is on its way while the newer one greets: whatever comes first, it is heard once."""
+    """The older worker's decision is in flight while the newer one greets. Whichever arrives first, the decision is
+    performed once."""
     async with sink.serving():
         for turn in range(20):
             async with await sink.worker() as older, await sink.worker() as newer:
@@ -287,24 +292,24 @@ async def test_a_session_that_never_greets_is_closed_in_time(sink: Sink) -> None
         await worker.hello()
         assert sink.server is not None
         sink.server.handshake_timeout_s = (
-            0.05  # from here on: a busy machine may keep a worker from its HELLO for longer
+            0.05  # set only now, because on a busy machine a worker's HELLO may take longer
         )
         async with await sink.worker() as silent:
             assert "no HELLO in time" in await refusal(silent)
         worker.data(0, b"abc")
-        assert await worker.phase1("t1", 0, 3), "one that has greeted may take its time"
+        assert await worker.phase1("t1", 0, 3), "a session that has greeted has no limit"
 
 
 @on_a_loop
-async def test_a_greeting_that_came_before_its_time_was_over_is_heard_although_it_was_not_read_yet(sink: Sink) -> None:
-    """A sink that is flooded with connections gives up the oldest that it has not heard of: it may be an honest one."""
+async def test_a_greeting_that_arrived_in_time_is_accepted_although_it_was_not_read_yet(sink: Sink) -> None:
+    """A flooded sink closes the oldest connections that have not greeted. An honest worker may be among them."""
     async with sink.serving(), await sink.worker() as worker:
         assert sink.server is not None
         while not any(session.is_silent for session in sink.server._sessions):  # noqa: ASYNC110  the server has no such event
             await asyncio.sleep(0)
         (session,) = sink.server._sessions
         greeting = asyncio.create_task(worker.hello())
-        await asyncio.sleep(0)  # it is in the socket, and the sink has had no turn since
+        await asyncio.sleep(0)  # the greeting is in the socket, and the sink has not run since
         session.give_up()
         assert await greeting == (0, ())
 
@@ -317,3 +322,39 @@ async def test_no_more_sessions_than_the_limit_are_taken(sink: Sink) -> None:
             assert "too many sessions" in await refusal(second)
         worker.data(0, b"abc")
         assert await worker.phase1("t1", 0, 3)
+
+
+class RefusingOutput(MemoryOutput):
+    """An output that fails when it is recovered, once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_called, self.may_fail = threading.Event(), threading.Event()
+
+    def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        self.is_called.set()
+        assert self.may_fail.wait(30)
+        raise StorageError("the database is gone")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_failed_output_stops_the_sink_also_when_its_worker_has_left(
+    sink: Sink, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    sink.outputs["out"] = output = RefusingOutput()
+
+    async def serve() -> None:
+        async with sink.serving() as serving:
+            worker = await sink.worker()
+            worker.send(Hello(SINK_VERSION, worker.cookie, "test", "out"))
+            assert await asyncio.to_thread(output.is_called.wait, 30)
+            worker.abort()
+            (session,) = sink.server._sessions
+            while not session.is_closed:  # noqa: ASYNC110  (a transport has no event)
+                await asyncio.sleep(0)
+            output.may_fail.set()
+            with pytest.raises(StorageError, match="the database is gone"):
+                await asyncio.wait_for(asyncio.shield(serving), 30)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(serve())

@@ -1,4 +1,4 @@
-"""The source's client over real TCP, against a gateway moved by hand: credits, refusals, restarts, the end."""
+"""The source's client over real TCP, against a gateway that the test controls: credits, refusals, restarts, the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 from procession.address import Address
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.sdk.doubles import Crash, Crashed, Gateway, ListSource, Peer
 from procession.sdk.pacing import Backoff
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream
 from procession.sdk.source_session import CONFIRM_PAUSE_S, StreamFeed
 from procession.sdk.stream_progress import KnownStreams
-from procession.sdk.testing import Crash, Crashed, Gateway, ListSource, Peer
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import ConnectionSide, Role
 from procession.wire.messages import (
@@ -73,7 +73,7 @@ async def opened(gateway: Gateway, committed: int = NOTHING_COMMITTED, granted: 
 
 
 async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
-    """The next `count` records, and not one more."""
+    """Return the next `count` records, and check that there is not one more."""
     records: list[tuple[int, int, bytes]] = []
     while len(records) < count:
         event = await peer.receive()
@@ -84,7 +84,7 @@ async def taken(peer: Peer, count: int) -> list[tuple[int, int, bytes]]:
 
 
 async def confirmed(peer: Peer, *streams: Stream, is_committed: bool = True) -> None:
-    """Answer the NOTIFYs by which it asks whether the ends of these streams are committed."""
+    """Answer the NOTIFYs with which the source asks whether the ends of these streams are committed."""
     requested: set[int] = set()
     while len(requested) < len(streams):
         notify = await peer.receive()
@@ -104,7 +104,8 @@ def expected(start: int, end: int, stream: Stream = ONE) -> list[tuple[int, int,
 
 
 async def ends_cleanly(peer: Peer, client: asyncio.Task[None]) -> None:
-    """The source has closed its side; the gateway closes too, and the client ends without an error."""
+    """Check that the source has closed its side, and that the client ends without an error when the gateway closes
+    too."""
     assert await peer.receive() is None
     peer.close()
     await client
@@ -121,8 +122,8 @@ async def test_every_record_is_sent_once_in_order_and_the_end_waits_for_the_last
         assert not client.done()
         peer.send(Ack(0, ((ONE.id, 9),)))
         await confirmed(peer, ONE)
-        assert await peer.receive() is None, "it says that no more comes"
-        assert not client.done(), "and waits until the gateway has read that"
+        assert await peer.receive() is None, "the source sends no more"
+        assert not client.done(), "it waits until the gateway has read that"
         peer.close()
         await client
 
@@ -211,7 +212,7 @@ async def test_a_source_without_streams_is_done_when_it_is_welcome() -> None:
 
 
 @on_a_loop
-async def test_a_refused_stream_is_asked_for_again_when_the_next_ack_comes() -> None:
+async def test_a_refused_stream_is_requested_again_after_the_next_ack() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
         peer = await greeted(gateway)
         for _ in range(3):
@@ -237,13 +238,13 @@ async def test_restart_without_an_address_comes_back_to_the_same_place() -> None
 
 
 @on_a_loop
-async def test_restart_in_one_breath_with_what_asks_for_an_answer_is_only_a_restart() -> None:
-    """Found by the simulator: the ACK on which a refused NOTIFY is sent again, and behind it RESTART, in one read."""
+async def test_a_restart_read_together_with_an_ack_is_only_a_restart() -> None:
+    """The simulator found this case: one read has the ACK after which a refused NOTIFY is repeated, and a RESTART."""
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
         peer = await gateway.session()
         assert isinstance(await peer.receive(), Hello)
         peer.send(Ok(1000))
-        peer.send(Restart())  # both are written before the client's next turn
+        peer.send(Restart())  # both frames are written before the client's next turn
         assert await peer.receive() is None
         peer = await greeted(gateway)
         assert isinstance(await peer.receive(), Notify)
@@ -292,6 +293,22 @@ async def test_a_lost_session_replays_from_the_notify_ack_and_never_below_what_w
 
 
 @on_a_loop
+async def test_the_records_of_all_sessions_count_towards_the_compiled_encoder() -> None:
+    loaded = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("procession.sdk.source_session.ENCODER_FROM_RECORDS", 14)
+        patch.setattr("procession.wire.columns.make_ready", lambda: loop.call_soon_threadsafe(loaded.set))
+        async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
+            for _ in range(2):
+                assert not loaded.is_set()
+                peer = await opened(gateway, granted=8)
+                assert await taken(peer, 7) == expected(0, 7)
+                peer.close()
+            await asyncio.wait_for(loaded.wait(), 10)
+
+
+@on_a_loop
 async def test_an_end_that_the_gateway_may_not_have_read_is_sent_again() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
         peer = await opened(gateway)
@@ -306,7 +323,7 @@ async def test_an_end_that_the_gateway_may_not_have_read_is_sent_again() -> None
 
 @on_a_loop
 async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() -> None:
-    """The end may be in an epoch of its own, and that epoch has all that the end makes the pipeline write."""
+    """The end may be in its own epoch, with all output that the end makes the pipeline write."""
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
         peer = await opened(gateway)
         await taken(peer, 10)
@@ -322,8 +339,8 @@ async def test_a_source_is_not_done_before_the_end_of_its_stream_is_committed() 
 
 @on_a_loop
 async def test_ends_are_confirmed_one_after_the_other_in_the_order_of_ids() -> None:
-    """Who is accepted has the stream until its session ends. Two sources of the same streams that ask for all of them
-    may get some each, and then wait for each other for ever."""
+    """An accepted source holds the stream until its session ends. If two sources of the same streams asked for all of
+    them at once, each might get some and wait for the others forever."""
     async with Gateway() as gateway, running(ListSource({TWO: TEN, ONE: TEN}), gateway) as client:
         peer = await greeted(gateway)
         ended: set[int] = set()
@@ -343,7 +360,7 @@ async def test_ends_are_confirmed_one_after_the_other_in_the_order_of_ids() -> N
 
 
 @on_a_loop
-async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_begun_again() -> None:
+async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_started_again() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
         peer = await opened(gateway)
         await taken(peer, 10)
@@ -358,8 +375,8 @@ async def test_a_session_that_is_lost_before_the_end_was_confirmed_is_begun_agai
 
 
 @on_a_loop
-async def test_who_waits_for_the_end_does_not_ask_all_the_time() -> None:
-    """Where the window is small every NOTIFY is paid back by an ACK at once, and an ACK is when to ask again."""
+async def test_a_source_that_waits_for_the_end_does_not_ask_all_the_time() -> None:
+    """With a small window an ACK replenishes the credit of each NOTIFY at once, and an ACK is the time to ask again."""
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
         peer = await opened(gateway)
         await taken(peer, 10)
@@ -373,7 +390,7 @@ async def test_who_waits_for_the_end_does_not_ask_all_the_time() -> None:
 
 
 class Reset:
-    """The writer of a connection that was reset: uvloop's transport says so with a RuntimeError."""
+    """The writer of a reset connection: uvloop's transport raises a RuntimeError."""
 
     def is_closing(self) -> bool:
         return True
@@ -383,7 +400,7 @@ class Reset:
 
 
 @on_a_loop
-async def test_a_connection_that_is_reset_under_our_hands_is_a_lost_session_and_no_other_error() -> None:
+async def test_a_connection_that_is_reset_during_a_write_is_a_lost_session() -> None:
     writer = cast(asyncio.StreamWriter, Reset())
     options, connection = SourceOptions("test", "test"), Connection(ConnectionSide.INITIATOR, Role.SOURCE)
     feed = StreamFeed(ListSource({}), KnownStreams(), options, connection, asyncio.StreamReader(), writer)
@@ -392,7 +409,7 @@ async def test_a_connection_that_is_reset_under_our_hands_is_a_lost_session_and_
 
 
 @on_a_loop
-async def test_a_gateway_that_is_not_up_yet_is_waited_for() -> None:
+async def test_the_source_waits_for_a_gateway_that_is_not_up_yet() -> None:
     async with Gateway() as gateway:
         address = gateway.address
     async with running(ListSource({ONE: TEN}), gateway, address=address) as client:
@@ -408,7 +425,7 @@ async def test_a_gateway_that_is_not_up_yet_is_waited_for() -> None:
 async def test_a_greeting_that_is_always_refused_ends_the_program_with_the_reason() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway, cookie=b"wrong") as client:
         for _ in range(5):
-            assert not client.done(), "once may be a gateway that is just stopping"
+            assert not client.done(), "a single refusal may be a gateway that is stopping"
             peer = await gateway.session()
             hello = await peer.receive()
             assert isinstance(hello, Hello)
@@ -420,7 +437,7 @@ async def test_a_greeting_that_is_always_refused_ends_the_program_with_the_reaso
 
 
 @on_a_loop
-async def test_the_same_complaint_without_progress_ends_the_program_but_progress_forgives() -> None:
+async def test_a_repeated_error_ends_the_program_unless_there_was_progress() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway) as client:
         for turn in range(8):
             peer = await opened(gateway, committed=turn)
@@ -447,7 +464,7 @@ async def test_an_error_of_the_source_ends_the_program_and_a_new_one_goes_on() -
 
 
 @on_a_loop
-async def test_stopped_early_it_closes_and_sends_no_end() -> None:
+async def test_a_source_that_is_stopped_early_closes_and_sends_no_end() -> None:
     async with Gateway() as gateway:
         async with running(ListSource({ONE: TEN}), gateway):
             peer = await opened(gateway, granted=4)
@@ -497,7 +514,7 @@ async def test_a_source_may_be_asynchronous_and_have_keys_and_times() -> None:
         assert rows == [(0, 0, b"k"), (1, 5, b"k"), (2, 10, b"k")]
 
 
-def test_a_rate_that_is_none_is_refused() -> None:
+def test_an_invalid_rate_is_refused() -> None:
     for rate in (0.0, -1.0):
         with pytest.raises(ConfigError, match="is not a rate"):
             SourceClient(ListSource({}), Address("127.0.0.1", 1), SourceOptions("p", "i", rate=rate))

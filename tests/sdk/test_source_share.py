@@ -1,4 +1,4 @@
-"""The share of a source: other ids outside, the connector's own ids inside."""
+"""The share of a source: its streams have ids of the share outside, and the connector's own ids inside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Numbers:
 
 
 class Careful(Numbers):
-    """It forgets, and has no ids of its own."""
+    """A source that forgets streams and assigns its own ids."""
 
     def __init__(self, *streams: Stream) -> None:
         super().__init__(*streams)
@@ -83,12 +83,12 @@ def test_a_source_is_notified_of_its_own_streams_only() -> None:
     assert inside.heard == [(A, 3), (A, None)]
 
 
-def test_a_source_that_does_not_forget_is_not_told_to() -> None:
+def test_a_source_without_forget_is_not_called() -> None:
     outside = SharedSource(Numbers(A), 9)
     assert not isinstance(outside, Forgetful)
     assert not isinstance(outside, UnnumberedSource)
 
 
-def test_two_streams_that_would_become_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'a' and 'twin' would have the same id"):
+def test_two_streams_with_one_id_in_the_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'a' and 'twin' have the same id"):
         list(SharedSource(Numbers(A, Stream(A.id + 2**SHARE_SHIFT, "twin")), 9).streams())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Progress of a stream, against a slow reference, and its reports."""
+"""Progress of a stream, compared with a slow reference, and its reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def piece(first: int, end: int) -> Ids:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=60), st.integers(2, 9))
-def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
+def test_every_record_is_counted_once_and_never_before_its_acknowledgement(
     steps: list[tuple[int, bool]], pieces_max: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +43,7 @@ def test_every_record_is_counted_once_when_all_is_acknowledged_and_never_early(
         assert (progress.sent, progress.acknowledged, progress.sent_bytes) == (ids, ids, 10 * ids)
 
 
-def test_what_is_sent_again_after_a_lost_session_is_committed_once() -> None:
+def test_records_sent_again_after_a_lost_session_count_as_committed_once() -> None:
     progress = StreamProgress(ONE)
     progress.send(piece(0, 10), 0)
     progress.send(piece(10, 20), 0)
@@ -84,7 +84,7 @@ def test_a_stream_is_done_when_its_last_record_and_its_end_are_committed() -> No
     assert not progress.is_acknowledged
     progress.commit(5)
     assert progress.is_acknowledged
-    assert not progress.is_done, "another session knows nothing of the end"
+    assert not progress.is_done, "another session has not sent the end"
     progress.is_end_committed = True
     assert progress.is_done
     progress.reopen()

@@ -10,9 +10,9 @@ import pytest
 
 from procession.errors import RecordError
 from procession.sdk.batching import GatherLimits
+from procession.sdk.doubles import Crashed
 from procession.sdk.source_records import Items, Record, Stream
 from procession.sdk.stream_reader import StreamReader, begin_reading
-from procession.sdk.testing import Crashed
 from tests.sdk.loops import on_a_loop
 
 ONE = Stream(1, "one")
@@ -54,7 +54,7 @@ async def ids(reading: StreamReader) -> list[list[int]]:
 
 
 @both_kinds
-def test_everything_comes_in_order_in_batches_within_the_limit(kind: Callable[..., Items]) -> None:
+def test_all_records_arrive_in_order_in_batches_within_the_limit(kind: Callable[..., Items]) -> None:
     @on_a_loop
     async def check() -> None:
         closed: list[bool] = []
@@ -67,7 +67,7 @@ def test_everything_comes_in_order_in_batches_within_the_limit(kind: Callable[..
 
 
 @both_kinds
-def test_an_error_comes_after_what_came_before_it(kind: Callable[..., Items]) -> None:
+def test_an_error_is_raised_after_the_records_before_it(kind: Callable[..., Items]) -> None:
     @on_a_loop
     async def check() -> None:
         closed: list[bool] = []
@@ -110,7 +110,7 @@ def test_the_author_is_never_more_than_two_batches_ahead(kind: Callable[..., Ite
 
 
 @both_kinds
-def test_stopped_in_the_middle_its_finally_runs_and_it_ends(kind: Callable[..., Items]) -> None:
+def test_a_stopped_reader_runs_the_finally_block_of_its_iterator(kind: Callable[..., Items]) -> None:
     @on_a_loop
     async def check() -> None:
         closed: list[bool] = []
@@ -124,7 +124,7 @@ def test_stopped_in_the_middle_its_finally_runs_and_it_ends(kind: Callable[..., 
 
 
 @on_a_loop
-async def test_a_reading_that_is_stopped_before_it_began_has_ended() -> None:
+async def test_a_reader_that_is_stopped_before_its_start_has_ended() -> None:
     reading = begin_reading(ONE, None, asynchronous(10, []), SMALL)
     reading.stop()
     await reading.ended.wait()
@@ -167,6 +167,6 @@ async def test_an_author_that_blocks_forever_does_not_keep_the_reader_open() -> 
 
 
 @on_a_loop
-async def test_what_is_no_iterator_is_named() -> None:
+async def test_a_result_that_is_no_iterator_is_named() -> None:
     with pytest.raises(RecordError, match="gave int for stream 'one'"):
         begin_reading(ONE, None, 7, SMALL)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Streams that come and go while a source runs: named late, ended, opened again; and what its author must not do."""
+"""Streams that come and go while a source runs: named late, ended, opened again; and mistakes of the source's
+author."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import pytest
 from procession.address import Address
 from procession.errors import ConfigError, RecordError
 from procession.sdk.batching import GatherLimits
+from procession.sdk.doubles import Crashed, Gateway, ListSource
 from procession.sdk.source_records import Batch, Record, Stream
 from procession.sdk.source_report import Report
-from procession.sdk.testing import Crashed, Gateway, ListSource
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Eos, Hello, Messages, Notify, NotifyAck, Ok, Restart
 from tests.sdk.loops import on_a_loop
 from tests.sdk.test_source_client import (
@@ -31,7 +32,7 @@ from tests.sdk.test_source_client import (
 
 
 class Growing:
-    """Streams of records that a test adds to; a stream that is named again has more."""
+    """Streams of records that a test appends to. A stream that is named again has more records."""
 
     def __init__(self) -> None:
         self.named: asyncio.Queue[Stream | Exception | None] = asyncio.Queue()
@@ -211,7 +212,7 @@ async def test_large_records_are_written_one_by_one_and_small_ones_together() ->
 
 
 @on_a_loop
-async def test_so_many_streams_are_read_at_once_and_no_more() -> None:
+async def test_only_a_limited_number_of_streams_are_read_at_once() -> None:
     streams = [Stream(number, f"stream {number}") for number in range(5)]
     begun: list[int] = []
     two_are_read, four_are_read = asyncio.Event(), asyncio.Event()
@@ -256,23 +257,25 @@ async def test_a_closed_address_from_a_restart_is_replaced_by_the_first_address(
 
 
 @on_a_loop
-async def test_a_gateway_that_never_comes_is_given_up_after_so_long_if_asked_to() -> None:
+async def test_a_source_with_a_time_limit_gives_up_a_gateway_that_never_answers() -> None:
     async with Gateway() as gateway:
         pass
     async with running(ListSource({ONE: TEN}), gateway, patience_s=0.05) as client:
-        with pytest.raises(ConfigError, match=f"No gateway at {gateway.address} took us for 0.05 seconds") as caught:
+        with pytest.raises(
+            ConfigError, match=f"No gateway at {gateway.address} opened a session within 0.05 seconds"
+        ) as caught:
             await client
         assert caught.value.next_step
 
 
 @on_a_loop
-async def test_a_gateway_that_takes_the_connection_and_says_nothing_is_left() -> None:
+async def test_a_source_leaves_a_gateway_that_accepts_and_does_not_answer() -> None:
     async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway, handshake_timeout_s=0.02):
         silent = await gateway.session()
         assert isinstance(await silent.receive(), Hello)
         assert await silent.receive() is None
         notify = None
-        while notify is None:  # a busy machine may keep us from our OK for longer: then it comes again
+        while notify is None:  # on a busy machine our OK may take longer; then the source reconnects
             peer = await gateway.session()
             assert isinstance(await peer.receive(), Hello)
             peer.send(Ok(1000))
@@ -283,7 +286,7 @@ async def test_a_gateway_that_takes_the_connection_and_says_nothing_is_left() ->
 
 
 @on_a_loop
-async def test_reports_say_how_far_it_is() -> None:
+async def test_reports_have_the_progress_of_the_source() -> None:
     reports: list[Report] = []
     notified = asyncio.Event()
 
@@ -310,7 +313,7 @@ async def test_reports_say_how_far_it_is() -> None:
             peer.send(Ack(100, ((ONE.id, 3),)))
             ending = await until("waiting for commits")
             assert (ending.sent, ending.acknowledged, ending.streams_ended) == (10, 4, 1)
-            # All of it, the end too: closing on bytes that nobody has read resets the connection.
+            # Read everything, the end too: closing a socket with unread bytes resets the connection.
             await taken(peer, 10)
             assert await peer.receive() == Eos(ONE.id)
             peer.send(Ack(0, ((ONE.id, 9),)))

@@ -1,4 +1,4 @@
-"""The transaction log: what is voted for, what is committed, and a file that is something else."""
+"""The transaction log: votes, commits, and files that are no transaction log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from procession.sdk.transaction_log import (
 from procession.storage.journal import Entry, Journal, read_journal
 
 
-def test_what_is_voted_for_and_not_decided_is_uncommitted_also_after_a_restart(tmp_path: Path) -> None:
+def test_a_vote_without_a_decision_is_uncommitted_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
     log = TransactionLog(path)
     log.open()
@@ -42,14 +42,14 @@ def test_what_is_voted_for_and_not_decided_is_uncommitted_also_after_a_restart(t
     assert committed_ranges(path) == [(0, 10)]
 
 
-def test_a_log_that_is_not_there_says_that_nothing_is_committed(tmp_path: Path) -> None:
+def test_a_missing_log_has_no_commit(tmp_path: Path) -> None:
     assert committed_ranges(tmp_path / "none") == []
     assert uncommitted(tmp_path / "none") == ()
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=20))
-def test_committed_ranges_are_the_bytes_of_the_transactions_that_were_voted_for_and_committed(
+def test_committed_ranges_are_the_bytes_of_committed_transactions(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, bool, bool]]
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
@@ -63,10 +63,10 @@ def test_committed_ranges_are_the_bytes_of_the_transactions_that_were_voted_for_
         if vote and decision:
             expected += range(start, start + length)
     assert [byte for start, end in committed_ranges(path) for byte in range(start, end)] == expected
-    assert len(committed_ranges(path)) <= 1, "neighbours are joined"
+    assert len(committed_ranges(path)) <= 1, "adjacent ranges are combined"
 
 
-def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_journal_of_another_kind_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "log")
     journal.open()
     journal.append({"op": "phase1", "txn": 3})
@@ -78,7 +78,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
 # Compaction
 
 Step = tuple[int, bool, bool, bool]
-"""A transaction's bytes, its vote, its decision, and whether its positions may come again."""
+"""A transaction: its bytes, its vote, its decision, and whether its positions may be repeated."""
 steps = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans(), st.booleans()), max_size=40)
 
 
@@ -99,7 +99,7 @@ def ledger_of(entries: list[Entry]) -> TransactionStates:
 
 @settings(max_examples=100, deadline=None)
 @given(steps, st.integers(0, 5), st.booleans())
-def test_a_compacted_log_adds_up_to_the_same_and_is_short(
+def test_a_compacted_log_has_the_same_result_and_is_short(
     tmp_path_factory: pytest.TempPathFactory, history: list[Step], kept: int, has_open: bool
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
@@ -123,7 +123,7 @@ def test_a_compacted_log_adds_up_to_the_same_and_is_short(
 
 @settings(max_examples=100, deadline=None)
 @given(steps, st.integers(0, 3), st.integers(1, 7))
-def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_under_it(
+def test_a_reader_gets_each_commit_once_however_often_the_log_is_compacted_while_it_reads(
     tmp_path_factory: pytest.TempPathFactory, history: list[Step], kept: int, every: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "out.txnlog"
@@ -165,7 +165,7 @@ def test_a_gap_between_commits_is_not_hidden_by_compacting(tmp_path: Path) -> No
     assert committed_ranges(path) == [(0, 20), (30, 60)]
 
 
-def test_a_log_is_compacted_when_it_is_long_and_goes_on_after_it(tmp_path: Path) -> None:
+def test_a_long_log_is_compacted_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "out.txnlog"
     log = TransactionLog(path, entries_max=8, transactions_kept=2)
     log.open()

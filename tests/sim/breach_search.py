@@ -1,4 +1,4 @@
-"""The search for the first seed whose run breaks an invariant, for worlds of replicas."""
+"""Searches for the first seed whose run breaks an invariant, for simulations of replicas."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from procession.sim.lost_machine_runs import SCHEDULE
 from procession.sim.oracle import InvariantViolation
 from procession.sim.replica_world import make_replica_plan
-
-SCHEDULE = 0x5EED
-"""Makes the seed of the schedule differ from that of the plan."""
 
 MakeWorld = Callable[..., AbstractContextManager[Any]]
 
@@ -25,7 +23,7 @@ def first_breach(make_world: MakeWorld, seeds: range) -> tuple[int, InvariantVio
 
 
 def event_log(make_world: MakeWorld, seed: int) -> list[str]:
-    """The events of one run."""
+    """Return the events of one run."""
     with make_world(make_replica_plan(random.Random(seed)), random.Random(seed), is_recorded=True) as world:
         world.run()
         return list(world.site.event_log or ())

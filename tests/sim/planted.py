@@ -1,6 +1,6 @@
-"""Bugs to plant: each takes one rule out of a core, or out of the order of steps around it, and nothing else.
+"""Bugs to plant: each removes one rule from a core, or from the order of steps around it, and changes nothing else.
 
-Invariant: every one of them was somebody's bug once, here or in a system like this; none is a syntax error.
+Invariant: each of them was once a real bug, here or in a similar system; none is a syntax error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Plant = Callable[[Patch], None]
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """A planted bug tells a failing disk as the shipped code does."""
+    """Report a failing disk as the shipped code does, also from a planted bug."""
     try:
         yield
     except OSError as error:
@@ -60,7 +60,7 @@ def told(path: Path) -> Iterator[None]:
 
 
 def nothing(*_: Any) -> None:
-    """Instead of something."""
+    """Do nothing, in place of a step."""
 
 
 def offsets_not_synced_before_phase_1(patch: Patch) -> None:
@@ -205,7 +205,8 @@ def a_torn_file_of_sparks_is_copied(patch: Patch) -> None:
 
 
 def the_snapshot_that_recovery_finds_is_not_synced(patch: Patch) -> None:
-    """Ours, until the simulator found it: a sync of the directory failed, and a successor believes its eyes."""
+    """A former bug of ours that the simulator found: a sync of the directory failed, and the successor relied on what
+    it read."""
     before = recovery.renew
 
     def renew(directory: Path, found: recovery.RecoveredGateway, files: FileSystem) -> None:
@@ -220,7 +221,7 @@ def a_retired_stream_is_forgotten(patch: Patch) -> None:
 
 
 def a_successor_copies_before_it_takes_over(patch: Patch) -> None:
-    """It replaces `CURRENT` last: what its predecessor commits meanwhile, it does not see."""
+    """The successor replaces `CURRENT` last, so it misses what its predecessor commits in the meantime."""
     copy_last = Checkpoint.copy_last
 
     def write(path: Path, data: bytes, files: FileSystem) -> None:
@@ -262,7 +263,7 @@ def a_compacted_log_is_written_in_place(patch: Patch) -> None:
 
 
 def a_new_leader_grants_before_it_has_heard_everybody(patch: Patch) -> None:
-    """It has forgotten who holds what, and does not wait to be told."""
+    """The leader has lost which gateway holds which stream, and does not wait for the reports."""
     before = GlobalRegistry.__init__
 
     def begin(self: GlobalRegistry, *arguments: Any) -> None:
@@ -301,13 +302,13 @@ def a_stream_that_moves_is_opened_one_too_high(patch: Patch) -> None:
 
 
 def a_restarted_gateway_forgets_what_it_holds(patch: Patch) -> None:
-    """Its log has rows of streams that are not committed, and it does not claim them."""
+    """Its log has uncommitted rows of streams that the gateway does not claim."""
     before = StreamLeases.__init__
     patch.setattr(StreamLeases, "__init__", lambda self, held, until, **more: before(self, (), until, **more))
 
 
 def the_leader_does_not_put_on_disk_who_belongs_to_it(patch: Patch) -> None:
-    """When it starts again it does not know for whom to wait."""
+    """After a restart the leader does not know which gateways to wait for."""
     patch.setattr(MemberFile, "save", lambda self, document: None)
 
 
@@ -316,7 +317,7 @@ def states_are_not_synced_before_the_commit(patch: Patch) -> None:
 
 
 def states_are_found_by_being_the_newest(patch: Patch) -> None:
-    """What an attempt has left that was never committed is newer than what the round names."""
+    """The states of an attempt that was never committed are newer than those that the round names."""
 
     def version(self: SimulatedStateStore, epoch: int) -> StateVersion:
         named, found = before(self, epoch), sorted(self.files.names(Path(STATES)))
@@ -392,7 +393,7 @@ def an_output_is_trusted_because_it_has_a_name(patch: Patch) -> None:
 
 
 def producers_are_admitted_before_the_directory_is_confirmed(patch: Patch) -> None:
-    """It may be an older copy, and then tells them that less is committed than was."""
+    """The directory may be an older copy, which then reports an earlier committed position to producers."""
     before = GatewayPerformer.__init__
 
     def begin(self: GatewayPerformer, *arguments: Any) -> None:
@@ -407,7 +408,7 @@ def any_directory_is_taken_for_the_last_one(patch: Patch) -> None:
 
 
 def of_a_log_only_the_length_is_compared(patch: Patch) -> None:
-    """Ours once: an older copy that producers have filled up again before the driver asks is accepted."""
+    """A former bug of ours: an older copy was accepted if producers had filled it up before the driver asked."""
 
     def check(log: KnownLog, offered: LogOffset, name: str) -> None:
         if offered.sequence > log.next_sequence:
@@ -418,28 +419,29 @@ def of_a_log_only_the_length_is_compared(patch: Patch) -> None:
 
 
 def a_gateway_that_lacks_the_last_commit_admits_producers(patch: Patch) -> None:
-    """Ours once: a copy whose log is whole was confirmed, whatever was committed since."""
+    """A former bug of ours: a copy with a complete log was confirmed, whatever had been committed since."""
     patch.setattr(ControlServer, "_is_behind", lambda self, known: False)
 
 
 def a_commit_is_taken_for_all_that_a_gateway_lacks(patch: Patch) -> None:
-    """A driver repeats its last commit as soon as it starts, also to a gateway that lacks more than that names."""
+    """A driver repeats its last commit at its start, also to a gateway that lacks more than that commit names."""
     a_commit_is_taken_before_the_log_is_compared(patch)
     patch.setattr("procession.gateway.retirement.check_epochs", lambda epochs, epochs_kept: None)
 
 
 def a_commit_is_taken_before_the_log_is_compared(patch: Patch) -> None:
-    """Ours once: the directory that the gateway had last then lacks a commit that an older copy has reported."""
+    """A former bug of ours: the gateway's latest directory then lacks a commit that an older copy has reported."""
     patch.setattr(ControlServer, "_check_compared", nothing)
 
 
 def a_leader_that_lacks_a_gateway_is_taken_for_the_last_one(patch: Patch) -> None:
-    """Ours once: a copy from before a gateway joined lacks only one epoch, and that gateway is refused for ever."""
+    """A former bug of ours: a copy from before a gateway joined lacks only one epoch, and refuses that gateway
+    forever."""
     patch.setattr("procession.gateway.control.check_gateways", lambda members, known, name: None)
 
 
 def an_unfinished_entry_of_a_sinks_log_is_damage(patch: Patch) -> None:
-    """Ours, until a power cut left the end of an entry, but not its beginning."""
+    """A former bug of ours: a power cut kept the end of an entry and not its beginning."""
     before = journal._is_torn
 
     def lines(file: OpenFile, position: int) -> Iterator[bytes]:
@@ -450,7 +452,7 @@ def an_unfinished_entry_of_a_sinks_log_is_damage(patch: Patch) -> None:
 
 
 def only_a_full_disk_and_a_failed_sync_end_a_driver(patch: Patch) -> None:
-    """Nobody had thought of a file system that becomes read-only."""
+    """A former bug of ours: file systems that become read-only were not considered."""
 
     def write(path: Path, data: bytes, files: FileSystem) -> None:
         try:
@@ -471,7 +473,7 @@ class Bug:
     seed: int
     runs: int
     blind_seed: int | None = None
-    """Where an oracle that sees no disk finds it; None: it was not tried, or not found in the first 700."""
+    """The seed with which a check without access to the disk finds it, or None if it was not found in the first 700."""
     is_slow: bool = False
     """Whether `seed` and `runs` are those of an earlier version of the simulator: the search may take thousands of
     runs."""

@@ -1,4 +1,4 @@
-"""Blocking calls: shipped code on a stack of its own, one at a time, that ends where it is when its process dies."""
+"""Blocking calls of shipped code run on their own stacks, one at a time, and end when their process dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from procession.sim.simulated_process import SimulatedProcess, Steps
 from procession.sim.world import World
 
 
-def test_a_call_goes_on_where_it_was_suspended() -> None:
+def test_a_call_continues_where_it_was_suspended() -> None:
     thread, calls = CallThread(), list[str]()
 
     def call() -> str:

@@ -1,4 +1,5 @@
-"""A replicated directory on simulated hosts: what is synced survives its machine, and every planted bug is found."""
+"""A replicated directory on simulated hosts: synced data survives the loss of its machine, and every planted bug is
+found."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from tests.sim.breach_search import event_log, first_breach
 Patch = pytest.MonkeyPatch
 
 
-def test_what_was_synced_survives_its_machine() -> None:
+def test_synced_data_survives_the_loss_of_its_machine() -> None:
     assert first_breach(directory_world, range(40)) is None
 
 
 @pytest.mark.slow
-def test_what_was_synced_survives_its_machine_in_many_runs() -> None:
+def test_synced_data_survives_the_loss_of_its_machine_in_many_runs() -> None:
     assert first_breach(directory_world, range(40, 10_000)) is None
 
 

@@ -1,4 +1,4 @@
-"""The simulated disk fails as disks do: sectors in any order, and a file system that becomes read-only."""
+"""The simulated disk fails as real ones do: it writes sectors in any order, and its file system becomes read-only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def after_cut(seed: int) -> bytes:
     return file.data
 
 
-def test_a_scattered_power_cut_keeps_what_was_synced_and_any_sectors_behind_it() -> None:
+def test_a_scattered_power_cut_keeps_synced_data_and_any_later_sectors() -> None:
     found = {after_cut(seed) for seed in range(200)}
     assert all(data.startswith(SYNCED) and set(data[len(SYNCED) :]) <= {0, ord("a")} for data in found)
     later_only = [data for data in found if b"\0a" in data]

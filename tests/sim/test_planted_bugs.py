@@ -1,4 +1,4 @@
-"""The simulator finds bugs: each that is planted, within twenty thousand runs; and without one it finds nothing."""
+"""The simulator finds each planted bug within twenty thousand runs, and finds nothing without one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def first_breach(start: int, runs: int, *, is_blind: bool = False) -> InvariantV
 
 
 def neighbours(bug: Bug) -> Iterator[FaultPlan]:
-    """The plan that found this bug, then plans with its faults at other steps and in other schedules: if the simulator
-    changes, a rare bug is found among them much sooner than among random plans."""
+    """Yield the plan that found this bug, then plans with its faults at other steps and with other schedules.
+
+    After a change of the simulator, these plans find a rare bug much sooner than random plans do.
+    """
     plan = FaultPlan.from_json((PLANS / f"{bug.plant.__name__}.json").read_text())
     yield plan
     chance = random.Random(0)
@@ -55,20 +57,20 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
     else:
         breach = first_breach(bug.seed, RUNS_MAX - bug.seed)
     assert breach is not None
-    assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
+    assert not breach.sentence.startswith("an exception"), f"the planted bug itself fails: {breach}"
 
 
 @pytest.mark.parametrize("bug", cases(bug for bug in BUGS if bug.blind_seed is not None))
 def test_a_planted_bug_is_found_from_outside(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what sinks show, what producers are told and what stops: not because a rule that we made was not kept."""
+    """Uses only the output of sinks, the acknowledgements of producers and stops; not the checks of internal rules."""
     assert bug.blind_seed is not None
     bug.plant(monkeypatch)
     breach = first_breach(bug.blind_seed, RUNS_MAX - bug.blind_seed, is_blind=True)
     assert breach is not None
-    assert not breach.sentence.startswith("an exception"), f"the plant is broken: {breach}"
+    assert not breach.sentence.startswith("an exception"), f"the planted bug itself fails: {breach}"
 
 
-def test_where_nothing_is_planted_nothing_is_found_from_outside() -> None:
+def test_without_a_planted_bug_nothing_is_found_from_outside() -> None:
     assert first_breach(0, 50, is_blind=True) is None
 
 
@@ -76,10 +78,10 @@ def test_at_least_ten_bugs_are_planted() -> None:
     assert len({bug.plant for bug in BUGS}) >= 10
 
 
-def test_where_nothing_is_planted_nothing_is_found() -> None:
+def test_without_a_planted_bug_nothing_is_found() -> None:
     assert first_breach(0, 150) is None
 
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.has_plan], ids=lambda bug: bug.plant.__name__)
-def test_where_nothing_is_planted_nothing_is_found_near_a_plan(bug: Bug) -> None:
+def test_without_a_planted_bug_nothing_is_found_near_a_plan(bug: Bug) -> None:
     assert [run_plan(plan).breach for plan in islice(neighbours(bug), 20)] == [None] * 20

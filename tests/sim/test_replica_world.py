@@ -17,7 +17,7 @@ from procession.sos import quorum, quorum_copies, volume
 from procession.sos.object_file import ObjectFile
 from procession.sos.quorum import QuorumWriter
 from procession.sos.quorum_copies import CopyView, claims_needed, is_claimed
-from procession.sos.volume_rules import ObjectHead, check_create
+from procession.sos.volume_rules import ObjectHead, RefusalCode, VolumeState, check_create, refused
 from procession.storage.durable import write_durably
 from tests.runtime.test_files import simulated
 from tests.sim.breach_search import event_log, first_breach
@@ -25,12 +25,12 @@ from tests.sim.breach_search import event_log, first_breach
 Patch = pytest.MonkeyPatch
 
 
-def test_what_was_acknowledged_survives_lost_machines() -> None:
+def test_acknowledged_data_survives_lost_machines() -> None:
     assert first_breach(replica_world, range(60)) is None
 
 
 @pytest.mark.slow
-def test_what_was_acknowledged_survives_lost_machines_in_many_runs() -> None:
+def test_acknowledged_data_survives_lost_machines_in_many_runs() -> None:
     assert first_breach(replica_world, range(60, 20_000)) is None
 
 
@@ -77,7 +77,7 @@ def an_empty_copy_counts_as_a_member(patch: Patch) -> None:
 
 
 def the_write_back_is_skipped(patch: Patch) -> None:
-    """And the service does not notice."""
+    """Skip the write-back of a recovered history, without a check by the service."""
     before = QuorumWriter._bring_up
 
     def bring_up(self: QuorumWriter, replica: int, copy: CopyView) -> list[Any]:
@@ -98,6 +98,17 @@ def two_leaders(patch: Patch) -> None:
     patch.setattr(volume, "check_holder", lambda *_: None)
 
 
+def restored_twice_from_different_quorums(patch: Patch) -> None:
+    """Let two restores have the same fence, each at other copies."""
+
+    def check(state: VolumeState, fence: int, _: bytes) -> None:
+        if fence < state.promised:
+            raise refused(RefusalCode.FENCED, "The fence is too low.", state.promised)
+
+    patch.setattr(volume, "check_claim", check)
+    patch.setattr(volume, "check_holder", check)
+
+
 def called_synced_before_it_is(patch: Patch) -> None:
     def sync(self: ObjectFile) -> None:
         self.synced = self.index.written
@@ -111,9 +122,10 @@ PLANTED: list[tuple[Callable[[Patch], None], int]] = [
     (an_empty_copy_counts_as_a_member, 1560),
     (the_write_back_is_skipped, 50),
     (two_leaders, 0),
+    (restored_twice_from_different_quorums, 0),
     (called_synced_before_it_is, 0),
 ]
-"""Each with the seed from which on it is searched for: some are rare."""
+"""Each planted bug, with the seed at which the search starts, because some are rare."""
 
 
 @pytest.mark.parametrize(("plant", "first"), PLANTED)
@@ -122,7 +134,7 @@ def test_a_planted_bug_is_found(plant: Callable[[Patch], None], first: int, monk
     assert first_breach(replica_world, range(first, first + 2000)) is not None
 
 
-def test_a_disk_that_lies_loses_what_it_called_synced() -> None:
+def test_a_disk_that_falsely_reports_syncs_loses_data() -> None:
     files = simulated()
     write_durably(Path("kept"), b"x", files)
     files.disk.is_lying = True

@@ -19,7 +19,8 @@ from procession.sim.disk import Directory, Disk, File
 from procession.sim.environment import Machine
 from procession.sim.fault_plan import KINDS, FaultPlan, PlannedFault, SinkPlan, StreamPlan
 from procession.sim.run_totals import RunTotals
-from procession.sim.runner import BLOCK_RUNS, BlockResult, plan_of, run_again, run_block, run_plan, run_seeds
+from procession.sim.runner import BlockResult, plan_of, run_again, run_block, run_plan, run_seeds
+from procession.sim.seed_blocks import BLOCK_RUNS
 from procession.sim.shrink import shrink
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess
@@ -31,17 +32,17 @@ SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_what_once_failed_stays_fixed(path: Path) -> None:
+def test_every_plan_that_once_failed_passes(path: Path) -> None:
     breach = run_plan(FaultPlan.from_json(path.read_text())).breach
     assert breach is None, json.loads(path.read_text())["why"]
 
 
-def test_the_same_seed_is_the_same_history() -> None:
+def test_the_same_seed_gives_the_same_history() -> None:
     for seed in range(5):
         assert run_plan(plan_of(seed), is_recorded=True) == run_plan(plan_of(seed), is_recorded=True)
 
 
-def test_listening_to_the_story_changes_nothing() -> None:
+def test_recording_the_events_changes_nothing() -> None:
     for seed in range(5):
         recorded, untold = run_plan(plan_of(seed), is_recorded=True), run_plan(plan_of(seed))
         assert recorded.event_log
@@ -73,20 +74,20 @@ FEW = '"seed": 1, "streams": [{"records": 1, "is_dense": true}], "sinks": [{}]'
         f'{{{FEW}, "faults": [{{"part": "sink-1", "step": 1, "kind": "kill", "seconds": 1}}]}}',
     ],
 )
-def test_what_is_no_plan_is_refused_in_one_sentence(text: str) -> None:
+def test_an_invalid_plan_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="not a plan of a simulation"):
         FaultPlan.from_json(text)
 
 
 @pytest.mark.parametrize("streams", [(), (StreamPlan(0, True),)], ids=("no streams", "no records"))
-def test_a_plan_that_shows_nothing_is_no_clean_one(streams: tuple[StreamPlan, ...]) -> None:
+def test_a_plan_without_output_is_not_clean(streams: tuple[StreamPlan, ...]) -> None:
     report = run_again(FaultPlan(1, streams, (SinkPlan(),)))
     assert report.verdict == "unknown"
     assert next(report.lines()).startswith("unknown: ")
 
 
 def test_every_kind_of_fault_happens() -> None:
-    """In a hundred runs or so, but for the rarest."""
+    """Each occurs within about a hundred runs, except the rarest."""
     done = run_block(range(120))
     assert done.failing is None
     tally = done.tally
@@ -95,7 +96,7 @@ def test_every_kind_of_fault_happens() -> None:
     assert tally.epochs > tally.runs
 
 
-def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_gateways_leave_and_come_back() -> None:
+def test_with_several_gateways_streams_move_leaders_restart_and_gateways_leave_and_return() -> None:
     plans = [plan for seed in range(400) if (plan := plan_of(seed)).gateways > 1]
     assert len(plans) > 60
     logs = [run_plan(plan, is_recorded=True).event_log for plan in plans[:60]]
@@ -106,7 +107,7 @@ def test_where_there_are_several_gateways_streams_move_leaders_begin_anew_and_ga
     moved = [sum("committed=None" not in line for part, line in log if part != "gateway") for log in granted]
     left = [sum("= has left" in line for _, line in log) for log in parts]
     assert sum(map(bool, opened)) > 15, "the leader grants streams to others"
-    assert sum(moved) > 5, "a stream goes on elsewhere"
+    assert sum(moved) > 5, "a stream continues at another gateway"
     assert sum(count > 1 for count in anew) > 5
     assert sum(left) > 0
 
@@ -129,7 +130,7 @@ def test_a_failure_is_reported_with_its_seed_and_shrunk(monkeypatch: pytest.Monk
     assert run_again(FaultPlan.from_json(smallest)).verdict == "clean"
 
 
-def test_several_processes_say_what_one_says() -> None:
+def test_several_processes_give_the_same_result_as_one() -> None:
     runs = BLOCK_RUNS + 50
     alone, together = run_seeds(0, runs).as_dict(), run_seeds(0, runs, jobs=2).as_dict()
     times = {"cpu_s", "seconds"}
@@ -159,7 +160,7 @@ def test_of_several_seeds_that_fail_the_lowest_is_reported(monkeypatch: pytest.M
     assert report.failure.plan.seed == lowest
 
 
-def test_an_interrupt_is_no_verdict_and_says_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_search_has_no_verdict_and_says_where_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(seeds: range) -> BlockResult:
         if seeds[0] == 2 * BLOCK_RUNS:
             raise KeyboardInterrupt
@@ -172,7 +173,7 @@ def test_an_interrupt_is_no_verdict_and_says_where_to_go_on(monkeypatch: pytest.
     assert f"the next seed is {2 * BLOCK_RUNS}" in list(report.lines())
 
 
-def test_a_shrunk_plan_fails_too_and_has_nothing_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reduced_plan_still_fails_and_has_no_unnecessary_step(monkeypatch: pytest.MonkeyPatch) -> None:
     what_was_seen_is_forgotten_on_reconnect(monkeypatch)
     plan = next(plan_of(seed) for seed in range(200) if run_plan(plan_of(seed)).breach)
     smallest = shrink(plan, lambda candidate: run_plan(candidate).breach)
@@ -181,7 +182,7 @@ def test_a_shrunk_plan_fails_too_and_has_nothing_to_spare(monkeypatch: pytest.Mo
     assert len(smallest.faults) <= 2
 
 
-def test_i11_neither_tasks_nor_cuts_of_epochs_are_seen_in_the_output() -> None:
+def test_i11_the_output_does_not_depend_on_tasks_or_epochs() -> None:
     outputs = set()
     for tasks, epoch_records_max in product(((1,), (2,), (3,), (3, 1, 2)), (1, 2, 1000)):
         kill = PlannedFault("driver", 60, "kill", 0.05)
@@ -210,13 +211,13 @@ def test_a_power_cut_keeps_a_prefix_of_what_was_appended_and_all_that_was_synced
     assert power_cuts(file) == {b"synced", b"synced+", b"synced+n", b"synced+ne", b"synced+new"}
 
 
-def test_a_power_cut_leaves_a_file_that_was_cut_as_it_was_or_as_it_is() -> None:
+def test_a_power_cut_leaves_a_truncated_file_as_before_or_after() -> None:
     file = File(b"syn")
     file.durable = b"synced"
     assert power_cuts(file) == {b"synced", b"syn"}
 
 
-def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_durable() -> None:
+def test_after_a_failed_sync_of_a_directory_its_names_exist_and_are_not_durable() -> None:
     world = World(plan_of(0), random.Random(0))
     machine = Machine("m")
     files = SimulatedFileSystem(SimulatedProcess(world.site, "p", machine), machine.disk)
@@ -230,7 +231,7 @@ def test_a_sync_of_a_directory_can_fail_and_then_the_names_are_there_and_not_dur
     assert machine.disk.durable_directory("d") is not None
 
 
-def test_of_the_names_in_a_directory_a_power_cut_keeps_the_first_few_changes_and_a_rename_is_whole() -> None:
+def test_a_power_cut_keeps_the_first_changes_of_a_directory_and_a_rename_is_atomic() -> None:
     found = set()
     for seed in range(200):
         disk = Disk()

@@ -1,5 +1,8 @@
-"""No state of a module passes from one simulated process to another: what a process leaves behind in a variable of a
-module or a class, the next one would have without reading it from its disk."""
+"""No module state passes from one simulated process to another.
+
+A value that a process leaves in a variable of a module or class would reach the next process without being read from
+its disk.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ SIZE_MAX = 10_000
 
 
 def shipped_modules() -> Iterator[ModuleType]:
-    """The modules that simulated processes run."""
+    """Return the modules that simulated processes run."""
     for name, module in sorted(sys.modules.items()):
         if name.startswith("procession.") and not name.startswith("procession.sim"):
             yield module
 
 
 def held(value: Any, depth: int = 2) -> object:
-    """What can change in a value."""
+    """Return the mutable parts of a value."""
     if isinstance(value, PLAIN):
         return value
     if hasattr(value, "cache_info"):
@@ -40,7 +43,7 @@ def held(value: Any, depth: int = 2) -> object:
 
 
 def state() -> dict[str, object]:
-    """What modules and their classes hold, by name."""
+    """Return the values of modules and their classes, by name."""
     found: dict[str, object] = {}
     for module in shipped_modules():
         for name, value in list(vars(module).items()):

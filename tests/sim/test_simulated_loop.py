@@ -1,4 +1,4 @@
-"""The simulated event loop does what asyncio's does, in virtual time, and nothing for a process that is dead."""
+"""The simulated event loop behaves as asyncio's does, in virtual time, and runs nothing for a dead process."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Work = Callable[[], Awaitable[Any]]
 
 
 class Echo(AsyncioProcess):
-    """Sends back what it hears, and closes at "end"."""
+    """Sends back what it receives, and closes at "end"."""
 
     def accepted(self, end: Any) -> None:
-        """It has no protocol."""
+        """Accept any connection, because the server has no protocol."""
 
     def received(self, end: Any, data: bytes) -> Any:
         end.write(data)
@@ -84,7 +84,7 @@ async def waiting() -> list[str]:
 
 
 @pytest.mark.parametrize("work", [ready_order, waiting])
-def test_it_does_what_asyncio_does(process: AsyncioProcess, work: Work) -> None:
+def test_the_simulated_loop_behaves_as_that_of_asyncio(process: AsyncioProcess, work: Work) -> None:
     assert simulated(process, work) == asyncio.run(work())  # type: ignore[arg-type]
 
 
@@ -129,7 +129,7 @@ def test_a_connection_that_breaks_raises_while_it_is_read(process: AsyncioProces
     simulated(process, read)
 
 
-def test_of_a_killed_process_nothing_has_an_effect_any_more(process: AsyncioProcess) -> None:
+def test_a_killed_process_has_no_further_effect(process: AsyncioProcess) -> None:
     files, told = SimulatedFileSystem(process, process.machine.disk), []
 
     async def dies() -> None:
@@ -176,7 +176,7 @@ def test_a_call_of_the_executor_returns_its_result_or_raises_its_error(process: 
     assert simulated(process, calls) == (29, "(2, 1)")
 
 
-def test_the_loop_goes_on_while_a_call_of_the_executor_is_interrupted(process: AsyncioProcess) -> None:
+def test_the_loop_continues_while_a_call_of_the_executor_is_suspended(process: AsyncioProcess) -> None:
     files, told = SimulatedFileSystem(process, process.machine.disk), []
     mutex = files.mutex()
 
@@ -235,3 +235,10 @@ def test_a_server_talks_to_its_clients_until_it_is_closed(process: AsyncioProces
     assert simulated(process, talk) == b"ONE\nTWO\n"
     running.close()
     simulated(process, find_nobody)
+
+
+def test_a_set_of_tasks_is_in_the_order_in_which_they_were_made(process: AsyncioProcess) -> None:
+    """A TaskGroup cancels its tasks through a set. An order by memory addresses could not be replayed."""
+    tasks = [process.spawn(asyncio.sleep(0)) for _ in range(40)]
+    assert list({*tasks[::-1]}) == tasks
+    process.loop.close_tasks()

@@ -1,7 +1,7 @@
 """Copies, connections and writers of one volume in memory: any order of messages, crashes, lost disks, several writers.
 
-The copies follow the shipped rules of a volume, the writers are the shipped decision core. The judge knows what every
-writer appended and what was acknowledged.
+The copies follow the shipped rules of a volume, and the writers are the shipped decision core. The checker knows what
+every writer appended and what was acknowledged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procession.sos.volume_rules import ObjectHead, ObjectState, RequestRefused,
 
 
 class Broken(AssertionError):
-    """A promise is broken."""
+    """A guarantee of the volume is broken."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class ModelObject:
         return sum(len(data) for data, _ in self.chunks[:count])
 
     def count_at(self, offset: int) -> int | None:
-        """How many chunks end at this offset."""
+        """Return the number of chunks that end at this offset."""
         return next((count for count in range(len(self.chunks) + 1) if self.length(count) == offset), None)
 
     @property
@@ -53,11 +53,11 @@ class ModelCopy:
     def __init__(self, world: ModelWorld) -> None:
         self._world = world
         self.lies = False
-        """Whether it calls synced what is not."""
+        """Whether the copy reports data as synced that is not."""
         self.wipe()
 
     def wipe(self) -> None:
-        """The machine is lost with its disk, and comes back empty."""
+        """Lose the machine with its disk, and start an empty one."""
         self.identity = self._world.chance.randbytes(16)
         self.promised, self.token, self.mark = 0, b"", 0
         self.objects: dict[int, ModelObject] = {}
@@ -148,10 +148,10 @@ class ModelWriter:
         self.is_alive = True
         self.payloads: list[bytes] = []
         self.history: list[bytes] | None = None
-        """At the moment when the writer was established."""
+        """The volume's state when the writer was established."""
 
     def connect(self, replica: int) -> None:
-        """Replies to what was sent before are lost."""
+        """Connect to a copy. Replies to earlier requests are lost."""
         self.disconnect(replica)
         self.take(ev.ReplicaUp(replica, self.world.copies[replica].state))
 
@@ -168,7 +168,7 @@ class ModelWriter:
 
     def take(self, event: ev.QuorumEvent) -> None:
         for action in self.core.handle(event):
-            self.world.judge.saw(self, action)
+            self.world.checker.saw(self, action)
             match action:
                 case ev.RetryClaim():
                     self.world.retries.append(self)
@@ -191,8 +191,10 @@ class ModelWriter:
             reply = ev.ReplicaRefused(replica, refusal.code, refusal.promised, refusal.sentence)
         except KeyError:
             reply = ev.ReplicaRefused(replica, volume_rules.RefusalCode.MISSING, 0, "no such object")
+            if isinstance(action, ev.SendRead):
+                reply = ev.ReadFailed(action.source, action.target, action.number)
         if isinstance(action, ev.SendAppend):
-            self.world.judge.appended(action)
+            self.world.checker.appended(action)
         if reply is not None:
             self.replies[replica].append(reply)
         return True
@@ -204,22 +206,23 @@ class ModelWriter:
         return True
 
 
-class Judge:
-    """What was acknowledged is in the history of every writer that is established with a higher fence."""
+class Checker:
+    """Checks that acknowledged appends are in the history of every writer that is established later with a higher
+    fence."""
 
     def __init__(self, world: ModelWorld) -> None:
         self._world = world
         self.contents: dict[int, list[bytes]] = {}
-        """What the writer of each object appended to it, in order."""
+        """For each object, the chunks that its writer appended, in order."""
         self.acknowledged: dict[bytes, int] = {}
         """Each acknowledged append, with the fence of its writer then."""
         self.established: dict[int, list[bytes]] = {}
         """The history of each established writer, by its fence."""
         self.deleted: set[bytes] = set()
-        """What was below a mark."""
+        """The appends below a mark."""
 
     def appended(self, action: ev.SendAppend) -> None:
-        """Bytes at an offset of an object are the same for ever, whoever sends them."""
+        """Check that the bytes at an offset of an object never change, whoever sends them."""
         known = self.contents.setdefault(action.number, [])
         position = sum(map(len, known))
         if action.offset == position:
@@ -276,7 +279,7 @@ class ModelWorld:
     def __init__(self, copies: int = 3, write_quorum: int = 2, seed: int = 0) -> None:
         self.chance = random.Random(seed)
         self.write_quorum = write_quorum
-        self.judge = Judge(self)
+        self.checker = Checker(self)
         self.copies = [ModelCopy(self) for _ in range(copies)]
         self.writers: list[ModelWriter] = []
         self.retries: list[ModelWriter] = []
@@ -290,13 +293,13 @@ class ModelWorld:
         return writer
 
     def lose(self, replica: int) -> None:
-        """A machine is lost with its disk."""
+        """Lose a machine with its disk."""
         self.copies[replica].wipe()
         for writer in self.writers:
             writer.disconnect(replica)
 
     def settle(self, *writers: ModelWriter, steps_max: int = 10_000) -> None:
-        """Deliver everything on the way, in turn, until nothing moves."""
+        """Deliver all messages in flight, in turn, until none is left."""
         for _ in range(steps_max):
             moved = [
                 step(replica)

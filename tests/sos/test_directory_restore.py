@@ -1,4 +1,4 @@
-"""What a journal restores: the last complete snapshot, and everything after it."""
+"""A journal restores the last complete snapshot and every operation after it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_incomplete_snapshot_does_not_count(
     assert replayed(tmp_path, *OLD, *more) == expected
 
 
-def test_what_comes_before_the_first_snapshot_is_not_needed(tmp_path: Path) -> None:
+def test_operations_before_the_first_snapshot_are_not_needed(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     before = (WriteBytes(1, 0, b"x"), *written("gone", 2, b"y"), MakeDirectory("d"))
     assert replayed(tmp_path, *before, AGAIN, *written("a", 1, b"z"), WriteBytes(1, 1, b"z"), END) == {"a": b"zz"}

@@ -74,7 +74,7 @@ def test_an_unknown_format_or_tag_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_tree_is_what_the_disk_has(seed: int, tmp_path: Path) -> None:
-    """Random operations, on a disk and on the tree."""
+    """Runs random operations on a disk and on the tree."""
     chance, tree, numbers = random.Random(seed), FileTree(), iter(range(1, 10_000))
     folders = ["", "a/", "b/", "a/c/"]
     for _ in range(300):

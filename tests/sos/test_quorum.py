@@ -1,4 +1,4 @@
-"""The writer of a replicated volume: what it acknowledges, whom it counts, and what it continues."""
+"""The writer of a replicated volume: what it acknowledges, which copies it counts, and which history it continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sos.quorum_model import Broken, ModelWorld, ModelWriter
 Patch = pytest.MonkeyPatch
 
 
-def test_a_writer_takes_only_the_steps_of_its_table() -> None:
+def test_a_writer_makes_only_the_transitions_of_its_table() -> None:
     for before, after in itertools.product(QuorumPhase, QuorumPhase):
         writer = QuorumWriter(3, 2)
         writer.phase = before
@@ -45,6 +45,18 @@ def established(world: ModelWorld, **options: int) -> ModelWriter:
     world.settle(writer)
     assert writer.core.phase is QuorumPhase.LEADING
     return writer
+
+
+def with_an_append_on_copy_0() -> tuple[ModelWorld, ModelWriter]:
+    """Return a world, and its writer, which died when only copy 0 had its second append. That was not acknowledged."""
+    world = ModelWorld()
+    writer = established(world)
+    writer.append()
+    world.settle()
+    writer.append()
+    writer.deliver(0)
+    writer.is_alive = False
+    return world, writer
 
 
 def test_a_writer_begins_a_volume_appends_and_is_acknowledged() -> None:
@@ -102,7 +114,7 @@ def test_appends_are_pipelined_and_one_barrier_acknowledges_all_before_it() -> N
     assert writer.core.acknowledged == 4
 
 
-def test_with_the_quorum_it_goes_on_and_the_copy_that_was_away_catches_up() -> None:
+def test_with_a_quorum_the_writer_continues_and_the_copy_that_was_away_catches_up() -> None:
     world = ModelWorld()
     writer = established(world)
     writer.disconnect(2)
@@ -176,6 +188,28 @@ def test_objects_below_the_mark_are_deleted_also_where_a_copy_was_away() -> None
         writer.take(ev.RetainAsked(1))
 
 
+@pytest.mark.parametrize("steps", range(24))
+def test_a_copy_that_is_being_filled_while_the_others_delete_is_filled_from_the_mark_on(steps: int) -> None:
+    world = ModelWorld()
+    writer = established(world, roll_bytes=10)
+    writer.disconnect(2)
+    for _ in range(8):
+        writer.append()
+    world.settle()
+    world.lose(2)
+    writer.connect(2)
+    for step in range(steps):
+        for replica in range(3):
+            writer.deliver(replica) if step % 2 == 0 else writer.answer(replica)
+    mark = max(link.number for link in writer.core.chain if link.number <= writer.core._established)
+    if writer.core.phase is QuorumPhase.LEADING:
+        writer.take(ev.RetainAsked(mark))
+    world.settle()
+    assert writer.core.missing == []
+    assert world.copies[2].identity in writer.core.chain[-1].head.config.members
+    assert not any(copy.is_unreadable for copy in writer.core.copies)
+
+
 def test_a_copy_whose_disk_is_full_is_dropped_and_comes_back() -> None:
     world = ModelWorld()
     writer = established(world)
@@ -195,7 +229,7 @@ def test_a_copy_that_cannot_be_read_is_not_asked_again_while_another_can() -> No
     writer.deliver(2), writer.answer(2)
     assert [type(action) for action in writer.requests[0]] == [ev.SendRead]
     writer.requests[0].clear()
-    writer.take(ev.ReadFailed(0, 2))
+    writer.take(ev.ReadFailed(0, 2, 1))
     assert [type(action) for action in writer.requests[1]] == [ev.SendRead]
     world.settle()
     assert writer.core.missing == []
@@ -211,7 +245,7 @@ def test_two_addresses_of_one_service_are_one_replica() -> None:
 # Successors
 
 
-def test_a_successor_continues_what_was_acknowledged_and_the_old_writer_can_do_nothing() -> None:
+def test_a_successor_continues_the_acknowledged_history_and_the_old_writer_is_fenced() -> None:
     world = ModelWorld()
     old = established(world)
     for _ in range(3):
@@ -227,7 +261,7 @@ def test_a_successor_continues_what_was_acknowledged_and_the_old_writer_can_do_n
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_what_was_acknowledged_survives_the_loss_of_any_machine(lost: int) -> None:
+def test_acknowledged_appends_survive_the_loss_of_any_machine(lost: int) -> None:
     for away in range(3):
         world = ModelWorld()
         old = established(world)
@@ -277,15 +311,9 @@ def test_a_copy_that_is_lost_before_the_writer_is_established_is_replaced() -> N
     assert established(world).history == writer.payloads
 
 
-def test_a_writer_does_not_wait_for_dead_bytes_of_one_copy() -> None:
-    """Copy 0 alone has an append that was not acknowledged. It is chosen, and then copy 0 is gone for good."""
-    world = ModelWorld()
-    old = established(world)
-    old.append()
-    world.settle()
-    old.append()
-    old.deliver(0)
-    old.is_alive = False
+def test_a_writer_does_not_wait_for_unacknowledged_bytes_of_one_copy() -> None:
+    """Only copy 0 has an append, which was not acknowledged. The writer chooses copy 0, which is then lost."""
+    world, old = with_an_append_on_copy_0()
     new = world.start(connected=lambda replica: replica != 2)
     while new.core.phase is not QuorumPhase.WRITING_BACK:
         for replica in range(2):
@@ -299,7 +327,8 @@ def test_a_writer_does_not_wait_for_dead_bytes_of_one_copy() -> None:
 
 
 def test_a_copy_that_came_back_empty_does_not_count_until_it_is_filled() -> None:
-    """Copies 0 and 1 have what was acknowledged. 0 is lost, 1 is away: the empty 0 and the old 2 are not enough."""
+    """Copies 0 and 1 have the acknowledged appends. Copy 0 is lost and 1 is away: the empty 0 and the old 2 are not
+    enough."""
     world = ModelWorld()
     old = established(world)
     old.disconnect(2)
@@ -353,7 +382,7 @@ def test_copies_are_added_and_removed_by_two_agreeing_quorums() -> None:
 
 
 def test_a_joint_set_of_members_is_continued_as_it_is_by_another_writer() -> None:
-    """A writer dies between the two steps of a change of members: with the joint object on one copy only."""
+    """A writer dies between the two steps of a change of members, with the joint object on one copy only."""
     world = ModelWorld(1, 1)
     established(world)
     world.copies += [type(world.copies[0])(world) for _ in range(2)]
@@ -365,7 +394,7 @@ def test_a_joint_set_of_members_is_continued_as_it_is_by_another_writer() -> Non
     middle.is_alive = False
     alone = world.start(connected=lambda replica: replica != 0)
     world.settle(alone)
-    assert alone.core.phase is not QuorumPhase.LEADING, "without the old member nothing may be decided"
+    assert alone.core.phase is not QuorumPhase.LEADING, "without the old member no decision is possible"
     alone.is_alive = False
     last = world.start()
     world.settle(last)
@@ -380,19 +409,13 @@ def test_claimants_at_the_same_time_do_not_share_a_fence() -> None:
     first.append()
     second.append()
     world.settle()
-    assert len(world.leaders) == 1, "who was fenced learns it with its next append"
+    assert len(world.leaders) == 1, "a fenced writer is told at its next append"
     assert first.core.fence != second.core.fence
 
 
-def test_a_dead_tail_is_not_copied() -> None:
-    """Copy 0 has an append that nobody acknowledged. It is away when a successor chooses: the append stays dead."""
-    world = ModelWorld()
-    old = established(world)
-    old.append()
-    world.settle()
-    old.append()
-    old.deliver(0)
-    old.is_alive = False
+def test_an_abandoned_append_is_not_copied() -> None:
+    """Copy 0 has an append that was not acknowledged, and is away when a successor chooses a history without it."""
+    world, old = with_an_append_on_copy_0()
     new = world.start(connected=lambda replica: replica != 0)
     world.settle(new)
     new.append()
@@ -412,7 +435,7 @@ def test_a_dead_tail_is_not_copied() -> None:
 
 
 def exhaustive(length: int) -> None:
-    """Two writers, each with an append on its way: every order of the next steps, then all the rest."""
+    """Run two writers, each with an append in flight: every order of the next steps, then all the others."""
     for steps in itertools.product(range(6), repeat=length):
         world = ModelWorld()
         old = established(world)
@@ -430,17 +453,17 @@ def exhaustive(length: int) -> None:
         assert established(world).history is not None
 
 
-def test_every_order_of_two_writers_keeps_what_was_acknowledged() -> None:
+def test_every_order_of_two_writers_keeps_acknowledged_appends() -> None:
     exhaustive(3)
 
 
 @pytest.mark.slow
-def test_every_longer_order_of_two_writers_keeps_what_was_acknowledged() -> None:
+def test_every_longer_order_of_two_writers_keeps_acknowledged_appends() -> None:
     exhaustive(5)
 
 
 def wander(seed: int, steps: int = 80) -> ModelWorld:
-    """Random steps, crashes, losses within the promise, and writers that come and wake up."""
+    """Run random steps, crashes and tolerated losses, with writers that come and resume."""
     chance = random.Random(seed)
     copies, write_quorum = chance.choice([(1, 1), (2, 2), (3, 2), (3, 2), (3, 2), (3, 3), (5, 3)])
     world = ModelWorld(copies, write_quorum, seed)
@@ -479,12 +502,13 @@ def wander(seed: int, steps: int = 80) -> ModelWorld:
 
 
 def losses_survived(copies: int, write_quorum: int) -> int:
-    """Copies that may be lost at a time, as the decision promises."""
+    """Return the number of copies that may be lost at a time, as the decision record promises."""
     return min(write_quorum - 1, (copies + 1) // 2 - 1)
 
 
 def _still_lost(world: ModelWorld, lost: set[int]) -> set[int]:
-    """A machine counts as lost until its new copy is a member and everything acknowledged is on a full quorum again."""
+    """Return the lost machines: one counts until its new copy is a member and a full quorum has every acknowledged
+    append."""
     for writer in world.leaders:
         own = writer.core.chain[-1].head
         is_newest = writer.core.fence == max(known.core.fence for known in world.writers)
@@ -494,7 +518,7 @@ def _still_lost(world: ModelWorld, lost: set[int]) -> set[int]:
 
 
 def finish(world: ModelWorld) -> None:
-    """Everything comes back: a last writer has all that was acknowledged."""
+    """Bring everything back, and check that a last writer has all acknowledged appends."""
     for writer in world.writers:
         writer.is_alive = False
     world.retries.clear()
@@ -502,7 +526,7 @@ def finish(world: ModelWorld) -> None:
     world.settle(last)
     assert last.core.phase is QuorumPhase.LEADING
     assert last.history is not None
-    assert set(world.judge.acknowledged) <= set(last.history)
+    assert set(world.checker.acknowledged) <= set(last.history)
     assert len(set(last.history)) == len(last.history)
 
 
@@ -514,20 +538,20 @@ def search(seeds: range) -> int:
             finish(world)
         except Broken as error:
             raise Broken(f"seed {seed}: {error}") from error
-        acknowledged += len(world.judge.acknowledged)
+        acknowledged += len(world.checker.acknowledged)
     return acknowledged
 
 
-def test_random_runs_with_lost_disks_and_zombies_keep_what_was_acknowledged() -> None:
+def test_random_runs_with_lost_disks_and_resumed_writers_keep_acknowledged_appends() -> None:
     assert search(range(400)) > 500
 
 
 @pytest.mark.slow
-def test_many_random_runs_keep_what_was_acknowledged() -> None:
+def test_many_random_runs_keep_acknowledged_appends() -> None:
     search(range(400, 60_000))
 
 
-# Planted bugs: each takes one rule out
+# Planted bugs: each removes one rule
 
 
 def acknowledged_before_the_quorum(patch: Patch) -> None:
@@ -569,7 +593,7 @@ def a_volume_begins_without_all_copies(patch: Patch) -> None:
 
 
 def the_write_back_is_skipped(patch: Patch) -> None:
-    """And the service does not notice."""
+    """Skip the write-back of a recovered history, without a check by the service."""
     before = QuorumWriter._bring_up
 
     def bring_up(self: QuorumWriter, replica: int, copy: CopyView) -> list[ev.QuorumAction]:
@@ -621,7 +645,7 @@ PLANTED: list[Callable[[Patch], None]] = [
 
 @pytest.mark.parametrize("plant", PLANTED)
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    """As a lost or doubled append, or as a volume that nobody can continue any more."""
+    """Each is found as a lost or duplicated append, or as a volume that no writer can continue."""
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         search(range(6000))

@@ -1,4 +1,4 @@
-"""The arithmetic of quorums: which numbers are safe, which history is continued, and who becomes a member."""
+"""The arithmetic of quorums: which numbers are safe, which history is continued, and which copies become members."""
 
 from __future__ import annotations
 

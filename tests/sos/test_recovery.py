@@ -1,4 +1,4 @@
-"""What a crash can leave of a volume, one test for each: kept, removed, or refused, and never guessed."""
+"""The remains of a volume after a crash, one test for each: they are kept, removed or refused, and never guessed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = b"".join(CHUNKS)
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A volume of one object with three synced chunks."""
+    """Return a volume of one object with three synced chunks."""
     volume = made(tmp_path / "v")
     volume.claim(1, T1)
     volume.create(1, T1, 1, FIRST, 0)
@@ -98,7 +98,7 @@ def test_a_tail_of_zeros_is_cut_off(place: Path) -> None:
 
 
 def test_a_later_chunk_without_the_one_before_it_is_cut_off_if_neither_was_synced(place: Path) -> None:
-    """A power cut keeps any of the sectors that were not synced."""
+    """A power cut may keep any of the sectors that were not synced."""
     volume = reopened(place)
     filled(volume, 1, [b"lost" * 10, b"kept" * 10], 1, T1)
     path = object_path(place, 1)
@@ -130,7 +130,7 @@ def test_data_that_looks_like_a_chunk_is_data(place: Path) -> None:
     assert lengths(place) == len(WHOLE) + 4 * 20
 
 
-def test_a_sealed_object_is_left_alone_and_read_when_it_is_needed(place: Path) -> None:
+def test_a_sealed_object_is_read_only_when_it_is_needed(place: Path) -> None:
     volume = reopened(place)
     filled(volume, 1, [b"dead tail"], 1, T1)
     volume.claim(2, T2)
@@ -146,7 +146,7 @@ def test_a_sealed_object_is_left_alone_and_read_when_it_is_needed(place: Path) -
 
 @pytest.mark.parametrize("bad", [b"", b"SOSO", b"SOSO" + struct.pack(">HI", 1, 5) + b"{}"])
 def test_a_head_that_is_not_whole_is_damage(place: Path, bad: bytes) -> None:
-    """Heads are written whole: a crash leaves none of these."""
+    """Heads are written atomically, so no crash leaves any of these."""
     object_path(place, 2).write_bytes(bad)
     with pytest.raises(StorageError):
         recover_volume(place, HOST_FILES)
@@ -192,11 +192,11 @@ def test_what_was_synced_survives_any_power_cut_of_a_simulated_disk(seed: int) -
     assert synced <= known.written <= len(data)
     assert again.read(1, 0, 10_000)[2] == data[: known.written]
     files.disk.cut_power(chance, is_scattered=True)
-    assert reopened(place, files).state.objects[1] == known, "what recovery has told is on disk"
+    assert reopened(place, files).state.objects[1] == known, "the state that recovery has reported is on disk"
 
 
 def test_a_promise_that_recovery_finds_is_on_disk_before_it_is_used() -> None:
-    """The process before has written it, and died before or in its sync."""
+    """The process that wrote it died before or during its sync."""
     files, place = simulated(), SimulatedPath("v")
     made(place, files).claim(1, T1)
     unsynced = json.loads(files.read(place / RECORD)) | {"promised": 7, "token": T2.hex()}

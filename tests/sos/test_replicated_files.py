@@ -1,4 +1,4 @@
-"""Files with a journal on replicas: what is synced is there after the machine is lost, and nothing else is changed."""
+"""Files with a journal on replicas: synced data survives the loss of the machine, and other files are not changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sos.test_replicated_volume import Services
 
 
 class ServiceThread:
-    """Object services in a thread of their own."""
+    """Object services in their own thread."""
 
     def __init__(self, place: Path, count: int = 3) -> None:
         self.place = place
@@ -39,7 +39,7 @@ class ServiceThread:
             self.start(number)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> None:
-        """In the thread of the services."""
+        """Run a coroutine in the thread of the services."""
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def start(self, number: int) -> None:
@@ -80,7 +80,7 @@ def restored(replicas: ServiceThread, directory: Path) -> dict[str, bytes]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """All files, and directories with a slash."""
+    """Return all files and directories, directories with a slash."""
     return {
         str(path.relative_to(directory)) + "/" * path.is_dir(): b"" if path.is_dir() else path.read_bytes()
         for path in directory.rglob("*")
@@ -130,12 +130,12 @@ def test_what_was_there_before_the_replicas_is_replicated_too(replicas: ServiceT
     assert found == {"folder/": b"", "folder/empty/": b"", "folder/file": b"x" * 3_000_000}
 
 
-def test_a_process_that_starts_again_goes_on_with_its_own_files(replicas: ServiceThread, tmp_path: Path) -> None:
+def test_a_restarted_process_continues_with_its_own_files(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     for number in range(3):
         with replicated(replicas, here) as files:
             write_durably(here / str(number), b"%d" % number, files)
-    # A tail that no process has synced: the disk of this machine is right, whatever the journal says.
+    # An unsynced tail: the disk of this machine counts, not the journal.
     (here / "0").unlink()
     with replicated(replicas, here):
         pass
@@ -149,7 +149,7 @@ def test_the_directory_of_a_lost_machine_is_not_used_again(replicas: ServiceThre
     with replicated(replicas, here) as files:
         write_durably(here / "file", b"old", files)
         restored(replicas, there)
-        # The process that was thought lost is still there.
+        # The process that was assumed lost still runs.
         with pytest.raises(ProcessionError, match="claimed the volume"):
             write_durably(here / "file", b"zombie", files)
     with replicated(replicas, there) as files:
@@ -182,7 +182,7 @@ def test_a_restore_needs_an_empty_directory_and_one_that_was_interrupted_is_done
     assert restored(replicas, there) == {"file": b"x"}
 
 
-def test_secrets_may_be_there_before_a_restore_and_stay(replicas: ServiceThread, tmp_path: Path) -> None:
+def test_secrets_that_exist_before_a_restore_are_kept(replicas: ServiceThread, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     with replicated(replicas, here) as files:
         write_durably(here / "file", b"x", files)

@@ -20,7 +20,7 @@ SECRET = b"secret"
 
 
 class Services:
-    """Object services in this process, each with a directory and an address of its own."""
+    """Object services in this process, each with its own directory and address."""
 
     def __init__(self, place: Path, count: int = 3) -> None:
         self._place = place
@@ -34,7 +34,7 @@ class Services:
         self._serving[number] = asyncio.ensure_future(SosServer(config, open_store(config)).serve(listener))
 
     async def stop(self, number: int, *, is_lost: bool = False) -> None:
-        """With `is_lost` its disk is gone, too."""
+        """Stop a service. If `is_lost`, delete its disk, too."""
         if task := self._serving.pop(number, None):
             task.cancel()
             await asyncio.wait([task])
@@ -90,12 +90,12 @@ async def found(volume: ReplicatedVolume) -> list[bytes]:
 
 
 async def complete(volume: ReplicatedVolume) -> None:
-    """Returns when no replica is missing."""
+    """Wait until no replica is missing."""
     while volume.missing:  # noqa: ASYNC110  (the volume goes on meanwhile)
         await asyncio.sleep(0.01)
 
 
-def test_what_was_acknowledged_is_the_history_of_the_next_writer(tmp_path: Path) -> None:
+def test_the_next_writer_has_the_acknowledged_appends(tmp_path: Path) -> None:
     async def work() -> None:
         async with services(tmp_path) as made:
             payloads = [b"%d" % number for number in range(500)]
@@ -133,7 +133,7 @@ def test_a_machine_that_is_lost_is_filled_again_and_then_another_may_be_lost(tmp
     run(work)
 
 
-def test_a_later_writer_fences_the_earlier_one_off(tmp_path: Path) -> None:
+def test_a_later_writer_fences_the_earlier_one(tmp_path: Path) -> None:
     async def work() -> None:
         async with services(tmp_path) as made, opened(made.options()) as old:
             await old.write(b"a")
@@ -219,7 +219,7 @@ def test_a_restore_does_not_begin_a_volume(tmp_path: Path) -> None:
     run(work)
 
 
-def test_what_waits_for_the_quorum_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_that_waits_for_the_quorum_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicated_volume, "PENDING_BYTES_MAX", 10)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A connection to the object service, without sockets: steps, credits, and what ends it."""
+"""A connection to the object service, without sockets: its states, credits, and errors that end it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXAMPLES: dict[type, sf.SosFrame] = {
 
 
 @pytest.mark.parametrize(("state", "side", "kind"), list(itertools.product(SosState, ConnectionSide, EXAMPLES)))
-def test_what_the_table_does_not_have_changes_nothing(state: SosState, side: ConnectionSide, kind: type) -> None:
+def test_a_step_that_the_table_does_not_have_changes_nothing(state: SosState, side: ConnectionSide, kind: type) -> None:
     ours, theirs = SosConnection(side), SosConnection(side.other)
     for end in (ours, theirs):
         end.state, end.credits = state, 9

@@ -1,4 +1,4 @@
-"""Frames of the object service: values come back, and nothing else is a frame."""
+"""Frames of the object service are decoded to the encoded values, and no other bytes are accepted."""
 
 from __future__ import annotations
 

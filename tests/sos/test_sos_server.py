@@ -135,7 +135,7 @@ def test_an_unauthenticated_client_gets_the_reason_and_the_server_continues(tmp_
     run(work)
 
 
-def test_who_says_nothing_is_sent_away(tmp_path: Path) -> None:
+def test_a_silent_client_is_disconnected(tmp_path: Path) -> None:
     async def work() -> None:
         async with served(tmp_path, handshake_timeout_s=0.05) as address:
             reader, writer = await asyncio.open_connection(*address)

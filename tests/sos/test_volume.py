@@ -1,4 +1,4 @@
-"""A volume on disk, and the store of a service: what a method promises is on disk when it returns."""
+"""A volume on disk, and the store of a service: the effect of each method is on disk when it returns."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_a_copy_that_was_away_while_objects_were_deleted_starts_at_the_mark(tmp_
 
 
 def test_an_unestablished_branch_does_not_stop_the_chosen_one(tmp_path: Path) -> None:
-    """Object 2 seals object 1 early. The quorum did not have it, and chose a longer object 1 under fence 3."""
+    """Object 2 seals object 1 early, which the quorum does not have. The quorum chose a longer object 1 under fence
+    3."""
     begun(tmp_path / "v")
     volume = reopened(tmp_path / "v")
     volume.claim(2, T2)

@@ -1,4 +1,4 @@
-"""The rules of a volume: what a client may not do, whatever it believes."""
+"""The rules of a volume: what a client may not do."""
 
 from __future__ import annotations
 

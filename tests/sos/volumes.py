@@ -19,7 +19,7 @@ FIRST = ObjectHead(0, 0, 0, CONFIG)
 
 
 def head(previous: int, data: bytes = b"", config: QuorumConfig = CONFIG) -> ObjectHead:
-    """The head of an object that seals the previous one after these bytes."""
+    """Return the head of an object that seals the previous one at this length."""
     return ObjectHead(previous, len(data), zlib.crc32(data), config)
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a plan, run without Spark: the same tasks and envelopes, in a random order."""
+"""Runs the tasks of a plan without Spark: the same tasks and envelopes, in a random order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from procession.storage.state_version import StateVersion
 
 @dataclass
 class Remembered:
-    """The versions of states that epochs have committed, as the round records would have them."""
+    """The versions of states that epochs have committed, as the round records name them."""
 
     versions: dict[int, dict[str, StateVersion]] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ def versions_of(plan: Plan, reported: list[Manifest]) -> dict[str, StateVersion]
 
 @dataclass(frozen=True)
 class Context:
-    """What Spark tells a task about itself."""
+    """A fake of Spark's task context."""
 
     epoch: int
     partition: int
@@ -70,7 +70,7 @@ def write_log(directory: Path, batch: pa.RecordBatch) -> None:
 
 
 def run_epoch(task: Task, epoch: int, start: int, end: int, chance: random.Random) -> list[Manifest]:
-    """One epoch: every level's tasks in any order, their envelopes shuffled, some tasks tried twice."""
+    """Run one epoch: the tasks of every level in random order, with shuffled envelopes and some tasks run twice."""
     plan = task.plan
     envelopes: list[RoutedManifest] = []
     ranges = distribute(start, end, plan.chains[0].tasks)
@@ -102,7 +102,7 @@ def _hop(task: Task, epoch: int, level: int, envelopes: list[RoutedManifest], ch
 
 
 def written(plan: Plan, runs: Path, epochs: list[list[Manifest]]) -> dict[str, bytes]:
-    """What the sinks get of these epochs, each over each of its connections."""
+    """Return what the sinks get in these epochs, by connection."""
     store = RunStore(runs)
     return {
         participant.name: b"".join(

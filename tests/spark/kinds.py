@@ -1,7 +1,7 @@
-"""A pipeline with every kind of stage that keeps states, each with its own sink, and with places where a process can be
-killed.
+"""A pipeline with every kind of stage that keeps states, each with its own sink, and with fault points where a process
+can be killed.
 
-Invariant: it needs nothing of the tests, so that its text is an app, too.
+Invariant: it uses nothing of the tests, so that its text is an app, too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from procession import (
 
 @dataclass(frozen=True)
 class FailingAt:
-    """Slow on some, so that a task that has many of them is overtaken by the others; and where there is an order for
-    this place and this record, it kills whom the order names, or else the worker that it runs in: once, because it
-    takes the order away first."""
+    """Sleep for some records, so that other tasks overtake the task that has them.
+
+    If there is a kill order for this place and record, remove it and kill the process that it names, or the own worker.
+    """
 
     place: str
     orders: Path | None = None
@@ -73,13 +74,13 @@ def is_odd_one(state: tuple[int, bytes], value: bytes) -> tuple[tuple[int, bytes
 
 
 def batches_of_five(state: list[bytes], value: bytes) -> tuple[list[bytes] | None, list[bytes]]:
-    """Changes its state in place, and forgets the key when five are together."""
+    """Change the state in place, and remove the key after five records."""
     state.append(value)
     return (None, [b"+".join(state), b"--"]) if len(state) == 5 else (state, [])
 
 
 def is_not_the_eleventh(state: dict[str, int], value: bytes) -> tuple[dict[str, int], bytes]:
-    """Errs with its state half changed."""
+    """Raises for every eleventh record, with the state half changed."""
     state["count"] += 1
     if state["count"] == 11:
         raise ValueError("eleven")
@@ -94,7 +95,7 @@ NOT_COMMUTATIVE = Aggregate(bytes, not_commutative)
 
 
 def when(value: bytes) -> int:
-    """A second for each record, but some are late, and there is a gap in the middle."""
+    """Return one second for each record. Some are late, and there is a gap in the middle."""
     number = int(value[:5])
     return number - (number * 7919 % 83 if number % 10 == 3 else 0) + (3_000 if number > 2_000 else 0)
 
@@ -115,7 +116,7 @@ TYPED = ("typed", "fields")
 """The typed sources: one with a class, one with a schema."""
 
 TYPED_INPUTS = 8
-"""The number of inputs that each of the typed sources may have."""
+"""The number of inputs that each typed source may have."""
 
 NAMES = [{"last": f"{number * 3 % 100:02d}", "name": f"n{number}"} for number in range(40)]
 
@@ -158,12 +159,12 @@ def is_seventh(value: bytes) -> bool:
 
 
 def ending(value: bytes) -> str:
-    """Names an output that does not exist for some."""
+    """Return the name of an output; for some records one that does not exist."""
     return "none" if value[-2:] == b"77" else "low" if value[-1:] < b"5" else "high"
 
 
 def is_after(value: bytes, matched: dict[str, list[bytes]]) -> bool:
-    """Errs on some."""
+    """Raises for some records."""
     if value[-2:] == b"29":
         raise ValueError("29")
     return value[-1:] > matched["first"][0][-1:]
@@ -174,14 +175,14 @@ def is_odd(value: bytes) -> bool:
 
 
 def latest_ten(state: list[bytes], value: bytes) -> list[bytes]:
-    """Changes its state in place."""
+    """Change the state in place."""
     state.append(value[-2:])
     del state[:-10]
     return state
 
 
 def with_latest(state: list[bytes], value: bytes) -> bytes:
-    """Changes what it is given, and errs on some."""
+    """Change the argument, and raise for some."""
     state.reverse()
     if value[-2:] == b"13":
         raise ValueError("thirteen")
@@ -193,7 +194,7 @@ def side_by_side_of(latest: bytes | None, value: bytes) -> bytes:
 
 
 def expected_soon(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
-    """Waits for the next record of the key, a different time each."""
+    """Wait for the next record of the key, for varying times."""
     context.cancel_timer(state)
     until = when(value) + int(value[-2:]) % 60
     context.timer_at(until)
@@ -203,7 +204,7 @@ def expected_soon(state: int, value: bytes, context: ProcessContext) -> tuple[in
 
 
 def overdue_at(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
-    """Tells of it twice."""
+    """Yield two results for each timer."""
     if state == context.time:
         context.timer_at(context.time + 7)
         return state, [b"%s is overdue at %d" % (context.key, context.time)]
@@ -211,7 +212,7 @@ def overdue_at(state: int, context: ProcessContext) -> tuple[int | None, list[by
 
 
 def seen(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[bytes]]:
-    """Sets a timer by the clock for each record, and takes those before it back for some."""
+    """Set a timer by the clock for each record, and cancel earlier ones for some."""
     if value[-1:] == b"5":
         context.cancel_timers()
     context.timer_after_s(int(value[-2:]) % 40 + 1)
@@ -221,7 +222,7 @@ def seen(state: int, value: bytes, context: ProcessContext) -> tuple[int, list[b
 
 
 def rung(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
-    """Sets a next timer for some, and forgets the key for others."""
+    """Set a next timer for some, and remove the key for others."""
     context.counter("rung")
     rang = b"%s rang at %d after %d" % (context.key, context.time, state)
     if state % 3 == 0:
@@ -232,7 +233,7 @@ def rung(state: int, context: ProcessContext) -> tuple[int | None, list[bytes]]:
 
 @dataclass(frozen=True)
 class Sale:
-    """With what money and times are made of."""
+    """A record with an amount and a time."""
 
     shop: int
     day: datetime
@@ -246,7 +247,7 @@ def sale(value: bytes) -> Sale:
 
 
 def shop_and_day(sale: Sale) -> tuple[int, datetime, Decimal]:
-    """A key of several parts."""
+    """Return a key of several parts."""
     return sale.shop, sale.day, sale.amount.quantize(Decimal(1)) % 2
 
 
@@ -255,7 +256,7 @@ def amount_of(sale: Sale) -> Decimal:
 
 
 def running(state: dict[str, Any], sale: Sale) -> tuple[dict[str, Any], Sale]:
-    """A state with amounts and times in it, and an object of a class."""
+    """Keep a state with amounts, times and an object of a class."""
     state["sum"] += sale.amount
     state["latest"] = sale
     return state, Sale(sale.shop, max(sale.day, state["first"]), state["sum"])
@@ -266,7 +267,7 @@ def no_sales() -> dict[str, Any]:
 
 
 def is_dear(sale: Sale, context: Context) -> bool:
-    """Counts what it lets pass."""
+    """Count the records that pass."""
     context.counter("dear", int(sale.amount > 5))
     return sale.amount > 5
 
@@ -297,11 +298,11 @@ ORDER_FIELDS = pa.schema(
         ("amount", pa.decimal128(7, 4)),
     ]
 )
-"""The same as a schema. Some orders fit only one of the two."""
+"""The schema of an order. Some orders are valid only for the class or only for the schema."""
 
 
 def order_payload(number: int) -> bytes:
-    """An order; some have a time, an amount, a shop or a place that does not fit."""
+    """Return an order. Some have an invalid time, amount, shop or place."""
     at = datetime(2026, 3, 28, tzinfo=UTC) + timedelta(minutes=number * 7919 % 1_000, milliseconds=number % 3)
     amount = "much" if number % 19 == 4 else str(Decimal(number * 7919 % 10_000_000).scaleb(-4))
     shop = number % 7 + (300 if number % 23 == 5 else 0)
@@ -328,7 +329,8 @@ def order_shop(order: Any) -> tuple[int | None, bool]:
 
 
 def order_id(order: Any) -> int:
-    """A cancellation takes back the order two or four before it, and some orders replace another."""
+    """Return the id of an order. A cancellation names the order two or four before it, and some orders replace
+    another."""
     number = order_number(order)
     return number - 2 if is_cancelled(order) else number // 2 * 2
 
@@ -342,7 +344,7 @@ def is_thirteenth(value: bytes) -> bool:
 
 
 def before_thirteen(value: bytes) -> int:
-    """Names what a retraction takes back."""
+    """Return the record that a retraction removes."""
     number = int(value)
     return number - 3 if is_thirteenth(value) else number
 
@@ -360,7 +362,7 @@ def last_digit_of(value: bytes) -> int:
 
 
 def in_spring(value: bytes) -> int:
-    """Times around the night in which clocks in Berlin are put forward, days apart."""
+    """Return times around the night in which clocks in Berlin are put forward, days apart."""
     return 1_774_600_000 + when(value) * 2_003
 
 
@@ -369,14 +371,14 @@ def shown(value: Any) -> bytes:
 
 
 def numbered_multiples(stage: Stage, every: int) -> Stage:
-    """A piece with a state of its own."""
+    """A piece with its own state."""
     some = stage.filter(lambda value: int(value) % every == 0, name="multiples")
     return some.map_stateful(numbered, key=key, initial=0, name="numbers")
 
 
 def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
-    """With a directory, whoever has a record there is an order for kills: before the exchanges, in a task that reads
-    the log, or behind one, in a task that has states."""
+    """Build the pipeline. With a directory of kill orders, stages check it before the exchanges, in tasks that read the
+    log, or after an exchange, in tasks with states."""
     pipeline = Pipeline("keyed", parallelism=parallelism, dead_letter="file:dead", types=[Sale])
     source = pipeline.source(ends=True).map(FailingAt("before", orders))
     counted = source.map_stateful(numbered, key=key, initial=0)
@@ -469,7 +471,7 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     dear = sales.filter(is_dear).rebalance(parallelism=2)
     fives = dear.window(windows.counting(5), aggregates.max_by(amount_of), key=shop_and_day)
     dear.map(shown).merge(fives.map(shown)).sink("sales", to="file:out")
-    # Records that are taken back: in windows that close, in some that are corrected, and in a running aggregate
+    # Records that are retracted: in windows that close, in some that are corrected, and in a running aggregate
     left = aggregates.retracting(aggregates.collect(), id_of=before_thirteen, is_retraction=is_thirteenth)
     standing = source.window(
         windows.tumbling(50), left, key=last_digit_of, time=when, late="update", updates_s=70, parallelism=3
@@ -491,7 +493,7 @@ def every_kind(orders: Path | None = None, parallelism: int = 4) -> Pipeline:
     every = pipeline.setting("every", int, default=4)
     fourths = source.apply(numbered_multiples, every, name="every")
     fourths.merge(source.apply(numbered_multiples, every + 1, name="and-one")).sink("pieces", to="file:out")
-    # A keyed stage behind a keyed stage, by another key, and back together with what went round it.
+    # A keyed stage behind a keyed stage, by another key, and merged with the records that bypass it.
     twice = counted.map_stateful(numbered, key=lambda value: value[-1:], initial=0, parallelism=3)
     source.merge(twice).sink("merged", to="file:out")
     return pipeline

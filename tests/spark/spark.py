@@ -1,4 +1,4 @@
-"""A plan on real Spark, without gateway and sinks: a log in, manifests out, as the performer would get them."""
+"""Runs a plan on real Spark, without gateway and sinks: from a log to manifests, as the performer gets them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.planner.plan import Plan
 from procession.spark.epoch_size import EpochPace
-from procession.spark.query import ship_by_value, start_query
+from procession.spark.pickled_program import ship_by_value
+from procession.spark.query import start_query
 from procession.spark.session import Session, open_session
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
@@ -31,15 +32,15 @@ from procession.storage.run_store import Manifest
 from tests.spark.cluster import versions_of, write_log
 
 STALL_S = 600
-"""An epoch may take long where much else runs; so long only if it hangs."""
+"""The longest wait for an epoch. It only ends a hang, because epochs take long on a busy machine."""
 
 patient = pytest.mark.timeout(1_800)
-"""For tests of which the first starts Spark and runs the whole query."""
+"""The time limit of tests of which the first starts Spark and runs the whole query."""
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Offers the log in epochs that are cut here."""
+    """A feed that offers the log in given epochs."""
 
     ends: tuple[int, ...]
     log: Path
@@ -52,8 +53,8 @@ class Cuts:
 
 
 @contextmanager
-def session(master: str) -> Iterator[Session]:
-    spark = open_session("rows", 4, master=master, home=_home())
+def session(master: str, properties: Mapping[str, str] | None = None) -> Iterator[Session]:
+    spark = open_session("rows", 4, master=master, home=_home(), properties=properties)
     try:
         yield spark
     finally:
@@ -63,25 +64,25 @@ def session(master: str) -> Iterator[Session]:
 def run_on_spark(
     spark: Session, plan: Plan, batch: pa.RecordBatch, cuts: list[int], work: Path, module: str
 ) -> list[list[Manifest]]:
-    """The manifests of all epochs, up to one that failed. `module` has the functions of the plan."""
+    """Return the manifests of all epochs, up to one that failed. `module` has the functions of the plan."""
     write_log(work / "log", batch)
     for name in (module, __name__):  # executors of their own cannot import tests
         ship_by_value(sys.modules[name])
     reported: list[list[Manifest]] = []
     news: queue.SimpleQueue[bool] = queue.SimpleQueue()
     """Whether it is over, after each epoch."""
-    rounds = RoundRecords(work / "rounds")
+    rounds, ends = RoundRecords(work / "rounds"), (*cuts, batch.num_rows)
     (work / "state").mkdir(exist_ok=True)
 
     def on_epoch(epoch: int, manifests: list[Manifest]) -> None:
         reported.append(manifests)
         rounds.write(RoundRecord(epoch, 1, "", 0, 0, {}, states=versions_of(plan, manifests)))
-        news.put(any(manifest.failure or manifest.last == batch.num_rows for manifest in manifests))
+        news.put(any(manifest.failure or manifest.last == max(ends) for manifest in manifests))
 
     query = start_query(
         spark,
         Task(plan, work / "log", work / "runs", TaskStateStore(work / "state", rounds, 1)),
-        Cuts((*cuts, batch.num_rows), work / "log"),
+        Cuts(ends, work / "log"),
         checkpoint=work / "cp",
         pace=EpochPace(target_s=0),
         on_epoch=on_epoch,
@@ -99,7 +100,7 @@ def run_on_spark(
 
 @cache
 def _home() -> Path:
-    """Where executors leave their logs: the same for all sessions here, because their JVM is the same."""
+    """Return the directory for logs of executors, the same for all sessions here because they share a JVM."""
     home = Path(tempfile.mkdtemp(prefix="procession-spark-home-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home

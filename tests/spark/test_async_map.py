@@ -1,4 +1,4 @@
-"""Asynchronous calls: in order, never too many at a time, and a failure that fails the epoch."""
+"""Asynchronous calls keep the order, have a limit on concurrent calls, and a failed call fails the epoch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_never_more_calls_are_under_way_than_allowed(concurrency: int) -> None:
     assert most == min(concurrency, 40)
 
 
-def test_what_a_function_keeps_between_batches_is_of_one_loop() -> None:
+def test_a_function_runs_on_the_same_loop_in_all_batches() -> None:
     loops: set[Any] = set()
 
     async def call(number: int) -> int:
@@ -89,14 +89,14 @@ def test_a_call_that_takes_too_long_fails() -> None:
     assert "longer than 0.01 s" in str(caught.value.error)
 
 
-def test_nothing_to_call_is_fine() -> None:
+def test_an_empty_batch_calls_nothing() -> None:
     async def call(number: int) -> int:
         return number
 
     assert await_all(call, [], 5, 1.0) == []
 
 
-def test_a_failed_call_is_tried_again_with_its_task_and_at_last_told_as_the_epochs_failure(tmp_path: Path) -> None:
+def test_a_failed_call_is_retried_with_its_task_and_finally_fails_the_epoch(tmp_path: Path) -> None:
     async def call(value: bytes) -> bytes:
         raise ConnectionError("the service is away")
 
@@ -111,7 +111,7 @@ def test_a_failed_call_is_tried_again_with_its_task_and_at_last_told_as_the_epoc
     error = ProcessionError.from_dict(failure)
     assert isinstance(error, RoundError)
     assert "'asking': the call for message 0 of stream 9 failed: ConnectionError" in error.sentence
-    assert not error.next_step, "nobody need act: the epoch is run again"
+    assert not error.next_step, "no user action is needed: the epoch is run again"
 
 
 def test_a_service_that_comes_back_is_asked_again_and_everything_is_there_once(tmp_path: Path) -> None:

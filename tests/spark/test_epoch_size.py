@@ -1,4 +1,4 @@
-"""The size of epochs, held against pipelines whose cost is a fixed time and a time per record."""
+"""The size of epochs, computed for pipelines whose cost is a fixed time and a time per record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGET_S = 2.5
 
 
 def under_backlog(size: EpochSize, epochs: int, fixed_s: float, record_s: float, records_max: int = 10**9) -> list[int]:
-    """The sizes of epochs while more records wait than any of them takes."""
+    """Return the sizes of epochs while more records wait than any epoch takes."""
     sizes = []
     for _ in range(epochs):
         records = min(size.records_max, records_max)
@@ -57,10 +57,25 @@ def test_small_epochs_of_a_trickle_do_not_change_the_limit() -> None:
     assert size.records_max == pytest.approx(before, rel=0.5)
 
 
+def test_epochs_without_a_spark_job_do_not_tell_the_fixed_time_of_those_with_one() -> None:
+    fixed_s, record_s, small_records_max = 0.09, 0.7e-6, 1000
+    size = EpochSize(TARGET_S, small_records_max)
+    for _ in range(30):
+        size.observe(200, 0.03)
+    records = under_backlog(size, 10, fixed_s, record_s)[-1]
+    assert fixed_s / (fixed_s + records * record_s) < FIXED_SHARE * 1.5
+
+
+def test_an_epoch_that_took_all_there_was_lets_the_next_one_be_as_large_as_surely_fits() -> None:
+    size = EpochSize(TARGET_S)
+    size.observe(3000, 0.1)
+    assert size.records_max == 3000 * TARGET_S / 0.1
+
+
 def test_an_epoch_that_takes_too_long_makes_the_next_ones_smaller_even_if_it_was_not_full() -> None:
     size = EpochSize(TARGET_S)
     under_backlog(size, 10, 0.08, 0.7e-6)
-    size.observe(1000, 25.0)  # a function has become slow
+    size.observe(1000, 25.0)  # the function becomes slow
     assert size.records_max == pytest.approx(100, rel=0.5)
 
 
@@ -79,7 +94,8 @@ def test_a_fixed_time_that_takes_up_the_target_does_not_make_epochs_small(fixed_
 
 
 def test_a_slow_start_does_not_make_small_epochs_smaller() -> None:
-    """The times of a pipeline with forty sinks on a loaded machine, which came to epochs of one record each."""
+    """The times were measured on a loaded machine, on a pipeline with forty sinks whose epochs had shrunk to one
+    record."""
     size = EpochSize(TARGET_S)
     size.observe(81, 28.0)
     for seconds in (6.8, 6.6, 4.9, 4.4, 4.9, 4.5, 4.7, 4.4):

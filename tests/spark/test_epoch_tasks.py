@@ -1,4 +1,4 @@
-"""How a range of records is distributed over tasks."""
+"""A range of records is distributed over tasks."""
 
 from __future__ import annotations
 

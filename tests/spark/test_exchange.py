@@ -1,8 +1,8 @@
-"""Order on real Spark: every row of the planner's table that can be run, with four tasks, delays that make tasks
-overtake one another, and epochs of one, few and many records, against the sequential run, byte for byte; on threads and
-on two executors, with exchanges through the run store and through Spark's shuffle.
+"""Order on real Spark: every row of the planner's table, compared byte for byte with the sequential run.
 
-Invariant: all rows go through one query, each to a sink of its own, and Spark starts once for a kind of master.
+Four tasks overtake one another, and epochs have one, few and many records; on threads and on two executors, with
+exchanges through the run store and through Spark's shuffle. Invariant: all rows are in one query, each with its own
+sink, and Spark starts once for each kind of master.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ streams. Spark's first one is empty, too."""
 
 
 def skewed(value: bytes) -> bytes:
-    """Slow on some, so that a task that has many of them is overtaken by the others."""
+    """Sleep for some records, so that other tasks overtake the task that has them."""
     number = int(value[:5])
     if number % 401 == 0:
         time.sleep(0.02)
@@ -100,7 +100,7 @@ def picky(value: bytes) -> bytes:
 
 
 def every_row() -> Pipeline:
-    """A branch for each row of the table, and for what is easily got wrong."""
+    """Return a pipeline with a branch for each row of the table, and for cases that are easily implemented wrong."""
     pipeline = Pipeline("rows", parallelism=4, dead_letter="file:dead")
     source = pipeline.source("most")
     other = pipeline.source("other", streams=[FIRST_STREAM + 1])
@@ -109,7 +109,7 @@ def every_row() -> Pipeline:
     narrow.peek(len, parallelism=8).key_by(last_digits, parallelism=4).map_async(answered, concurrency=16).sink(
         "narrow", to="file:out"
     )
-    # add_timestamps: narrow, and what it gave comes along
+    # add_timestamps: narrow, and the times are carried along
     source.add_timestamps(seconds_of).rebalance(parallelism=4).map(skewed).map_batches(stamped).sink(
         "stamped", to="file:out"
     )
@@ -127,9 +127,9 @@ def every_row() -> Pipeline:
     both.rebalance(parallelism=3).map(skewed).merge(both).merge(keyed).sink("merged", to="file:out")
     # filters that drop nearly everything
     source.filter(is_rare).rebalance(parallelism=4).map(skewed).sink("rare", to="file:out")
-    # letters from behind an exchange
+    # dead letters from after an exchange
     other.rebalance(last_digits, parallelism=4).map(picky).sink("picky", to="file:out")
-    # less asked for
+    # weaker order requested
     even.sink("any", to="file:out", order="none")
     keyed.sink("by-key", to="file:out", order="key")
     even.sink("by-stream", to="file:out", order="stream")
@@ -142,7 +142,7 @@ def every_row() -> Pipeline:
 
 
 def single() -> Pipeline:
-    """One source, one exchange into more tasks, one into a single one."""
+    """Return a pipeline of one source, one exchange into more tasks, and one into a single task."""
     pipeline = Pipeline("single", parallelism=4)
     stage = pipeline.source().filter(is_kept).map(skewed).rebalance().map(skewed, parallelism=5)
     stage.rebalance(parallelism=1).map(skewed).sink("out", to="file:out")
@@ -161,7 +161,7 @@ CODECS: list[Literal["text", "json", "msgpack", "arrow"]] = ["text", "json", "ms
 
 
 def every_codec() -> Pipeline:
-    """A source and a sink for each, with an exchange between them that carries what the functions have."""
+    """Return a pipeline with a source and a sink for each codec, and an exchange in between that carries the values."""
     pipeline = Pipeline("codecs", parallelism=4)
     for number, codec in enumerate(CODECS):
         stage = pipeline.source(f"{codec}-in", codec=codec, streams=[FIRST_STREAM + number])
@@ -184,7 +184,7 @@ def of_every_codec(count: int) -> list[bytes]:
 
 @dataclass
 class Ran:
-    """One kind of master and one way of exchanging: every query in one session."""
+    """One kind of master and one kind of exchange: every query in one session."""
 
     spark: Session
     exchange: Exchange
@@ -230,7 +230,7 @@ def sequential() -> dict[str, bytes]:
 
 
 def in_turn(pipeline: Pipeline, batch: pa.RecordBatch) -> dict[str, bytes]:
-    """What one record after the other would have written, without the delays."""
+    """Return what processing one record after the other would have written, without the delays."""
     graph = pipeline.graph()
     nodes = tuple(replace(node, function=quick) if node.function is skewed else node for node in graph.nodes)
     of_many: dict[Any, Any] = {capitals: capital, stamped: stamped_row}
@@ -304,7 +304,8 @@ def test_a_single_source_of_one_record_or_many_is_in_order_behind_exchanges_into
 
 
 def wide() -> Pipeline:
-    """A wide exchange, then a narrow one; and one past the wide level, whose envelopes pass it."""
+    """Return a wide exchange, then a narrow one; and one that skips the wide level, through which its envelopes
+    pass."""
     pipeline = Pipeline("wide", parallelism=32)
     source = pipeline.source()
     many = source.rebalance(last_digits, parallelism=32).map(quick)

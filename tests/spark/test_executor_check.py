@@ -1,4 +1,4 @@
-"""What is wrong with an executor is one sentence that names its host."""
+"""A problem of an executor is reported in one sentence that names its host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_the_facts_of_this_process_are_in_order() -> None:
+def test_this_process_has_no_problem() -> None:
     (facts,) = examine([1])
     assert set(facts["packages"]) == set(PACKAGES)
     assert complaint(facts, own_packages(), has_services=False) is None
@@ -49,7 +49,7 @@ def test_the_facts_of_this_process_are_in_order() -> None:
         ({"free_bytes": 1_000_000}, "The disk of /data/host on 10.0.0.2 has only 1.0 MB free."),
     ],
 )
-def test_what_is_wrong_is_one_sentence(changed: dict[str, Any], sentence: str) -> None:
+def test_each_problem_is_reported_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
     assert complaint(GOOD, OWN, has_services=True) is None
     found = complaint({**GOOD, **changed}, OWN, has_services=True)
     assert found is not None

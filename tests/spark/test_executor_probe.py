@@ -1,4 +1,4 @@
-"""The machines of executors are asked before anything is shipped to them: what is wrong is one sentence."""
+"""The machines of executors are checked before anything is shipped to them, and each problem is one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 def asked(programs: Path) -> MachineFacts:
-    """The facts of a machine that has only these programs."""
+    """Return the facts of a machine that has only these programs."""
     shell = shutil.which("sh")
     assert shell is not None
     done = subprocess.run(
@@ -85,3 +85,10 @@ def test_an_archive_says_whether_it_has_a_python(tmp_path: Path) -> None:
     assert ShippedEnvironment("hdfs://name/environment.tar.gz", "127.0.0.1", b"").may_have_python
     assert archive("bin/python").archive_bytes > 0
     assert "secret" not in repr(archive("bin/python"))
+
+
+def test_spark_gets_an_archive_of_this_machine_as_a_uri_and_another_one_as_it_is() -> None:
+    named = {
+        name: ShippedEnvironment(name, "127.0.0.1", b"").location for name in ("/a b/c.tar.gz", "hdfs://n/c.tar.gz")
+    }
+    assert list(named.values()) == ["file:///a%20b/c.tar.gz#environment", "hdfs://n/c.tar.gz#environment"]

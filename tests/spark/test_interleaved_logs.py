@@ -1,6 +1,6 @@
-"""The ordered logs of several gateways as tasks read them: one sequence, however many logs and tasks there are.
+"""Tasks read the ordered logs of several gateways as one sequence, for any number of logs and tasks.
 
-No Spark: the reader deals, and each task runs its range.
+Without Spark: the reader assigns ranges, and each task runs its range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = 300
 
 
 def rows() -> list[dict[str, object]]:
-    """All streams in order, with many equal times; the end of each behind its last record."""
+    """Return all streams in order, with many equal times; the end of each comes after its last record."""
     chance, found = random.Random(3), []
     for stream_id in STREAMS:
         now = 0
@@ -60,7 +60,7 @@ def unlucky(payload: bytes) -> bytes:
 
 
 class Logs:
-    """The feed of a driver: streams dealt to so many gateways."""
+    """The feed of a driver, with streams distributed over several gateways."""
 
     def __init__(self, directory: Path, gateways: int) -> None:
         self.ends: dict[str, int] = {}

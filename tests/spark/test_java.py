@@ -1,4 +1,4 @@
-"""Which Java is found, and the error if Spark cannot use any."""
+"""The Java that is found, and the error if Spark cannot use any."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from procession.errors import ConfigError
-from procession.spark.java import check_java
+from procession.spark.java import check_java, java_build
 
 
 def made(home: Path, version: str, *, has_release: bool) -> Path:
-    """A Java of this version: it says so in its `release` file, or only when it is started."""
+    """Create a Java of this version: its version is in its `release` file, or is printed only when it is started."""
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-16' >&2\n")
@@ -39,7 +39,7 @@ def test_an_old_java_is_named(
 
 @pytest.mark.parametrize("has_release", [True, False])
 @pytest.mark.parametrize("version", ["17", "17.0.9", "21.0.2", "25-ea", "of my own"])
-def test_a_new_java_is_taken_and_one_that_does_not_say_is_left_to_spark(
+def test_a_new_java_is_accepted_and_one_without_a_version_is_left_to_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, has_release: bool
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(made(tmp_path, version, has_release=has_release)))
@@ -50,7 +50,7 @@ def test_a_new_java_is_taken_and_one_that_does_not_say_is_left_to_spark(
     ("text", "why"),
     [
         ("#!/bin/sh\necho 'Error: could not find libjava.so' >&2\nexit 2\n", "Error: could not find libjava.so"),
-        ("#!/bin/sh\nexit 1\n", "it exits with status 1 and says nothing"),
+        ("#!/bin/sh\nexit 1\n", "it exits with status 1 and prints nothing"),
         ("\x7fELF of another machine", "Exec format error"),
     ],
 )
@@ -63,7 +63,7 @@ def test_a_java_that_does_not_run_is_reported_with_its_own_words(
         check_java()
 
 
-def test_it_is_found_in_the_path_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_found_in_the_path_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     home = made(tmp_path / "jdk", "11", has_release=True)
     (tmp_path / "bin").mkdir()
@@ -92,3 +92,17 @@ def test_a_user_without_a_name_gets_the_reason(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(ConfigError, match=f"user {os.getuid()} has no user name on this machine"):
         check_java()
+
+
+def test_a_class_archive_belongs_to_a_java_whatever_options_the_environment_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`java -version` prints JAVA_TOOL_OPTIONS."""
+    monkeypatch.setenv("JAVA_HOME", str(made(tmp_path / "one", "17.0.1", has_release=True)))
+    first = java_build()
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1g")
+    assert java_build() == first
+    monkeypatch.setenv("JAVA_HOME", str(made(tmp_path / "two", "17.0.2", has_release=True)))
+    assert java_build() != first
+    monkeypatch.setenv("JAVA_HOME", str(made(tmp_path / "three", "17.0.2", has_release=False)))
+    assert "17.0.2" in java_build()

@@ -1,7 +1,7 @@
-"""Keyed stages on real Spark: every kind that keeps states, with four tasks that overtake one another and workers that
-are killed, and epochs of one, few and many records, against the sequential run, byte for byte.
+"""Keyed stages on real Spark: every kind that keeps states, compared byte for byte with the sequential run.
 
-Invariant: all go through one query, each to a sink of its own, so that Spark starts once for a kind of master.
+Four tasks overtake one another, workers are killed, and epochs have one, few and many records. Invariant: all stages
+are in one query, each with its own sink, so that Spark starts once for each kind of master.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.spark.spark import failures, patient, run_on_spark, session
 pytestmark = patient
 
 RECORDS = [b"%05d" % number for number in range(4_000)]
-# The stream ends, twice over, comes back, and ends again.
+# The stream ends twice, returns, and ends again.
 ENDS = [(2_500, 0), (2_500, 0), (4_000, 0)]
 COUNTERS = "counters of the app"
 CUTS = {"one, few, many": [1, 3, 1_500], "even": list(range(500, 4_000, 500)), "whole": []}
@@ -42,7 +42,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 def whole_input() -> pa.RecordBatch:
-    """The records of all sources, those of the typed ones between the others."""
+    """Return the records of all sources, those of the typed ones between the others."""
     rows: list[dict[str, Any]] = []
     for row in batch_of(RECORDS, ends=ENDS).to_pylist():
         rows.append(row)
@@ -72,7 +72,7 @@ def outputs(
 
 
 def counters(epochs: list[list[Manifest]]) -> bytes:
-    """What the functions counted, of all epochs."""
+    """Return what the functions counted in all epochs."""
     return shown(sum((Counter(manifest.counts) for epoch in epochs for manifest in epoch), Counter[str]()))
 
 

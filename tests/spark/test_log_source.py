@@ -1,4 +1,4 @@
-"""The helper process of the log source, as the JVM starts it: the test takes the place of the JVM."""
+"""The helper process of the log source, as the JVM starts it. The test acts as the JVM."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from procession.spark.log_source import Ranges
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 SCHEMA_JSON = json.dumps({"type": "struct", "fields": []})
 FAILED = -2
-"""PySpark's sign that an exception follows."""
+"""PySpark's marker for an exception that follows."""
 
 
 @contextmanager
 def helper(feed: GatewayFeed) -> Iterator[tuple[subprocess.Popen[str], IO[bytes]]]:
-    """The helper process, and the JVM's end of its connection, when its reader is made."""
+    """Yield the helper process and the JVM's end of its connection, after its reader was created."""
     with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{directory}/jvm")
         server.listen()
@@ -73,7 +73,7 @@ def ask_for_latest(jvm: IO[bytes]) -> None:
 
 @pytest.fixture
 def replaced(tmp_path: Path) -> GatewayFeed:
-    """The feed of a driver that was replaced."""
+    """Return the feed of a driver that was replaced."""
     old, _ = (Checkpoint.claim(tmp_path / "checkpoint", name="p", fingerprint="f") for _ in range(2))
     return GatewayFeed(tmp_path / "gateway", b"", old, 1, 1)
 

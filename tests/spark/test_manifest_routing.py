@@ -32,7 +32,7 @@ from procession.storage.run_store import EVERY_BUCKET, Manifest, Run
 from tests.planner.pipelines import PIPELINES
 
 PLAN = make_plan(PIPELINES["w1"]().graph())
-"""Three tasks, then four, then two."""
+"""A plan of three tasks, then four, then two."""
 
 
 def of_first(partition: int, *runs: Run) -> Manifest:
@@ -62,7 +62,7 @@ def test_a_task_sends_one_envelope_to_each_task_behind_and_its_manifest_to_the_d
         (1, 3, run),
         (3, 1, None),
     ]
-    assert Manifest.from_json(envelopes[-1].manifest).runs == (), "the driver need not know what tasks gave one another"
+    assert Manifest.from_json(envelopes[-1].manifest).runs == (), "the driver does not get the messages between tasks"
 
 
 def test_envelopes_that_pass_through_a_level_go_to_any_of_its_tasks() -> None:
@@ -116,7 +116,7 @@ TASKS = ((0, 2), (1, 4), (2, 2))
 
 
 def all_manifests(odd_one: tuple[int, int] | None = None, **changes: Any) -> list[RoutedManifest]:
-    """The manifests of all tasks, each of which has read of the first try at every task before it; but for one."""
+    """Return the manifests of all tasks. Each has read the first attempt of every earlier task, with one exception."""
     tries = {
         number: attempts_digest(
             RoutedManifest(0, 0, number - 1, partition, tasks, attempt=1) for partition in range(tasks)
@@ -195,7 +195,7 @@ def test_a_cell_that_is_missing_doubled_or_torn_is_found() -> None:
     torn = CellStore()
     unloaded([replace(envelope, cell=(envelope.cell or b"")[:100]) for envelope in sending], torn)
     assert sending[0].run is not None
-    with pytest.raises(StorageError, match="torn"):
+    with pytest.raises(StorageError, match="is incomplete"):
         list(torn.read(5, sending[0].run))
     with pytest.raises(StorageError, match="did not come"):
         list(CellStore().read(5, sending[0].run))

@@ -35,7 +35,7 @@ TAKEN = (
 
 
 @pytest.mark.parametrize("master", TAKEN)
-def test_the_forms_that_spark_knows_are_taken(master: str) -> None:
+def test_all_forms_of_a_master_that_spark_knows_are_accepted(master: str) -> None:
     check_master(master)
     assert has_executors(master) == (not master.startswith("local") or master.startswith("local-cluster"))
 
@@ -54,9 +54,9 @@ def test_a_master_that_does_not_listen_is_reported_with_the_reason() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         assert unreachable(f"spark://127.0.0.1:{port}") is None
-        assert unreachable(f"spark://127.0.0.1:1,127.0.0.1:{port}") is None, "one of them is enough"
+        assert unreachable(f"spark://127.0.0.1:1,127.0.0.1:{port}") is None, "one reachable address is enough"
     assert unreachable(f"spark://127.0.0.1:{port}") == "Connection refused"
-    assert unreachable("yarn") is None, "nobody knows where it is"
+    assert unreachable("yarn") is None, "its address is unknown"
 
 
 def test_a_user_gets_the_note_within_ten_seconds_of_the_start_of_the_command_not_of_spark() -> None:
@@ -67,7 +67,7 @@ def test_a_user_gets_the_note_within_ten_seconds_of_the_start_of_the_command_not
     assert "spark://h:1 has assigned no executor yet; still waiting: start a worker" in (notice.report(0, due) or "")
 
 
-def test_a_driver_that_is_started_later_has_patience_of_its_own() -> None:
+def test_a_driver_that_is_started_later_has_its_own_time_limit() -> None:
     due = first_notice(command_started=100.0, driver_started=500.0)
     assert 500.0 < due < 510.0
 
@@ -78,7 +78,7 @@ def test_executors_have_a_moment_to_come_after_a_slow_start_of_spark() -> None:
     assert notice.report(0, 120.0 + GRACE_S) is not None
 
 
-def test_it_is_told_again_and_that_an_executor_came_and_that_it_left() -> None:
+def test_the_note_is_repeated_and_executors_that_come_and_leave_are_reported() -> None:
     notice = ExecutorNotice("local-cluster[2,1,1024]", 107.0, now=105.0)
     assert notice.report(1, 106.0) is None, "nobody asked"
     message = notice.report(0, 106.0 + PATIENCE_S)

@@ -23,7 +23,7 @@ from procession.storage.run_store import Manifest
 
 @dataclass(frozen=True)
 class Offered:
-    """What a gateway has offered: its log up to some end."""
+    """The offer of a gateway: its log up to an end."""
 
     place: LogLocation
     end: dict[str, Any]
@@ -55,7 +55,7 @@ def test_a_task_refuses_a_log_that_was_put_in_the_place_of_the_offered_one(tmp_p
     for number, task_range in enumerate(epoch):
         (*_, envelope) = run_first(task, Attempt(0, number, 1), task_range)
         read = Manifest.from_json(envelope.manifest)
-        assert read.pieces == task_range.pieces, "whoever looks a record up again compares, too"
+        assert read.pieces == task_range.pieces, "a second lookup of a record compares, too"
     (tmp_path / "log").rename(tmp_path / "newest")
     (tmp_path / "copy").rename(tmp_path / "log")
     tasks._reader.cache_clear()  # in another worker: this one has the right files mapped
@@ -63,4 +63,4 @@ def test_a_task_refuses_a_log_that_was_put_in_the_place_of_the_offered_one(tmp_p
         (*_, envelope) = run_first(task, Attempt(1, number, 2), task_range)
         failure = Manifest.from_json(envelope.manifest).failure
         assert failure is not None
-        assert "the records before 6 are others" in failure["sentence"]
+        assert "the records before 6 are different" in failure["sentence"]

@@ -1,4 +1,4 @@
-"""The path analyzer: what Spark would really run, held against the plan, for jobs of ours and for a user's SQL."""
+"""The plan check compares the plan that Spark would really run with ours, for our own jobs and for a user's SQL."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def check(executed: str, *, strict: bool = False) -> None:
     check_sql(make_plan(pipeline.graph()), "mine", executed, tasks=2, reader="Unroll", writer="Store")
 
 
-def test_a_plan_is_read_as_the_tree_that_it_is() -> None:
+def test_the_text_of_a_plan_is_parsed_into_its_tree() -> None:
     root = parse_plan(SQL)
     assert root is not None
     join = root.children[0].children[0].children[0]

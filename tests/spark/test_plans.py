@@ -1,4 +1,4 @@
-"""Whole plans, without Spark: any pipeline, any cuts into epochs, any number of tasks, against the sequential run."""
+"""Whole plans without Spark: any pipeline, any epochs, any number of tasks, compared with the sequential run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ran(
     exchange: Exchange = Exchange.RUNS,
     ends: Ends = (),
 ) -> dict[str, bytes]:
-    """What the plan of this graph writes, in epochs that are cut here."""
+    """Return what the plan of this graph writes, in the given epochs."""
     plan = make_plan(replace(graph, exchange=exchange))
     check_runnable(plan)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ def test_i6_any_plan_writes_to_each_connection_what_the_sequential_run_would_hav
         assert sorted(got[name].split(b"\n")) == sorted(wanted[name].split(b"\n")), pipeline.explain()
 
 
-# What chance finds too rarely, or not at all
+# Cases that random pipelines find rarely or never
 
 
 def check(pipeline: Pipeline, payloads: list[bytes], **options: int) -> dict[str, bytes]:
@@ -179,7 +179,7 @@ def test_one_record_and_none_go_through_any_number_of_tasks() -> None:
 
 
 def values(value: Any) -> Any:
-    """Something of every kind that can go over an exchange."""
+    """Return a value of every kind that can be exchanged."""
     number = int(value)
     kinds: list[Any] = [
         number,
@@ -294,7 +294,8 @@ def test_with_no_order_asked_for_the_connections_share_the_work_evenly() -> None
 
 
 def test_windows_go_by_the_times_that_records_were_given_whatever_comes_between() -> None:
-    """As if the windows had been told the times themselves; and branches do not see one another's."""
+    """The output is as if the windows had computed the times themselves, and branches do not see one another's
+    times."""
 
     def built(*, is_given: bool) -> Pipeline:
         pipeline = Pipeline("p", parallelism=3, dead_letter="file:dead")
@@ -420,8 +421,10 @@ def written_by(graph: Graph, payloads: list[bytes]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("is_timed", [False, True])
 def test_keyed_stages_go_by_the_key_that_records_were_given_whatever_comes_between(is_timed: bool) -> None:
-    """As if each stage had asked for the key itself, of the value as it was at `key_by`. Where a watermark is, records
-    carry all that they have over exchanges; where none is, nothing but the key."""
+    """The output is as if each stage had computed the key itself from the value at `key_by`.
+
+    Stages with a watermark exchange all fields of records, other stages only the key.
+    """
 
     def of_both(value: bytes) -> bytes:
         return key_of(value.partition(b"|")[0])

@@ -1,4 +1,4 @@
-"""A worker process that runs whole epochs: the same manifests as in this process, and nothing lost when it ends."""
+"""A worker process that runs whole epochs gives the same manifests as this process, and loses nothing when it ends."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ class NoStates:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    """A keyed count behind an exchange, on a log of forty records. It asks a service that fails once, or ends the
-    process, if the file "armed" says so."""
+    """Return a keyed count after an exchange, on a log of forty records.
+
+    If the file "armed" says so, its function calls a service that fails once, or ends the process.
+    """
     with IngressLog(tmp_path / "log") as log:
         payloads = [b"key-%d" % (number % 3) for number in range(ROWS)]
         columns = [[KIND_RECORD] * ROWS, [0] * ROWS, list(range(ROWS)), [0] * ROWS, [b""] * ROWS, payloads]
@@ -79,7 +81,7 @@ def pieces(task: Task) -> tuple[LogRange, ...]:
 
 
 def result(worker: ResidentWorker, task: Task, epoch: int = 0) -> list[RoutedManifest]:
-    """What the worker makes of the epoch, as soon as it is ready."""
+    """Return the worker's result of the epoch when it is ready."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := worker.run(epoch, 0, pieces(task))) is None:
         assert time.monotonic() < deadline
@@ -87,7 +89,7 @@ def result(worker: ResidentWorker, task: Task, epoch: int = 0) -> list[RoutedMan
 
 
 def rows(task: Task, envelopes: list[RoutedManifest]) -> list[bytes]:
-    """The payloads in the runs, in the order of the tasks."""
+    """Return the payloads in the runs, in the order of the tasks."""
     store = RunStore(task.runs_directory)
     return [
         payload

@@ -1,4 +1,4 @@
-"""Which epochs run without a Spark job."""
+"""The choice of epochs that run without a Spark job."""
 
 from __future__ import annotations
 

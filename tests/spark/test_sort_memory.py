@@ -1,5 +1,4 @@
-"""A sort of more than the memory of one task: the memory of the process is measured while it reads and while it
-emits."""
+"""A sort of more data than the memory of one task. The memory of the process is measured while it reads and emits."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 
 RECORDS = 60_000
 RECORD_BYTES = 4_000
-"""All records together have 240 MB."""
+"""The size of one payload. All records together have 240 MB."""
 
 EPOCHS = 30
 

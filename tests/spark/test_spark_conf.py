@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from procession.commit.spark_log import OFFSETS_VERSION
 from procession.errors import UsageError
 from procession.spark.session import SETTINGS
 from procession.spark.spark_conf import REFUSED, parse_properties, task_failures_max
@@ -29,6 +30,13 @@ def test_other_properties_pass_as_they_are() -> None:
         "spark.sql.streaming.checkpointFileManagerClass",
         "spark.sql.streaming.offsetLog.formatVersion",
         "spark.sql.streaming.asyncProgressTracking.enabled",
+        "spark.hadoop.fs.defaultFS",
+        "spark.hadoop.fs.file.impl",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl",
+        "spark.python.use.daemon",
+        "spark.python.daemon.module",
+        "spark.python.worker.module",
+        "spark.submit.deployMode",
         "spark.master",
     ],
 )
@@ -41,6 +49,11 @@ def test_a_property_that_order_or_commit_depend_on_is_refused_by_its_name(name: 
 def test_every_refused_property_says_why() -> None:
     assert all(why and not why.endswith(".") for _, why in REFUSED)
     assert {"spark.sql.adaptive.enabled", "spark.speculation"} <= {name for name, _, _ in SETTINGS}
+
+
+def test_spark_writes_the_version_of_offsets_that_is_read() -> None:
+    (version,) = [value for name, value, _ in SETTINGS if name == "spark.sql.streaming.offsetLog.formatVersion"]
+    assert f"v{version}" == OFFSETS_VERSION
 
 
 @pytest.mark.parametrize("text", ["spark.x", "executor.memory=4g", "", "=1", "spark.task.maxFailures=0"])

@@ -20,7 +20,7 @@ from procession.planner.graph import Exchange
 from procession.planner.rules import make_plan
 from procession.spark.log_source import BATCH_PROPERTY
 from procession.spark.manifest_routing import RoutedManifest, sent
-from procession.spark.query import ship_by_value
+from procession.spark.pickled_program import ship_by_value
 from procession.spark.sql import placed, through_sql
 from procession.spark.tasks import Attempt, Task
 from tests.operators.reference import Sequential, batch_of
@@ -29,11 +29,11 @@ from tests.spark.spark import Session, failures, run_on_spark, session
 
 RECORDS = [b"%04d" % number for number in range(1_200)]
 FIRST_STREAM, STREAMS = 2**63 + 5, 2
-"""Ids that Spark's numbers have no room for."""
+"""Ids that do not fit into Spark's numbers."""
 
 
 def odd_ones(records: DataFrame) -> DataFrame:
-    """Fewer, dealt anew, and sorted the wrong way round."""
+    """Return fewer rows, redistributed and sorted in reverse."""
     text = records.withColumn("payload", F.concat(F.col("payload").cast("string"), F.lit("!")))
     return text.where("cast(substring(payload, 1, 4) as int) % 2 = 1").repartition(3).orderBy(F.desc("payload"))
 
@@ -43,7 +43,7 @@ def odd_one(payload: bytes) -> list[str]:
 
 
 def exploded(records: DataFrame) -> DataFrame:
-    """Three of each, with numbers that say in which order."""
+    """Return three rows for each, with numbers that define their order."""
     three = F.array(*(F.lit(suffix) for suffix in ("c", "a", "b")))
     rows = records.select("*", F.posexplode(three).alias("child", "suffix"))
     return rows.withColumn("payload", F.concat("payload", F.col("suffix").cast("binary"))).drop("suffix")
@@ -65,13 +65,13 @@ def with_id(batch: pa.RecordBatch) -> pa.Array:
 def sql() -> Pipeline:
     pipeline = Pipeline("sql", parallelism=3)
     source = pipeline.source()
-    # Straight from the source; and from behind an exchange into another one.
+    # Straight from the source; and from after an exchange into another one.
     odd = source.transform(odd_ones, name="odd")
     odd.map(lambda text: f"<{text}>").sink("odd-out", to="file:out")
     spread = source.flat_map(lambda value: [value, value]).rebalance(parallelism=2)
     many = spread.transform(exploded, name="three", parallelism=4)
     many.rebalance(first_four, parallelism=2).sink("many-out", to="file:out")
-    # With a branch that took no part in it; and with a stage behind that is shown what records have.
+    # With a branch that bypasses it, and with a later stage that gets the fields of records.
     source.filter(lambda value: value.endswith(b"7")).merge(odd).sink("merged", to="file:out")
     many.map_batches(with_id).filter(lambda value: b"00" in value).sink("shown", to="file:out")
     return pipeline
@@ -120,7 +120,7 @@ def test_rows_of_spark_sql_are_put_where_the_sequential_run_has_them(
     assert got == wanted
 
 
-# What a function may not do, found out before a record has left the driver
+# Functions that are refused before a record has left the driver
 
 
 def without_key(records: DataFrame) -> DataFrame:
@@ -203,7 +203,7 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
 def through(
     spark: Session, work: Path, function: Callable[[Any], Any], *, strict: bool = False
 ) -> list[RoutedManifest]:
-    """A transform alone, on the records of one epoch."""
+    """Run a transform alone, on the records of one epoch."""
     pipeline = Pipeline("alone", strict=strict)
     pipeline.source().transform(function, name="mine").sink("out", to="file:out")
     ship_by_value(sys.modules[__name__])
@@ -227,7 +227,7 @@ def test_a_transform_whose_rows_would_lose_their_places_is_refused_by_name_with_
     assert isinstance(ProcessionError.from_dict(caught.value.as_dict()), PlanError)
 
 
-# Shuffles that a function smuggles in: sorted behind it, and with `strict` refused
+# Shuffles inside a function: rows are sorted after them, and with `strict` they are refused
 
 
 def dealt_anew(records: DataFrame) -> DataFrame:
@@ -245,7 +245,7 @@ def named(records: DataFrame) -> DataFrame:
 
 
 def joined(records: DataFrame) -> DataFrame:
-    """By a sort of both sides: neither is sent to all."""
+    """Join by sorting both sides, without a broadcast."""
     digit = F.substring(F.col("payload").cast("string"), 4, 1).cast("int")
     both = records.withColumn("digit", digit).join(named(records).hint("merge"), "digit")
     return both.withColumn("payload", F.concat(F.col("payload").cast("string"), F.lit("\n+- "), "name"))
@@ -283,7 +283,7 @@ def test_whatever_a_transform_does_with_its_rows_they_come_out_in_order(spark: S
 
 
 @pytest.mark.parametrize("function", [dealt_anew, turned_round, joined, in_one])
-def test_with_strict_a_transform_that_smuggles_in_a_shuffle_is_refused(
+def test_with_strict_a_transform_that_adds_a_shuffle_is_refused(
     spark: Session, tmp_path: Path, function: Callable[[Any], Any]
 ) -> None:
     with pytest.raises(PlanError, match="'mine' lets Spark repartition its records") as caught:

@@ -1,4 +1,4 @@
-"""States larger than the memory of one task: they are paged, and what is measured is what the process really holds."""
+"""States larger than the memory of one task are paged. The test measures the real memory of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 KEYS = 60_000
 STATE_BYTES = 3_000
-"""All states together have 180 MB."""
+"""The size of one state. All states together have 180 MB."""
 
 PROGRAM = """
 import json
@@ -80,5 +80,5 @@ def test_states_larger_than_a_task_may_hold_are_paged_and_the_memory_stays_small
     paged, whole = measured(tmp_path / "paged", 500), measured(tmp_path / "whole", 10 * KEYS)
     states = KEYS * STATE_BYTES
     assert paged["files"] > states
-    assert whole["grown"] > 0.9 * states, "or this shows nothing"
-    assert paged["grown"] < 0.5 * states, "pieces of what there is, not all of it"
+    assert whole["grown"] > 0.9 * states, "otherwise this test proves nothing"
+    assert paged["grown"] < 0.5 * states, "parts of the states, not all of them"

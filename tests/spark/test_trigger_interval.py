@@ -18,7 +18,7 @@ class Clock:
 
 
 def starts(pace: TriggerInterval, clock: Clock, works_s: list[float]) -> list[float]:
-    """When epochs begin that take so long each."""
+    """Return the start times of epochs that take the given times."""
     found = []
     for work_s in works_s:
         while not pace.is_due():

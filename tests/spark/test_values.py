@@ -1,4 +1,4 @@
-"""Values of all the documented types, through exchanges and states: the cut of epochs and the tasks cannot be seen."""
+"""Values of all documented types through exchanges and states: the output does not depend on epochs or tasks."""
 
 from __future__ import annotations
 

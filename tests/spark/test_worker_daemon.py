@@ -1,4 +1,4 @@
-"""The daemon of Spark's Python workers: what workers share is imported before it forks, and by one thread."""
+"""The daemon of Spark's Python workers imports the shared modules before it forks, with one thread."""
 
 from __future__ import annotations
 

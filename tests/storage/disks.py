@@ -1,4 +1,4 @@
-"""Disks that fail: a file-size limit on this process, and a file system of a few pages where one may be mounted."""
+"""Disks that fail: a limit on the file size of this process, and a tiny file system where one may be mounted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @contextmanager
 def file_size_limit(bytes_max: int) -> Iterator[None]:
-    """Writes beyond `bytes_max` of any file fail, after the part that still fits."""
+    """Make writes beyond `bytes_max` of any file fail, after the part that still fits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, hard))
     try:
@@ -25,7 +25,7 @@ def file_size_limit(bytes_max: int) -> Iterator[None]:
 
 @contextmanager
 def tiny_disk(size: str = "64k") -> Iterator[Path]:
-    """A real file system that is soon full; skips the test where this user may not mount one."""
+    """Mount a real file system that is soon full. Skips the test if this user may not mount one."""
     with tempfile.TemporaryDirectory() as place:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tiny", place]
         try:

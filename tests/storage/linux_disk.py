@@ -1,8 +1,8 @@
-"""A disk that fails to sync the way Linux does, under the real code: what was to be written is read back and is lost.
+"""A disk that fails to sync as on Linux, under the real code: the data can still be read, and is lost in a power cut.
 
-Invariant: after a failed sync of a file its pages count as clean, so a later sync succeeds and writes nothing. The
-same for names in a directory, but not for directories: they are made once. `crash` says what a machine that loses its
-power would find.
+Invariant: after a failed sync of a file its pages count as clean, so a later sync succeeds and writes nothing. The same
+applies to the names in a directory, but not to directories, which are created once. `crash` returns what a machine
+would find after a power cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 
 class LinuxDisk:
-    """Of what is below `root`. The `fails_at`-th sync from now on fails, and no other."""
+    """The files below `root`. Only the `fails_at`-th sync from now on fails."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, fails_at: int = 0) -> None:
         self.root = root
@@ -26,10 +26,10 @@ class LinuxDisk:
         self._files: dict[int, bytes] = {}
         self._names: dict[int, dict[str, int]] = {}
         self._lost_bytes: dict[int, tuple[int, int]] = {}
-        """From where to where a file was written in vain; what is cut off is lost no more."""
+        """For each file, the range whose write was lost. A truncation removes its part of the range."""
         self._lost_names: dict[int, dict[str, int]] = {}
         self._held: dict[int, int] = {}
-        """A descriptor for each number that is remembered: no other file gets the number of one that was removed."""
+        """A descriptor for each stored inode number, so that no other file gets the number of a removed one."""
         weakref.finalize(self, _close, self._held)
         patch.setattr(os, "fsync", self._sync)
         patch.setattr(os, "fdatasync", self._sync)
@@ -87,7 +87,7 @@ class LinuxDisk:
         self._names[number] = {name: file for name, file in (found | kept).items() if file is not None}
 
     def crash(self, to: Path) -> Path:
-        """What is on disk now, below another directory."""
+        """Write what is on disk now to another directory."""
         self._build(self.root, to)
         return to
 

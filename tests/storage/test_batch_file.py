@@ -1,4 +1,4 @@
-"""Batch files: columns that are zero in a batch take no room, and readers see them all the same."""
+"""Batch files: columns that are zero in a batch use no space, and readers still get them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's files, as executors on other machines read them, and the state files that they send."""
+"""The driver's files, as executors on other machines read them, and the state files that executors send."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def service(folders: dict[Folder, Path]) -> Iterator[FileService]:
 
 @pytest.fixture
 def files(service: FileService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedFiles:
-    """The driver's files on a machine with executors."""
+    """Return the driver's files on a machine with executors."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "host"))
     return SharedFiles(service.location, "0a1b", FlightAccess(COOKIE), patience_s=0.0)
 

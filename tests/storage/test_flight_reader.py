@@ -1,4 +1,4 @@
-"""A log that is fetched over Arrow Flight equals its mapped files, for clients with the secret, and over restarts."""
+"""A log that is fetched over Arrow Flight equals its mapped files, for clients with the secret, also after restarts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gateway_process(tmp_path: Path) -> Iterator[Make]:
 
 
 def filled(gateway: GatewayProcess, count: int, cookie: bytes = b"", tls: ClientTls | None = None) -> LogLocation:
-    """Where its log is for who is on another machine, with so many records in it."""
+    """Write `count` records, and return the location of the log for a reader on another machine."""
     with Producer(gateway.listen, tls) as producer:
         producer.hello(cookie)
         assert producer.notify(7).success
@@ -119,7 +119,7 @@ def test_a_log_that_is_not_the_offered_one_is_not_given_away(gateway_process: Ma
         offered = client.offer(1, 0, 2**40, 2**40).offset
     log = FlightLog(place, FlightAccess(), patience_s=0.0)
     assert sum(batch.num_rows for batch in log.read(0, 10, offered)) == 10
-    with pytest.raises(RoundError, match="the records before 10 are others"):
+    with pytest.raises(RoundError, match="the records before 10 are different"):
         list(log.read(0, 10, offered._replace(checksum="0123")))
 
 

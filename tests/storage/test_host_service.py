@@ -1,4 +1,4 @@
-"""Runs in the directories of several host services: read by authenticated clients, and deleted when named."""
+"""Runs in the directories of several host services: authenticated clients read them, and named ones are deleted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def on_host(directory: Path, monkeypatch: pytest.MonkeyPatch, runs: HostRuns = RUNS) -> RunStore:
-    """The store of a task on the machine of this service."""
+    """Return the store of a task on the machine of this service."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
     return runs.store()
 
@@ -70,7 +70,7 @@ def rows(*payloads: bytes) -> pa.RecordBatch:
 
 
 def published(store: RunStore, epoch: int = EPOCH) -> dict[int, Run]:
-    """The runs of a task, by their bucket."""
+    """Publish and return the runs of a task, by their bucket."""
     writer = store.writer(epoch, 0, 0, 1)
     for bucket, batch in ((0, rows(b"a")), (1, rows(b"b", b"c")), (0, rows(b"d"))):
         writer.add("spread", batch, bucket)
@@ -95,7 +95,7 @@ def test_a_run_is_the_same_on_its_own_host_and_on_another(
 
 
 def spread(store: RunStore, tasks: int, size: int = 1) -> list[Run]:
-    """The runs of several tasks for bucket 0; every third task has none for it."""
+    """Return the runs of several tasks for bucket 0; every third task has none."""
     found = []
     for task in range(tasks):
         writer = store.writer(EPOCH, 0, task, 1)
@@ -113,7 +113,7 @@ def read_all(store: RunStore, runs: list[Run]) -> list[list[bytes]]:
 
 
 def counted_requests(service: RunService, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One element for each request to a service of this process."""
+    """Return a list that gets one element for each request to a service of this process."""
     asked: list[int] = []
     answer = RunService._checked
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_into_one_reply_comes_by_itself(
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_run_that_is_gone_is_told_and_an_older_service_is_asked_run_by_run(
+def test_a_missing_run_is_reported_and_an_older_service_is_asked_run_by_run(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
     start("host")
@@ -186,7 +186,7 @@ def test_a_run_on_the_same_host_needs_no_service(start: Start, tmp_path: Path, m
     assert read(here, run) == [[b"b", b"c"]]
     with pytest.raises(StorageError, match=r"is lost: the host service at .* does not answer") as caught:
         read(RUNS, run)
-    assert not caught.value.next_step, "the driver is started again, and the epoch is run again"
+    assert not caught.value.next_step, "the driver is restarted, and the epoch is run again"
 
 
 def test_a_service_that_is_started_again_goes_on_where_it_was(
@@ -307,12 +307,12 @@ def test_a_service_without_a_secret_or_at_a_taken_port_is_refused(start: Start, 
     assert announced_host(tmp_path / "first").location.endswith(f":{port}")
 
 
-# A plan whose tasks run on two machines
+# A plan with tasks on two machines
 
 
 @dataclass(frozen=True)
 class EveryOther(HostRuns):
-    """Each task runs on another machine than the one before it."""
+    """A cluster in which consecutive tasks run on different machines."""
 
     turns: Iterator[Path] = field(default_factory=lambda: iter(()))
     monkeypatch: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch)

@@ -1,4 +1,4 @@
-"""A log is identified by its incarnation and its running checksum; data that it did not sync itself is written
+"""A log is identified by its incarnation and its running checksum. Data that a process did not sync itself is written
 again."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_reader_that_is_told_what_was_offered_reads_no_other_rows(tmp_path: Pa
         assert ids(LogReader(right).read(0, offset.sequence, offset)) == list(range(offset.sequence))
         assert ids(LogReader(right).read(offset.sequence - 1, offset.sequence, offset)) == [offset.sequence - 1]
         if offset.sequence > 2:
-            with pytest.raises(StorageError, match=f"the records before {offset.sequence} are others"):
+            with pytest.raises(StorageError, match=f"the records before {offset.sequence} are different"):
                 ids(LogReader(wrong).read(0, 1, offset))
     with pytest.raises(StorageError, match="not the one that records were offered from"):
         ids(LogReader(right).read(0, 8, offered[-1]._replace(incarnation="begun anew")))
@@ -100,7 +100,7 @@ def test_a_reader_that_is_told_what_was_offered_reads_no_other_rows(tmp_path: Pa
 
 
 def test_a_segment_of_another_log_is_refused_where_it_does_not_join(tmp_path: Path) -> None:
-    """The last segment is right, and one before it was exchanged."""
+    """The last segment is right, and one before it was replaced."""
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     with IngressLog(right, segment_bytes_max=1) as log:
         fill(log, 6)
@@ -111,7 +111,7 @@ def test_a_segment_of_another_log_is_refused_where_it_does_not_join(tmp_path: Pa
     shutil.copytree(right, wrong)
     (wrong / segment_name(2)).write_bytes(encode_header(header) + index)
     assert ids(LogReader(wrong).read(4, 6, offered)) == [4, 5]
-    with pytest.raises(StorageError, match="are others"):
+    with pytest.raises(StorageError, match="are different"):
         ids(LogReader(wrong).read(0, 1, offered))
 
 
@@ -177,8 +177,8 @@ def test_an_empty_file_is_made_again_since_its_name_may_not_be_on_disk(tmp_path:
 
 
 def test_a_tail_is_synced_before_the_log_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Linux after a failed sync: the page cache has the bytes, the disk has not, and a second sync says nothing.
-    Only what is written again reaches the disk."""
+    """On Linux, after a failed sync the page cache has the bytes, the disk does not, and a second sync reports success.
+    Only bytes that are written again reach the disk."""
     with IngressLog(tmp_path) as log:
         log.append(batch(0, 2))
         with monkeypatch.context() as patched:

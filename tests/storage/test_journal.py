@@ -1,4 +1,4 @@
-"""The journal: what was appended is there, a torn tail is cut, every other damage is named."""
+"""The journal keeps appended entries, cuts off a torn tail, and reports every other damage as an error."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_journal_gives_back_its_entries_in_order(tmp_path: Path) -> None:
     assert reopened(path) == ENTRIES == list(read_journal(path))
 
 
-def test_a_journal_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
     assert list(read_journal(tmp_path / "none")) == []
     assert reopened(tmp_path / "none") == []
 
 
-def test_a_journal_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: Path) -> None:
+def test_a_journal_truncated_at_any_byte_recovers_to_complete_entries_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     data = written(path, ENTRIES)
     ends = [0]
@@ -70,7 +70,7 @@ def test_a_journal_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_pa
         assert reopened(path) == [*ENTRIES[:whole], {"after": cut}]
 
 
-def test_zeros_that_a_power_cut_left_behind_the_last_entry_are_a_torn_tail(tmp_path: Path) -> None:
+def test_zeros_after_the_last_entry_are_a_torn_tail(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     data = written(path, ENTRIES)
     path.write_bytes(data + encode(ENTRIES[0])[:12] + bytes(500))
@@ -96,7 +96,7 @@ def test_a_last_entry_of_which_any_sectors_are_missing_is_a_torn_tail(tmp_path: 
                 reopened(path)
 
 
-def test_every_flipped_bit_is_found_and_its_place_is_named(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_found_and_its_position_is_named(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     data = written(path, ENTRIES)
     for position in range(len(data)):
@@ -108,7 +108,7 @@ def test_every_flipped_bit_is_found_and_its_place_is_named(tmp_path: Path) -> No
                 reopened(path)
             assert str(path) in caught.value.sentence
             assert caught.value.position <= position
-            assert path.read_bytes() == flipped, "a damaged journal is left as it is"
+            assert path.read_bytes() == flipped, "a damaged journal is not changed"
 
 
 json_values = st.recursive(
@@ -166,7 +166,7 @@ def test_a_full_disk_is_a_storage_error_that_says_what_to_do() -> None:
             fill(journal, appended)
         assert "Free space" in caught.value.next_step
         with pytest.raises(StorageError, match="No space left"):
-            reopened(path)  # a start needs room for a copy
+            reopened(path)  # a start needs space for a copy
         assert list(read_journal(path)) == appended
         with pytest.raises(StorageError, match="No space left"):
             write_durably(disk / "snapshot", bytes(1 << 20))
@@ -184,7 +184,7 @@ def test_an_entry_over_the_limit_is_refused_before_anything_is_written(tmp_path:
     assert reopened(path) == ENTRIES[:1]
 
 
-def test_a_journal_that_cannot_be_made_says_which(tmp_path: Path) -> None:
+def test_the_error_for_a_journal_that_cannot_be_created_names_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nowhere"):
         Journal(tmp_path / "nowhere" / "journal").open()
 
@@ -200,7 +200,7 @@ def test_write_durably_replaces_the_whole_file_or_leaves_it(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_journal_can_be_replaced_by_another_and_goes_on(tmp_path: Path) -> None:
+def test_a_journal_can_be_replaced_by_another_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path, ENTRIES)
     journal = Journal(path)
@@ -224,7 +224,7 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert reopened(path) == ENTRIES
 
 
-def test_a_tail_gives_what_is_new_and_begins_again_in_a_journal_that_was_replaced(tmp_path: Path) -> None:
+def test_a_tail_returns_new_entries_and_starts_again_in_a_replaced_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     tail = JournalTail(path)
     assert list(tail.poll()) == []
@@ -234,11 +234,11 @@ def test_a_tail_gives_what_is_new_and_begins_again_in_a_journal_that_was_replace
     assert list(tail.poll()) == [ENTRIES[0]]
     with path.open("ab") as file:
         file.write(encode(ENTRIES[1])[:-1])
-    assert list(tail.poll()) == [], "what is half written is not there yet"
+    assert list(tail.poll()) == [], "an incomplete entry is not returned"
     journal.append(ENTRIES[1])
     assert list(tail.poll()) == [ENTRIES[1]]
     for turn in range(1, 4):
-        # Longer than what was read before: the position alone would tell nothing.
+        # Longer than what was read before: the position alone would not show it.
         journal.replace([{"turn": turn}, *ENTRIES * 3])
         assert list(tail.poll()) == [{"turn": turn}, *ENTRIES * 3]
         assert tail.generation == turn

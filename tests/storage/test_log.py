@@ -1,4 +1,4 @@
-"""The ingress log against a plain list: recovery, limits, trimming, a reader in another process, a full disk."""
+"""The ingress log compared with a plain list: recovery, limits, trimming, a reader in another process, a full disk."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_row_has_the_sequence_that_append_gave(tmp_path: Path) -> None:
                 assert listed(log.read(start, end)) == rows(start, end - start)
 
 
-def test_only_what_is_synced_is_durable(tmp_path: Path) -> None:
+def test_only_synced_rows_are_durable(tmp_path: Path) -> None:
     with IngressLog(tmp_path) as log:
         log.append(batch(rows(0, 3)))
         assert (log.durable_end, log.next_sequence) == (0, 3)
@@ -66,17 +66,17 @@ def test_only_what_is_synced_is_durable(tmp_path: Path) -> None:
         assert log.sync() == log.durable_end == 3
         assert log.end_for(0, 100, 1 << 30) == 3
     with IngressLog(tmp_path) as log:
-        assert log.durable_end == 3, "what recovery found, it has put on disk"
+        assert log.durable_end == 3, "recovery has written to disk what it found"
 
 
 def alone(path: Path, data: bytes | bytearray) -> None:
-    """Make this the one segment of its log, as it was before a recovery."""
+    """Make this the only segment of its log, as it was before a recovery."""
     for other in path.parent.glob("*.segment"):
         other.unlink()
     path.write_bytes(data)
 
 
-def test_a_log_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: Path) -> None:
+def test_a_log_truncated_at_any_byte_recovers_to_complete_entries_and_continues(tmp_path: Path) -> None:
     ends = [HEADER_BYTES]
     with IngressLog(tmp_path) as log:
         for start in (0, 2, 4):
@@ -95,7 +95,7 @@ def test_a_log_cut_at_any_byte_recovers_to_a_whole_prefix_and_goes_on(tmp_path: 
 
 
 def test_every_flipped_byte_is_found_at_recovery(tmp_path: Path) -> None:
-    """In what was promised it is an error; in the tail that was not, the log ends before it."""
+    """In synced data it is an error. In the unsynced tail, the log ends before it."""
     with IngressLog(tmp_path) as log:
         log.append(batch(rows(0, 2)))
         log.sync()
@@ -111,7 +111,7 @@ def test_every_flipped_byte_is_found_at_recovery(tmp_path: Path) -> None:
         if position < promised_end:
             with pytest.raises(StorageError, match="damaged"):
                 IngressLog(tmp_path)
-            assert path.read_bytes() == flipped, "a damaged log is left as it is"
+            assert path.read_bytes() == flipped, "a damaged log is not changed"
         else:
             with IngressLog(tmp_path) as log:
                 assert everything(log) == rows(0, log.next_sequence)
@@ -146,7 +146,7 @@ def test_damage_in_a_segment_that_is_not_the_last_is_an_error_at_any_byte(tmp_pa
         IngressLog(tmp_path)
 
 
-def test_a_log_below_what_is_committed_starts_anew_there(tmp_path: Path) -> None:
+def test_a_log_that_ends_before_the_committed_position_starts_again_there(tmp_path: Path) -> None:
     with IngressLog(tmp_path, segment_bytes_max=1) as log:
         for start in range(3):
             log.append(batch(rows(start, 1)))
@@ -208,7 +208,7 @@ def test_a_range_holds_no_more_bytes_than_the_limit_but_at_least_one_record(
                 assert end == start + 1 or sum(costs[start:end]) <= bytes_max
         assert log.end_for(10, 1000, 1) == 11, "a record larger than the limit is taken alone"
         assert log.end_for(0, 1000, log.lag_bytes(0)) == 30
-        assert log.end_for(3, 1000, 3 * ROW_BYTES) == 5, "a range may begin and end inside an entry"
+        assert log.end_for(3, 1000, 3 * ROW_BYTES) == 5, "a range may begin and end within an entry"
 
 
 def test_lag_is_the_bytes_from_a_sequence_to_the_end(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_slices_and_columns_of_another_layout_are_written_by_value(tmp_path: Pat
         assert everything(log) == rows(3, 4)
 
 
-def test_batches_lie_in_the_mapped_file_and_outlive_its_deletion(tmp_path: Path) -> None:
+def test_batches_are_in_the_mapped_file_and_survive_its_deletion(tmp_path: Path) -> None:
     before = pa.total_allocated_bytes()
     with IngressLog(tmp_path, segment_bytes_max=1) as log:
         log.append(batch(rows(0, 1000, payload_bytes=200)))
@@ -306,7 +306,7 @@ def test_a_reader_in_another_process_follows_a_growing_log(tmp_path: Path) -> No
         for turn in range(1, 120):
             log.append(batch(rows(log.next_sequence, turn % 9)))
             end = log.sync()
-            log.append(batch(rows(log.next_sequence, 2)))  # grows on while the other one reads
+            log.append(batch(rows(log.next_sequence, 2)))  # continues to grow while the other one reads
             process.stdin.write(f"{committed} {end}\n")
             process.stdin.flush()
             assert process.stdout.readline() == "True\n"
@@ -316,7 +316,7 @@ def test_a_reader_in_another_process_follows_a_growing_log(tmp_path: Path) -> No
         process.stdin.close()
 
 
-def test_a_range_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_range_is_named(tmp_path: Path) -> None:
     with IngressLog(tmp_path) as log:
         log.append(batch(rows(0, 3)))
         with pytest.raises(StorageError, match="no records 3 to 5") as caught:
@@ -346,7 +346,7 @@ def test_a_log_syncs_in_a_thread_while_it_grows_and_rolls(tmp_path: Path) -> Non
         assert everything(log) == rows(0, 600)
 
 
-def test_an_append_that_fails_half_way_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+def test_an_append_that_fails_halfway_does_not_change_the_log(tmp_path: Path) -> None:
     with IngressLog(tmp_path) as log:
         log.append(batch(rows(0, 2)))
         size = only_segment(tmp_path).stat().st_size
@@ -354,11 +354,11 @@ def test_an_append_that_fails_half_way_leaves_the_log_as_it_was(tmp_path: Path) 
             log.append(batch(rows(2, 2)))
         assert caught.value.next_step
         assert only_segment(tmp_path).stat().st_size == size
-        assert log.append(batch(rows(2, 2))) == 2, "it goes on when there is room again"
+        assert log.append(batch(rows(2, 2))) == 2, "the log continues when there is space again"
         assert everything(log) == rows(0, 4)
 
 
-def test_after_a_failed_sync_the_log_takes_nothing_more_until_it_is_opened_again(
+def test_after_a_failed_sync_the_log_refuses_appends_until_it_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(descriptor: int) -> None:
@@ -404,11 +404,11 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing() -> None:
             assert listed(log.read(end, end + 1)) == rows(end, 1)
 
 
-def test_a_log_that_is_found_has_its_names_on_disk_before_anything_is_offered(
+def test_the_file_names_of_an_existing_log_are_on_disk_before_anything_is_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between making a segment and the sync of the directory, its successor finds a name that a power cut would
-    take back, with all that was offered from it."""
+    """A gateway that was killed between creating a segment and the sync of its directory leaves a name that a power cut
+    would remove, with all rows that were offered from it."""
     IngressLog(tmp_path).close()
     synced: list[Path] = []
     monkeypatch.setattr("procession.storage.log.fsync_dir", lambda path, files: synced.append(path))

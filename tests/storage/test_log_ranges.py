@@ -1,4 +1,4 @@
-"""How an epoch of several gateways is laid out, cut, and found again."""
+"""The layout of an epoch of several gateways: how it is divided, and how its ranges are found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OFFSETS = st.dictionaries(st.sampled_from(["gateway-0", "gateway-1", "gateway-10
 
 
 @given(starts=OFFSETS, more=OFFSETS, edges=st.lists(st.integers(0, 200), max_size=5))
-def test_any_cuts_of_an_epoch_are_the_epoch_and_numbers_go_on_where_the_last_epoch_ended(
+def test_the_parts_of_an_epoch_are_the_epoch_and_numbers_continue_after_the_last_epoch(
     starts: dict[str, int], more: dict[str, int], edges: list[int]
 ) -> None:
     ends = {name: starts.get(name, 0) + more.get(name, 0) for name in {*starts, *more}}

@@ -1,4 +1,4 @@
-"""What a log continues with, for every combination of segment files that a crash can leave, and for damage."""
+"""Where a log continues, for every combination of segment files that a crash can leave, and for damage."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from procession.errors import StorageError
 from procession.storage.log import IngressLog
-from procession.storage.recovery import recover_log
-from procession.storage.segment import HEADER_BYTES
+from procession.storage.recovery import recover_log, recover_segment, unsynced_from
+from procession.storage.segment import HEADER_BYTES, SegmentIndex
 from tests.storage.test_log import batch, rows
 
 SEGMENTS = 3
 ROWS = 4
-"""In each segment, as two entries. The second entry says that the first one was synced."""
+"""Rows in each segment, as two entries. The second entry records that the first one was synced."""
 
 
 def of_two_entries(directory: Path) -> list[Path]:
@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a flipped bit in the synced entry": lambda path: flip(path, HEADER_BYTES + 60),
     "a flipped bit in the last entry": lambda path: flip(path, path.stat().st_size - 10),
 }
-# What a crash leaves of the last segment: where the log ends then, in rows of that segment. None: it is refused.
+# State of the last segment after a crash -> where the log ends, in rows of that segment; None: it is refused.
 LAST_ENDS: dict[str, int | None] = {
     "whole": ROWS,
     "missing": 0,
@@ -85,8 +85,11 @@ def test_every_combination_of_files_has_one_outcome(tmp_path: Path, last: str) -
 
 
 def expected_end(first: str, middle: str, last: str) -> int | None:
-    """Trimmed segments are missing from the front, and behind the first segment none may be missing. All rows up to the
-    next segment must be intact. What follows them in the file does not count: an earlier recovery has left it."""
+    """Return where the log ends.
+
+    Trimmed segments are missing at the front, and no segment after the first may be missing. All rows up to the next
+    segment must be intact. Anything after them in the file does not count, because an earlier recovery left it.
+    """
     changes = [first, middle, last]
     present = [number for number, change in enumerate(changes) if change != "missing"]
     if not present:
@@ -98,3 +101,23 @@ def expected_end(first: str, middle: str, last: str) -> int | None:
         return None
     ends = LAST_ENDS[changes[newest]]
     return None if ends is None else newest * ROWS + ends
+
+
+def test_a_segment_is_rewritten_from_its_first_entry_that_may_not_be_on_disk(tmp_path: Path) -> None:
+    """A segment without entries is rewritten as a whole: its name may not be on disk."""
+    path = of_two_entries(tmp_path)[-1]
+    base = (SEGMENTS - 1) * ROWS
+    whole = recover_segment(path, base)
+    found = unsynced_from(whole)
+    assert found is not None
+    assert (found.base, found.checksum) == (base + ROWS // 2, whole.checksum_at(base + ROWS // 2))
+    whole.durable_end = whole.end
+    assert unsynced_from(whole) is None
+    assert unsynced_from(SegmentIndex(whole.header)) == whole.header
+
+
+def test_a_segment_with_an_entry_across_the_begin_of_the_next_one_is_damaged(tmp_path: Path) -> None:
+    path = of_two_entries(tmp_path)[0]
+    assert recover_segment(path, 0, upper=ROWS // 2).end == ROWS // 2
+    with pytest.raises(StorageError, match="is damaged"):
+        recover_segment(path, 0, upper=ROWS // 2 + 1)

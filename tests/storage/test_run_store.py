@@ -1,4 +1,4 @@
-"""The run store: one published manifest a task, however often it is tried, and runs that are whole or refused."""
+"""The run store: a task has one published manifest, however often it is tried, and a run is complete or refused."""
 
 from __future__ import annotations
 
@@ -37,13 +37,11 @@ def read(store: RunStore, run: Run) -> list[bytes]:
 
 
 @given(batches=st.lists(st.lists(st.binary(max_size=5), max_size=5), max_size=5))
-def test_a_run_gives_back_what_was_put_in_in_its_order(
-    tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]
-) -> None:
+def test_a_run_returns_its_rows_in_order(tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]) -> None:
     store = RunStore(tmp_path_factory.mktemp("runs"))
     writer = store.writer(EPOCH, 0, 0, 1)
     for batch in batches:
-        # A slice: its offsets do not begin at nought, and its buffers hold more than it.
+        # A slice: its offsets do not begin at zero, and its buffers have more rows.
         writer.add("out", rows([b"before", *batch, b"after"]).slice(1, len(batch)))
     whole = [payload for batch in batches for payload in batch]
     published = writer.publish(manifest())
@@ -119,7 +117,7 @@ def test_of_attempts_at_the_same_time_one_is_published_and_all_get_that_one(tmp_
     assert list(tmp_path.rglob("*.draft")) == []
 
 
-def test_every_cut_of_a_run_is_refused_and_never_read_as_a_shorter_one(tmp_path: Path) -> None:
+def test_every_truncated_run_is_refused_and_never_read_as_a_shorter_one(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     (run,) = attempt(store, 1, [b"payload-%d" % number for number in range(20)]).runs
     path = next(tmp_path.rglob("*.arrow"))
@@ -147,10 +145,10 @@ def test_every_damaged_byte_of_a_run_is_found_and_the_driver_may_make_the_epoch_
             found = error
         if found is None:
             assert got == [b"payload-%d" % number for number in range(20)]
-            assert whole[at] == 0, "only what fills a gap may change unseen"
+            assert whole[at] == 0, "only padding may change unnoticed"
             continue
         assert path.name in found.sentence
-        assert not found.next_step or "version" in found.next_step, "whoever has none is started again"
+        assert not found.next_step or "version" in found.next_step, "an error without a next step causes a restart"
 
 
 def test_a_damaged_manifest_is_found(tmp_path: Path) -> None:

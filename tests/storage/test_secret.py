@@ -1,4 +1,4 @@
-"""Secrets: created once, private whatever the umask, found in the directory, refused if others could read them."""
+"""Secrets are created once, private under any umask, found in the directory, and refused if others could read them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.cookies import check_open, control_cookie, gateway_cookies, source_cookie
 from procession.errors import ConfigError, UsageError
 from procession.storage.secret import (
     KeptSecret,
@@ -22,7 +23,6 @@ from procession.storage.secret import (
     path_of,
     pipeline_of,
 )
-from procession.supervisor.cookies import check_open, control_cookie, gateway_cookies, source_cookie
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077], ids=["umask 000", "umask 022", "umask 077"])
@@ -51,7 +51,7 @@ def _make(directory: Path) -> bytes:
     return make_secret(directory, Secret.CONTROL)
 
 
-def test_however_many_make_it_at_once_all_get_the_same(tmp_path: Path) -> None:
+def test_concurrent_creators_of_a_secret_all_get_the_same_one(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert len(set(pool.map(_make, [tmp_path] * 64, chunksize=1))) == 1
 
@@ -118,7 +118,7 @@ def test_a_source_finds_the_secret_by_the_directory_or_by_the_address_it_sends_t
     assert control_cookie("192.0.2.1:7101", None) == b""
 
 
-def test_a_pipelines_directory_is_shut_and_another_one_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_pipelines_directory_is_made_private_and_another_directory_is_not_changed(tmp_path: Path) -> None:
     new = tmp_path / "new"
     make_pipeline_private(new)
     assert mode(new) == 0o700
@@ -143,7 +143,7 @@ def test_a_pipelines_directory_is_shut_and_another_one_is_left_as_it_is(tmp_path
     assert mode(home) == 0o755
 
 
-def test_a_kept_secret_pickles_without_its_bytes_and_is_read_where_it_is_unpickled(
+def test_a_stored_secret_is_pickled_without_its_bytes_and_read_again_when_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = KeptSecret(b"very secret", ("$HOST_OF_TEST", str(tmp_path / "pipeline")))
@@ -160,7 +160,7 @@ def test_a_kept_secret_pickles_without_its_bytes_and_is_read_where_it_is_unpickl
     assert mode(tmp_path / "host" / "secrets" / "executors") == 0o600
 
 
-def test_a_kept_secret_without_a_copy_on_this_machine_is_one_sentence(tmp_path: Path) -> None:
+def test_a_stored_secret_without_a_copy_on_this_machine_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not on this machine") as caught:
         pickle.loads(pickle.dumps(KeptSecret(b"x", (str(tmp_path),))))
     assert "procession host" in (caught.value.next_step or "")

@@ -1,5 +1,5 @@
-"""States: a dictionary over files, against a plain dictionary; versions that are never changed; work that goes with the
-keys that are touched."""
+"""The state store compared with a plain dictionary: versions never change, and the work depends on the keys that an
+epoch changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from procession.storage.state_version import (
 
 CODEC = StateCodec(lambda state: b"%d" % state, int)
 
-# Two keys of one hash, so that keys are told apart by more than that.
+# Two keys with the same hash, which must still be distinguished.
 TWINS = (b"plumless", b"buckeroo")
 
 
@@ -57,7 +57,7 @@ def read_states(directory: Path, files: Files, keys: Sequence[bytes]) -> dict[by
     return {key: known[key] for key in keys if key in known}
 
 
-def test_a_task_counts_for_itself_also_if_the_states_of_the_last_one_are_still_in_memory(tmp_path: Path) -> None:
+def test_a_task_counts_only_its_own_work_also_if_the_previous_states_are_still_in_memory(tmp_path: Path) -> None:
     states = opened(tmp_path)
     states.counts["seen"] += 1
     states.begin(file_prefix(1, "s", 0, 1, 0))
@@ -77,7 +77,7 @@ EPOCHS = st.lists(
 
 @given(epochs=EPOCHS, keys_max=st.sampled_from([1, 3, 1000]))
 @settings(max_examples=150)
-def test_any_work_over_any_epochs_leaves_what_a_dictionary_would_have(epochs: Any, keys_max: int) -> None:
+def test_any_changes_over_any_epochs_give_the_states_of_a_dictionary(epochs: Any, keys_max: int) -> None:
     wanted: dict[bytes, int] = {}
     history: list[tuple[Files, dict[bytes, int]]] = [((), {})]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -110,7 +110,7 @@ def test_an_epoch_that_touches_nothing_writes_nothing(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_an_epoch_costs_what_it_touches_and_not_what_there_is(tmp_path: Path) -> None:
+def test_the_work_of_an_epoch_depends_on_the_changed_keys_and_not_on_all_keys(tmp_path: Path) -> None:
     states = opened(tmp_path)
     put(states, {b"k%d" % number: number for number in range(4_000)})
     states.finish()
@@ -135,7 +135,7 @@ def test_files_grow_by_more_than_the_ratio_from_the_newest_to_the_oldest(tmp_pat
         assert all(older > MERGE_RATIO * newer for older, newer in pairwise(counts))
 
 
-def test_a_key_that_is_forgotten_leaves_nothing_when_nothing_lies_below(tmp_path: Path) -> None:
+def test_a_removed_key_leaves_nothing_if_no_older_file_has_it(tmp_path: Path) -> None:
     states = opened(tmp_path)
     put(states, {b"a": 1, b"b": 2})
     states.finish()
@@ -145,7 +145,7 @@ def test_a_key_that_is_forgotten_leaves_nothing_when_nothing_lies_below(tmp_path
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
-def test_another_number_of_tasks_goes_on_with_the_same_states(tmp_path: Path, tasks: int) -> None:
+def test_another_number_of_tasks_continues_with_the_same_states(tmp_path: Path, tasks: int) -> None:
     wanted = {b"k%d" % number: number for number in range(300)}
     old = []
     for task in range(3):
@@ -168,7 +168,7 @@ def test_another_number_of_tasks_goes_on_with_the_same_states(tmp_path: Path, ta
     assert found == wanted
 
 
-def test_a_file_that_is_gone_or_torn_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
+def test_a_missing_or_truncated_file_is_a_storage_error_that_names_it(tmp_path: Path) -> None:
     states = opened(tmp_path)
     put(states, {b"a": 1})
     ((name, _),) = states.finish()
@@ -228,7 +228,7 @@ def test_two_attempts_never_write_to_one_file(tmp_path: Path) -> None:
             states.finish()
 
 
-def test_a_sweep_leaves_what_is_named_and_what_a_later_driver_has_made(tmp_path: Path) -> None:
+def test_a_cleanup_keeps_named_files_and_files_of_later_drivers(tmp_path: Path) -> None:
     names = [f"{file_prefix(fence, 's', 0, 7, 0)}-0.state" for fence in (1, 2, 3)]
     for name in [*names, "named.state", "0000000001-x.state"]:
         (tmp_path / name).touch()

@@ -1,5 +1,4 @@
-"""A process that dies in the middle of a write: half of it is in the file, and the next process continues without
-it."""
+"""A process that dies during a write leaves half of it in the file, and the next process continues without it."""
 
 from __future__ import annotations
 

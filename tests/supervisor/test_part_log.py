@@ -1,4 +1,4 @@
-"""The part log: bounded, with the last lines of a part."""
+"""The part log is bounded, and has the last lines of a part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_last_words_are_those_of_the_newest_start(tmp_path: Path) -> None:
     assert log.path.read_text() == "error: the first\n"
 
 
-def test_a_log_over_its_limit_is_set_aside_while_the_part_goes_on_writing(tmp_path: Path) -> None:
+def test_a_log_over_its_limit_is_rotated_while_the_part_continues_to_write(tmp_path: Path) -> None:
     log = PartLog(tmp_path / "part.log", bytes_max=10)
     descriptor = log.open()
     os.write(descriptor, b"0123456789\n")

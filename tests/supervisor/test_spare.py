@@ -1,10 +1,11 @@
-"""A part with a spare, with real processes: which takes over, when, and what is left."""
+"""A part with a spare, as real processes: which one takes over and when, and what remains."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supe
 
 
 def start(supervisor: Supervisor, report: Path, code: str = "") -> int:
-    """A part that drives, and its spare, which waits for its turn. Gives the spare's process id."""
+    """Start a part that drives and its spare, which waits for its turn, and return the spare's process id."""
     supervisor.start(part("driver", code + WAIT + telling(report) + FOREVER, report, spare=("spare",)))
     assert supervisor.wait_ready("driver")
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
@@ -46,7 +47,7 @@ def test_the_spare_takes_over_when_its_part_is_killed_and_another_one_waits(
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))
 
 
-def test_a_spare_that_dies_is_replaced_and_its_part_goes_on(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_spare_that_dies_is_replaced_and_its_part_continues(supervisor: Supervisor, tmp_path: Path) -> None:
     spare = start(supervisor, tmp_path / "told")
     driver = supervisor.pid("driver")
     os.kill(spare, signal.SIGKILL)
@@ -55,7 +56,7 @@ def test_a_spare_that_dies_is_replaced_and_its_part_goes_on(supervisor: Supervis
     assert supervisor.restarts == {"driver": 0}
 
 
-def test_a_part_whose_spare_has_just_died_is_started_anew(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_part_whose_spare_has_just_died_is_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
     spare = start(supervisor, tmp_path / "told")
     driver = supervisor.pid("driver")
     os.kill(spare, signal.SIGKILL)
@@ -64,7 +65,7 @@ def test_a_part_whose_spare_has_just_died_is_started_anew(supervisor: Supervisor
     assert supervisor.wait_ready("driver")
 
 
-def test_nothing_is_left_of_a_spare_when_the_supervisor_has_ended(tmp_path: Path) -> None:
+def test_no_process_of_a_spare_remains_after_the_supervisor_has_ended(tmp_path: Path) -> None:
     with Supervisor(tmp_path / "logs", QUICK) as supervisor:
         spare = start(supervisor, tmp_path / "told")
         driver = supervisor.pid("driver")
@@ -78,7 +79,7 @@ def test_a_spare_whose_supervisor_is_gone_ends_by_itself(supervisor: Supervisor,
     child = supervisor._children["driver"]
     assert child._spare is not None
     assert child._spare.popen.stdin is not None
-    child._spare.popen.stdin.close()  # what the kernel does when the supervisor ends
+    child._spare.popen.stdin.close()  # the signal that the kernel sends when the supervisor ends
     assert child._spare.popen.wait(30) == 0
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") not in (None, spare))
 
@@ -105,10 +106,44 @@ def test_a_successor_runs_only_after_its_part_was_halted_and_replaced(supervisor
     assert int(old.read_text()) == supervisor.pid("driver")
 
 
-def test_a_successor_that_is_dismissed_leaves_the_part_with_its_spare(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_cancelled_successor_leaves_the_part_with_its_spare(supervisor: Supervisor, tmp_path: Path) -> None:
     start(supervisor, tmp_path / "told")
     successor = supervisor.prepare("driver", supervisor.part("driver"))
     assert supervisor.is_successor_alive("driver")
     supervisor.dismiss_successor("driver")
     assert is_gone(successor)
     watch_until(supervisor, lambda: supervisor.spare_pid("driver") is not None)
+
+
+def test_a_part_that_was_started_early_runs_after_its_turn_and_is_restarted_without(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    report, turns = tmp_path / "told", tmp_path / "turns"
+    take = f"import sys\nif 'early' in sys.argv: open({str(turns)!r}, 'w').write(sys.stdin.readline())\n"
+    driver = part("driver", take + telling(report) + FOREVER, report)
+    supervisor.start(part("gateway", telling(tmp_path / "gateway") + FOREVER, tmp_path / "gateway"))
+    supervisor.start_early(replace(driver, spare=("early",)))
+    assert supervisor.wait_ready("gateway")
+    assert supervisor.pid("driver") is None
+    assert not report.exists(), "it does nothing before its turn"
+    supervisor.replace("driver", replace(driver, turn=b"go sink=1\n"))
+    assert supervisor.wait_ready("driver")
+    assert turns.read_text() == "go sink=1\n"
+    assert supervisor.restarts == {"gateway": 0, "driver": 0}
+    early = supervisor.pid("driver")
+    supervisor.kill("driver")
+    watch_until(supervisor, lambda: supervisor.pid("driver") not in (None, early))
+    assert supervisor.wait_ready("driver")
+
+
+def test_an_early_part_that_has_died_is_started_anew(supervisor: Supervisor, tmp_path: Path) -> None:
+    report = tmp_path / "told"
+    die = "import sys\nif 'early' in sys.argv: sys.exit(1)\n"
+    driver = part("driver", die + telling(report) + FOREVER, report)
+    supervisor.start_early(replace(driver, spare=("early",)))
+    early = supervisor._children["driver"]._successor
+    assert early is not None
+    assert early.popen.wait(30) == 1
+    supervisor.replace("driver", driver)
+    assert supervisor.wait_ready("driver")
+    assert supervisor.restarts == {"driver": 0}

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restarts, last lines, the order of stopping, and nothing left behind."""
+"""The supervisor with real processes: restarts, last log lines, the order of stopping, and no process remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from procession.supervisor.supervisor import PartFailed, Supervisor
 PATIENCE_S = 30.0
 QUICK = RestartPolicy(delay_first_s=0.01, delay_max_s=0.02, deaths_max=3)
 FOREVER = "import signal\nwhile True: signal.pause()"
-# Tells that it is there (with its pid) only when it can be stopped; what it left is for the supervisor to find.
+# Writes its pid only when it handles signals. The supervisor must find the processes that it leaves.
 TELL = "import os, pathlib\npathlib.Path(PLACE + '.new').write_text(TEXT)\nos.rename(PLACE + '.new', PLACE)\n"
 
 
@@ -45,7 +45,7 @@ def part(name: str, code: str, report: Path | None = None, **options: object) ->
 def watch_until(supervisor: Supervisor, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition was not met"
         assert supervisor.watch(0.02)
 
 
@@ -74,7 +74,7 @@ def supervisor(tmp_path: Path, sentences: list[str]) -> Iterator[Supervisor]:
         yield supervisor
 
 
-def test_a_part_that_is_killed_is_started_again_and_not_held_against(
+def test_a_killed_part_is_restarted_and_the_kill_does_not_count_as_a_failure(
     supervisor: Supervisor, sentences: list[str]
 ) -> None:
     supervisor.start(part("gateway", FOREVER))
@@ -86,7 +86,7 @@ def test_a_part_that_is_killed_is_started_again_and_not_held_against(
     assert "gateway was ended by signal 9 (Killed); restarting it" in sentences
 
 
-def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(supervisor: Supervisor) -> None:
+def test_a_part_that_dies_too_often_ends_the_pipeline_with_its_last_log_lines(supervisor: Supervisor) -> None:
     supervisor.start(part("sink", "import sys; sys.exit('the disk is upside down')"))
     with pytest.raises(PartFailed, match=r"sink failed 3 times within 120 s; it ended with status 1") as failure:
         watch_until(supervisor, lambda: False)
@@ -94,7 +94,7 @@ def test_a_part_that_dies_too_often_ends_the_whole_with_its_last_words(superviso
     assert supervisor.restarts == {"sink": QUICK.deaths_max - 1}
 
 
-def test_a_fatal_error_ends_the_whole_at_once_and_is_shown_once(supervisor: Supervisor) -> None:
+def test_a_fatal_error_ends_the_pipeline_at_once_and_is_shown_once(supervisor: Supervisor) -> None:
     error = "error: The port is in use.\n  Next: choose another."
     supervisor.start(part("gateway", f"import sys; print('noise'); print({error!r}); sys.exit({int(Status.ACT)})"))
     with pytest.raises(PartFailed) as failure:
@@ -116,7 +116,7 @@ def test_the_options_in_the_advice_of_a_connector_are_named_as_its_url_has_them(
     )
 
 
-def test_a_program_that_is_not_there_is_one_clear_sentence(supervisor: Supervisor) -> None:
+def test_a_missing_program_is_reported_in_one_sentence(supervisor: Supervisor) -> None:
     with pytest.raises(PartFailed, match=r"The sink could not be started: .*no-such-program"):
         supervisor.start(Part("sink", ("no-such-program",)))
 
@@ -137,7 +137,7 @@ def test_watching_ends_when_all_parts_are_done(supervisor: Supervisor) -> None:
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_a_part_that_never_gets_ready_is_started_again_and_at_last_given_up(supervisor: Supervisor) -> None:
+def test_a_part_that_is_never_ready_is_restarted_and_finally_given_up(supervisor: Supervisor) -> None:
     supervisor.start(part("driver", FOREVER, is_ready=lambda _pid: False, ready_timeout_s=0.05))
     with pytest.raises(PartFailed, match=r"driver failed 3 times .* it was not ready within 0.05 s"):
         supervisor.wait_ready()
@@ -153,7 +153,7 @@ def test_readiness_is_asked_of_each_start(supervisor: Supervisor, tmp_path: Path
     assert report.read_text() == str(supervisor.pid("gateway"))
 
 
-# Like Spark's driver: a child in its session, one in a process group of its own, one in its own session with a child.
+# Like Spark's driver: a child in its session, one in its own process group, one in its own session with a child.
 FAMILY = f"""
 import os, subprocess, sys
 forever = [sys.executable, "-I", "-S", "-c", {FOREVER!r}]
@@ -178,7 +178,7 @@ def pids_in(report: Path) -> list[int]:
     return [int(pid) for pid in report.read_text().split()]
 
 
-def test_everything_that_a_dead_driver_left_is_gone_before_the_next_one_starts(
+def test_all_processes_of_a_dead_driver_are_killed_before_the_next_one_starts(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     report = tmp_path / "told"
@@ -192,7 +192,7 @@ def test_everything_that_a_dead_driver_left_is_gone_before_the_next_one_starts(
     assert all(map(is_gone, family))
 
 
-def test_nothing_and_no_port_is_left_behind(tmp_path: Path) -> None:
+def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
     report = tmp_path / "told"
     listen = "import socket; server = socket.create_server(('127.0.0.1', 0))\n"
     with Supervisor(tmp_path / "logs", QUICK) as supervisor:
@@ -305,7 +305,7 @@ def test_a_second_interrupt_does_not_wait_for_parts(tmp_path: Path) -> None:
         assert all(map(is_gone, pids_in(report)))
 
 
-def test_when_the_supervisor_is_sigkilled_nothing_of_its_parts_lives_on(tmp_path: Path) -> None:
+def test_when_the_supervisor_is_killed_no_process_of_its_parts_survives(tmp_path: Path) -> None:
     with supervising_program(tmp_path, family_code(tmp_path / "told"), PATIENCE_S) as program:
         family = pids_in(tmp_path / "told")
         assert sorted(marked_family(family[0])) == sorted(family)

@@ -1,6 +1,6 @@
-"""The Kafka broker of the tests: one for each process of pytest, with topics of its own for each test.
+"""The Kafka broker of the tests: one for each process of pytest, with new topics for each test.
 
-Where it cannot be had the tests fail and say so, unless `PROCESSION_WITHOUT` names `kafka`.
+If it cannot be installed, the tests fail and say so, unless `PROCESSION_WITHOUT` names `kafka`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _numbers = itertools.count()
 
 @cache
 def installed() -> None:
-    """The broker's jars are there, or the test fails with the script's sentence."""
+    """Install the broker's jars if they are missing, or fail the test with the script's message."""
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
 
 
 class Kafka:
-    """A broker, and what tests do with it."""
+    """A broker with operations for tests."""
 
     def __init__(self, server: KafkaServer) -> None:
         self.server = server
@@ -57,7 +57,7 @@ class Kafka:
         return f"kafka://{self.server.address}/{topic}"
 
     def topic(self, name: str = "", partitions: int = 1, **settings: str) -> str:
-        """A new topic. Settings have `_` for dots."""
+        """Create a topic and return its name. In setting names `_` stands for a dot."""
         name = name or f"topic-{next(_numbers)}"
         config = {key.replace("_", "."): value for key, value in settings.items()}
         self.topics([name], partitions, config)
@@ -110,8 +110,10 @@ class Kafka:
         assert not refused, refused[0]
 
     def committed(self, topic: str) -> list[Message]:
-        """What a reader sees with read_committed, partition after partition. Waits for transactions that are open: a
-        broker answers a commit before readers see it."""
+        """Return what a reader sees with read_committed, partition by partition.
+
+        Waits for open transactions, because a broker answers a commit before readers see it.
+        """
         consumer = Consumer(
             {
                 "bootstrap.servers": self.server.address,
@@ -149,12 +151,14 @@ class Kafka:
         return [message for number in sorted(seen) for message in seen[number]]
 
     def end(self, topic: str) -> int:
-        """Behind the last message of a topic with one partition, committed or not."""
+        """Return the offset after the last message of a topic with one partition, committed or not."""
         return self._ends([TopicPartition(topic, 0)])[0]
 
     def _ends(self, places: Sequence[TopicPartition]) -> dict[int, int]:
-        """Behind the last message of each partition, committed or not. A broker may list a new topic with its leader
-        before the leader knows that it is one."""
+        """Return the offset after the last message of each partition, committed or not.
+
+        A broker may list a new topic with its leader before the leader itself is ready.
+        """
         deadline = time.monotonic() + READ_TIMEOUT_S
         while True:
             futures = self.admin.list_offsets(
@@ -172,7 +176,7 @@ class Kafka:
 
 @contextmanager
 def running(**settings: str) -> Iterator[Kafka]:
-    """A broker of its own. Settings have `__` for dots."""
+    """Start a separate broker. In setting names `__` stands for a dot."""
     installed()
     with KafkaServer({name.replace("__", "."): value for name, value in settings.items()}) as server:
         yield Kafka(server)

@@ -1,6 +1,6 @@
-"""The PostgreSQL server of the tests: one for each process of pytest, with a database of its own for each test.
+"""The PostgreSQL server of the tests: one for each process of pytest, with a new database for each test.
 
-Where it cannot be had the tests fail and say so, unless `PROCESSION_WITHOUT` names `postgres`.
+If it cannot be installed, the tests fail and say so, unless `PROCESSION_WITHOUT` names `postgres`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 def programs() -> Path:
-    """PostgreSQL's programs, installed if they are missing."""
+    """Return the directory of PostgreSQL's programs, installed if they are missing."""
     done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     return Path(done.stdout.strip())
@@ -36,14 +36,14 @@ def programs() -> Path:
 
 @contextmanager
 def running(**settings: str) -> Iterator[PostgresServer]:
-    """A server. It does not sync: a killed process loses nothing of what it wrote."""
+    """Start a server. It does not sync, because a killed process loses none of its writes."""
     with PostgresServer({"fsync": "off", **settings}, programs=programs()) as server:
         yield server
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database of its own on a server."""
+    """A database for one test."""
 
     server: PostgresServer
     name: str
@@ -56,7 +56,7 @@ class Database:
         return psycopg.connect(self.url.replace("postgres://", "postgresql://"), autocommit=True)
 
     def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """The rows, if the statement has some."""
+        """Execute a statement, and return its rows, if any."""
         with self.connect() as connection:
             done = connection.execute(statement, parameters or None)  # type: ignore[arg-type]
             return done.fetchall() if done.description else []

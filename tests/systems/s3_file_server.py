@@ -1,7 +1,7 @@
-"""An S3-compatible server that stores objects as files: versitygw, in a process of its own, as `scripts/s3` builds it.
+"""An S3-compatible server that stores objects as files: versitygw, in its own process, as `scripts/s3` builds it.
 
 It has the methods of `S3Server`, so the same tests run on both. It compares and creates in one step, checks signatures,
-and has its data on disk. Where it cannot be had the tests fail, unless `PROCESSION_WITHOUT` names `s3`.
+and stores its data on disk. If it cannot be built, the tests fail, unless `PROCESSION_WITHOUT` names `s3`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEY = "procession-test"
 
 
 class S3FileServer(SystemServer):
-    """A server with any number of buckets. `environment` is what a client of it needs."""
+    """A server with any number of buckets. `environment` has the variables that its clients need."""
 
     title = "The S3-compatible server"
     start_timeout_s = 30.0
@@ -38,7 +38,7 @@ class S3FileServer(SystemServer):
 
     @property
     def files(self) -> Path:
-        """A directory for each bucket, a file for each object."""
+        """The root of the files: a directory for each bucket, a file for each object."""
         return self.directory / "buckets"
 
     def _program(self) -> list[str]:
@@ -60,7 +60,7 @@ class S3FileServer(SystemServer):
         }
 
     def bucket(self) -> str:
-        """A new bucket."""
+        """Create a bucket."""
         name = bucket_name()
         files = pa_fs.S3FileSystem(
             access_key=KEY,
@@ -79,5 +79,5 @@ class S3FileServer(SystemServer):
 
 
 def running() -> S3FileServer:
-    """A server of its own, as a context manager."""
+    """Start a server, as a context manager."""
     return S3FileServer()

@@ -1,7 +1,7 @@
 """An S3-compatible server for tests: moto, in memory, on a free loopback port of this process.
 
-Where it cannot be had the tests fail, unless `PROCESSION_WITHOUT` names `s3`. It does conditional puts and copies, as
-S3 does. What it holds survives `stop` and `start`, which stand for a network or a store that is away for a while.
+If it is not installed, the tests fail, unless `PROCESSION_WITHOUT` names `s3`. It supports conditional puts and copies,
+as S3 does. Its objects survive `stop` and `start`, which simulate a network failure or a store that is away.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _numbers = itertools.count()
 
 
 def bucket_name() -> str:
-    """A name that no other bucket of this process has."""
+    """Return a name that no other bucket of this process has."""
     return f"bucket-{next(_numbers)}"
 
 
 class S3Server:
-    """A server with any number of buckets. `environment` is what a client of it needs."""
+    """A server with any number of buckets. `environment` has the variables that its clients need."""
 
     def __init__(self) -> None:
         from moto.moto_server.threaded_moto_server import ThreadedMotoServer
@@ -52,7 +52,7 @@ class S3Server:
         }
 
     def bucket(self) -> str:
-        """A new bucket."""
+        """Create a bucket."""
         name = bucket_name()
         self._request("PUT", f"/{name}")
         return name
@@ -62,7 +62,7 @@ class S3Server:
         self._request("POST", "/moto-api/reset-auth", b"0" if is_demanded else b"inf")
 
     def stop(self) -> None:
-        """Nobody listens any more; what is stored stays."""
+        """Stop listening, and keep the objects."""
         self._server.stop()
 
     def start(self) -> None:

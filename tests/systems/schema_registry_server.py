@@ -1,4 +1,4 @@
-"""A schema registry for tests: a small HTTP server that answers as the real one does. It is a fake, not the product."""
+"""A schema registry for tests: a small HTTP server that answers as the real product does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 
 class RegistryServer:
-    """Use it as a context manager. With `password`, every request needs it."""
+    """A server, used as a context manager. With `password`, every request needs it."""
 
     def __init__(self, password: str = "") -> None:
         self._schemas: dict[int, dict[str, Any]] = {}

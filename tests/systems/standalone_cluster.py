@@ -1,5 +1,5 @@
-"""A standalone Spark cluster whose machines have nothing but Spark and a plain Python: a master and one worker, with
-Spark as it is delivered, and a Python that cannot import our package."""
+"""A standalone Spark cluster of a master and one worker, whose machines have only Spark as delivered and a plain Python
+that cannot import our package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from procession.spark.java import java
 START_TIMEOUT_S = 60.0
 HERE = "127.0.0.1"
 PLAIN_PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-"""The Python that the environment of the tests was made from. It has none of its packages."""
+"""The Python that the test environment was created from. It has none of the environment's packages."""
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -43,7 +43,7 @@ class StandaloneCluster:
 
 @contextmanager
 def running(directory: Path, *, has_python: bool = True) -> Iterator[StandaloneCluster]:
-    """A cluster with a secret. Without `has_python`, its machines have no Python at all."""
+    """Start a cluster with a secret. Without `has_python`, its machines have no Python at all."""
     programs = directory / "bin"
     programs.mkdir(parents=True)
     for program in (
@@ -95,7 +95,7 @@ def running(directory: Path, *, has_python: bool = True) -> Iterator[StandaloneC
 
 
 def java_home() -> str:
-    """The directory of the installed Java."""
+    """Return the directory of the installed Java."""
     found = os.environ.get("JAVA_HOME")
     if found:
         return found
@@ -119,7 +119,7 @@ def _service(directory: Path, main: str, env: Mapping[str, str], *arguments: str
 
 
 def _found(log: Path, text: str) -> str:
-    """What follows this text in a log, once it is there."""
+    """Wait for this text in a log, and return what follows it."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while text not in (said := log.read_text(errors="replace")):
         assert time.monotonic() < deadline, said

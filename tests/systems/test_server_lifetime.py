@@ -1,4 +1,4 @@
-"""A test server ends with the process that started it, however that ends."""
+"""A test server ends with the process that started it, however that process ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_server_ends_when_its_owner_is_killed(module: str) -> None:
         assert owner.stdout is not None
         server = int(owner.stdout.readline())
         os.kill(owner.pid, signal.SIGKILL)
-    assert until(lambda: not os.path.exists(f"/proc/{server}")), "the server runs on"
+    assert until(lambda: not os.path.exists(f"/proc/{server}")), "the server still runs"
 
 
 @needs_postgres
@@ -54,7 +54,7 @@ def test_a_database_starts_again_although_some_of_its_processes_outlive_the_firs
         first.wait()
         with subprocess.Popen(server.command(), cwd=server.directory, stderr=subprocess.DEVNULL) as again:
             server._process = again
-            assert until(lambda: _program_of(again.pid) == "flock"), "it does not wait for the other processes"
+            assert until(lambda: _program_of(again.pid) == "flock"), "the start does not wait for the other processes"
             os.kill(survivor, signal.SIGCONT)
             assert until(server.is_ready)
             assert again.poll() is None

@@ -1,4 +1,4 @@
-"""Inputs of a test as rows of the log: values as the codec decodes them, streams, ends and the cuts of epochs."""
+"""The inputs of a test become rows of the log: values as the codec decodes them, streams, ends and epochs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from procession.testing.arrivals import Arrivals, Record, cuts_of, payload_of
 
 
 def rows_of(pipeline: Pipeline, inputs: Any, *, is_ended: bool = True) -> list[tuple[int, int, int, bytes]]:
-    """Of each row its kind, stream, message id and payload."""
+    """Return the kind, stream, message id and payload of each row."""
     rows = Arrivals.of(pipeline.graph(), inputs).rows(is_ended=is_ended)
     return [(row["kind"], row["stream_id"], row["message_id"], row["payload"]) for row in rows.to_pylist()]
 
@@ -45,7 +45,7 @@ def test_inputs_come_one_after_the_other_and_each_stream_ends_behind_its_last_re
     ]
 
 
-def test_pairs_come_in_the_order_in_which_they_are_written() -> None:
+def test_pairs_arrive_in_the_order_in_which_they_are_written() -> None:
     assert [row[:2] for row in rows_of(two_sources(), [("a", b"x"), ("b", b"y"), ("a", b"z")])] == [
         (KIND_RECORD, 1),
         (KIND_RECORD, 2),

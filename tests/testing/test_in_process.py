@@ -1,4 +1,4 @@
-"""A pipeline in this process: every kind of stage, errors, tables, event time; whatever the epochs and the tasks."""
+"""A pipeline in this process: every kind of stage, errors, tables, event time; for any epochs and tasks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TASKS = (1, 3)
 
 
 def alike(pipeline: Pipeline, inputs: Any, **options: Any) -> Outputs:
-    """What the pipeline gives, which must be the same however its input is cut and dealt out."""
+    """Return the output of the pipeline, after checking that it is the same for any epochs and tasks."""
     found = [run(pipeline, inputs, epochs=epochs, parallelism=tasks, **options) for epochs in CUTS for tasks in TASKS]
-    assert all(one.bytes == found[0].bytes for one in found)
+    assert all(result.bytes == found[0].bytes for result in found)
     assert all(output == found[0] for output in found)
     return found[0]
 
 
 def through(stages: Callable[[Stage], Stage], values: list[Any], **options: Any) -> list[Any]:
-    """What comes out behind these stages, in JSON."""
+    """Return the output of these stages, in JSON."""
     pipeline = Pipeline("through")
     stages(pipeline.source("in", codec="json")).sink("out", to="file:out")
     return alike(pipeline, {"in": values}, **options)["out"]
@@ -130,7 +130,7 @@ def test_a_join_of_two_sources_pairs_them_however_they_come() -> None:
     assert alike(pipeline, pairs) == {"paid": [[["a", 1], ["a", 2]], [["b", 3], ["b", 3]]]}
 
 
-def test_states_expire_and_tell_it() -> None:
+def test_states_expire_and_their_expiry_is_emitted() -> None:
     def stages(stage: Stage) -> Stage:
         return stage.map_stateful(
             lambda count, row: (count + 1, [row, count]), key=lambda row: row[0], initial=0, ttl_s=10,
@@ -179,7 +179,7 @@ def test_streams_are_put_in_the_order_of_event_time_whatever_came_first() -> Non
     assert [letter["message_id"] for letter in found["dead-letter"]] == [3]
     assert alike(pipeline, {"in": {"b": b, "a": a}}).bytes == found.bytes
     waiting = run(pipeline, {"in": {"a": a, "b": []}}, ends=False)
-    assert waiting["out"] == []  # nothing was heard of b
+    assert waiting["out"] == []  # nothing came from b
 
 
 def test_a_key_and_a_time_that_a_record_comes_with_reach_the_functions() -> None:
@@ -330,7 +330,7 @@ def test_exchanges_inside_spark_s_rows_give_the_same() -> None:
 
 def test_parallelism_stands_in_for_that_of_stages_too() -> None:
     def seen(parallelism: int) -> int:
-        """How many batches come over the exchange: one from each task before it to each behind it."""
+        """Count the batches that come over the exchange: one from each task before it to each task after it."""
         turns: list[int] = []
         pipeline = Pipeline("tasks")
         pipeline.source("in").rebalance(bytes, parallelism=2).map_batches(
@@ -393,15 +393,48 @@ def test_a_small_input_takes_less_than_50_ms() -> None:
     assert min(took_s) < 0.05
 
 
-def test_neither_spark_nor_sockets_are_imported() -> None:
-    script = """
+REFUSED = ("socket.", "subprocess.", "os.fork", "os.posix_spawn", "os.exec", "os.system", "os.spawn")
+"""The events of Python's audit hooks by which a socket is opened or a process is started."""
+LOOP = "socket.__new__"
+"""An event of the loop that runs coroutines: it makes a pair of sockets for itself, without an address."""
+
+IN_PROCESS = """
 import sys
 from procession import Pipeline
-from procession.testing import run
-pipeline = Pipeline("p")
-pipeline.source("in").rebalance().map_stateful(lambda s, v: (s, v), key=bytes, initial=0).sink("out", to="file:out")
-assert run(pipeline, {"in": [b"a"]}) == {"out": [b"a"]}
-print(sorted({"pyspark", "py4j", "typer"} & set(sys.modules)))
+from procession.testing import run, run_everywhere
+
+seen = []
+refused = {refused!r}
+sys.addaudithook(lambda event, _: seen.append(event) if event.startswith(refused) else None)
+
+async def asked(value):
+    return value
+
+def pipeline_of(is_async):
+    pipeline = Pipeline("p")
+    source = pipeline.source("in")
+    source = source.map_async(asked) if is_async else source
+    counted = source.rebalance().map_stateful(lambda s, v: (s, v), key=bytes, initial=0)
+    counted.sink("out", to="postgres://db/shop?table=out")
+    return pipeline
+
+assert run(pipeline_of({is_async}), {{"in": [b"a"]}}) == {{"out": [b"a"]}}
+run_everywhere(pipeline_of({is_async}), {{"in": [b"a", b"b"]}})
+print(sorted(set(seen)), sorted({{"pyspark", "py4j", "typer", "psycopg"}} & set(sys.modules)))
 """
+
+
+@pytest.mark.parametrize(("is_async", "events"), [(False, []), (True, [LOOP])])
+def test_no_socket_is_opened_no_process_is_started_and_spark_is_not_loaded(is_async: bool, events: list[str]) -> None:
+    script = IN_PROCESS.format(refused=REFUSED, is_async=is_async)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert result.strip() == "[]"
+    assert result.strip() == f"{events} []"
+
+
+@pytest.mark.parametrize("line", ["import socket; socket.socket()", "import subprocess; subprocess.run(['true'])"])
+def test_a_planted_socket_or_process_is_seen(line: str) -> None:
+    script = IN_PROCESS.format(refused=REFUSED, is_async=True)
+    script = script.replace("    return value", f"    {line}\n    return value").replace("async def", "def")
+    script = script.replace("map_async", "map")
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert not result.startswith("[]")

@@ -1,6 +1,5 @@
-"""Amounts, times and keys of several parts: from typed records through keys, states, exchanges, windows and sinks, as a
-plain program has them, to the last digit and with the zone.
-"""
+"""Amounts, times and keys of several parts are exact, with their zones, through typed records, keys, states, exchanges,
+windows and sinks, as in a plain program."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from procession.testing.hypothesis_schedules import schedules
 
 ZONES = st.sampled_from([UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ZoneInfo("America/New_York")])
 AMOUNTS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12, places=4)
-# Around the night in which clocks in Europe are put forward.
+# Around the night in which European clocks change to summer time.
 TIMES = st.datetimes(datetime(2026, 3, 28), datetime(2026, 3, 30), timezones=ZONES)  # noqa: DTZ001
 # As JSON has them: with an offset, without the name of the zone.
 SENT_TIMES = TIMES.map(lambda time: datetime.fromisoformat(time.isoformat()))
@@ -44,7 +43,7 @@ def sent(sale: Sale) -> dict[str, str]:
 
 
 def key_of(sale: Sale) -> tuple[str, date, Decimal]:
-    """Three types in one key."""
+    """Return a key of three types."""
     return sale.shop, sale.at.astimezone(UTC).date(), abs(sale.amount).quantize(Decimal(1)) % 2
 
 

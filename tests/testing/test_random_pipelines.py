@@ -22,11 +22,11 @@ from tests.spark.cluster import written
 from tests.spark.spark import Session, failures, patient, run_on_spark, session
 
 SECOND = FIRST_STREAM + 1
-"""The stream of the second source, if there is one."""
+"""The stream id of the second source, if there is one."""
 
 
 def inputs_of(pipeline: Pipeline, payloads: list[bytes]) -> list[tuple[str, Record]]:
-    """Records in turn of several streams, each for the source that takes the stream."""
+    """Return records of several streams in turn, each for the source that takes the stream."""
     sources = {source.streams: source.name for source in pipeline.graph().sources}
     second = sources.get(frozenset({SECOND}), "first")
     streams = [FIRST_STREAM + number % STREAMS for number in range(len(payloads))]
@@ -38,7 +38,7 @@ def inputs_of(pipeline: Pipeline, payloads: list[bytes]) -> list[tuple[str, Reco
 
 @settings(max_examples=60, deadline=None)
 @given(pipeline=pipelines(), payloads=PAYLOADS, schedule=schedules(parallelism_max=5))
-def test_neither_epochs_nor_tasks_nor_crashes_can_be_seen_in_the_output(
+def test_the_output_does_not_depend_on_epochs_tasks_or_crashes(
     pipeline: Pipeline, payloads: list[bytes], schedule: Schedule
 ) -> None:
     inputs = inputs_of(pipeline, payloads)
@@ -47,7 +47,7 @@ def test_neither_epochs_nor_tasks_nor_crashes_can_be_seen_in_the_output(
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pipeline=pipelines(), payloads=PAYLOADS, tasks=st.integers(2, 5))
-def test_a_wide_exchange_cannot_be_seen_in_the_output(
+def test_the_output_does_not_depend_on_wide_exchanges(
     monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, payloads: list[bytes], tasks: int
 ) -> None:
     inputs = inputs_of(pipeline, payloads)

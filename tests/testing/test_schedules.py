@@ -1,4 +1,4 @@
-"""Schedules that must not change an output, and the report if they do."""
+"""Schedules must not change the output; if they do, that is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def totals() -> Pipeline:
 
 
 def counting_calls() -> tuple[Pipeline, list[int]]:
-    """A function that keeps data outside of its state."""
+    """Return a function that stores data outside of its state."""
     calls: list[int] = []
     pipeline = Pipeline("calls")
     pipeline.source("numbers", codec="json").map(lambda number: calls.append(number) or len(calls)).sink(
@@ -48,7 +48,7 @@ def test_a_function_that_keeps_data_outside_of_its_state_is_found() -> None:
     pipeline, _ = counting_calls()
     with pytest.raises(AssertionError) as caught:
         run_everywhere(pipeline, NUMBERS)
-    assert "The output of sink 'calls' is another one with Schedule(epochs=1, parallelism=1" in str(caught.value)
+    assert "The output of sink 'calls' differs with Schedule(epochs=1, parallelism=1" in str(caught.value)
     assert "Record 0 is 9; in one epoch it is 1." in str(caught.value)
 
 

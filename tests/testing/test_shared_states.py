@@ -1,4 +1,4 @@
-"""A state that contains one object twice is refused, whatever the epoch size; all others come back."""
+"""A state that contains one object twice is refused, for any epoch size. All other states are restored unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOME = Place("home")
 
 
 def counting(state: Any, number: int) -> tuple[Any, str]:
-    """As a program would that takes the two lists for one."""
+    """Append to one of two lists that are one object at first, and return the text of the state."""
     if state is None:
         numbers: list[int] = []
         state = {"all": numbers, "seen": numbers}
@@ -69,7 +69,7 @@ def test_a_state_that_would_come_back_as_another_is_refused_with_any_epoch_size(
         [{1}] * 2,
     ],
 )
-def test_what_stands_in_two_places_is_found(value: Any) -> None:
+def test_an_object_in_two_places_is_found(value: Any) -> None:
     assert shared_part(value) is not None
 
 
@@ -87,5 +87,5 @@ def test_what_stands_in_two_places_is_found(value: Any) -> None:
         7,
     ],
 )
-def test_what_cannot_be_changed_may_stand_in_many_places(value: Any) -> None:
+def test_an_immutable_object_may_be_in_many_places(value: Any) -> None:
     assert shared_part(value) is None

@@ -1,4 +1,4 @@
-"""A pipeline's checkpoint and state files for tests, written as a driver and its tasks would, without either."""
+"""Writes a pipeline's checkpoint and state files for tests, without a driver or tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredPipeline:
         self.versions: dict[str, list[Files]] = {}
 
     def write(self, stage: str, changes: dict[bytes, Any]) -> None:
-        """Change states in the tasks of a stage. None: the key is removed."""
+        """Change states in the tasks of a stage. A value of None removes the key."""
         files = self.versions.setdefault(stage, [()] * TASKS)
         for task in range(TASKS):
             names = [name for name in changes if sum(name) % TASKS == task]

@@ -1,4 +1,5 @@
-"""Committed states: those of the last committed round, of any kind of stage, also while a driver replaces them."""
+"""Committed states: those of the last committed round are read for any kind of stage, also while a driver replaces
+files."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_timers_and_watermarks_of_a_stage_are_not_keys(pipeline: StoredPipeline)
     assert command(pipeline, "get", "windows", '["a", 1]') == '[1, {"n": 2}]\n'
 
 
-def test_a_driver_that_replaces_files_meanwhile_does_no_harm(
+def test_states_are_read_correctly_while_a_driver_replaces_files(
     pipeline: StoredPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = PLAIN_KEYS.encode("a")
@@ -87,7 +88,9 @@ def test_a_driver_that_replaces_files_meanwhile_does_no_harm(
     assert committed_states(pipeline.directory)["totals"].find(key) == [2]
 
 
-def test_damage_wrong_names_and_no_pipeline_are_one_sentence(pipeline: StoredPipeline, tmp_path: Path) -> None:
+def test_damage_wrong_names_and_a_missing_pipeline_are_reported_in_one_sentence(
+    pipeline: StoredPipeline, tmp_path: Path
+) -> None:
     assert "no stage" in command(pipeline, "list")
     pipeline.write("totals", {PLAIN_KEYS.encode("a"): 1})
     pipeline.commit()

@@ -1,4 +1,4 @@
-"""`procession verify`: committed bytes only, one clear verdict, status 0 or 1."""
+"""`procession verify` reads committed bytes only, and gives one verdict and the status 0 or 1."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_committed_output_that_equals_the_input_is_clean(
     )
 
 
-def test_what_the_connections_of_a_sink_have_written_is_one_output_if_the_order_is_per_key(
+def test_the_connections_of_a_sink_are_one_output_if_the_order_is_per_key(
     source: Path, sink: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last digit is the key; the tenth connection's comes behind the ninth's."""
+    """The last digit is the key. The file of the tenth connection is read after that of the ninth."""
     lines = GOOD.splitlines(keepends=True)
     for number in (0, 2, 10):
         own = b"".join(line for line in lines if {0: b"01", 2: b"2345", 10: b"6789"}[number].find(line[-2:-1]) >= 0)
@@ -71,7 +71,7 @@ def test_what_the_connections_of_a_sink_have_written_is_one_output_if_the_order_
     assert run_verify(replace(keyed, instance="app-out"), as_json=True) == 0
     (document,) = json.loads(capsys.readouterr().out)["outputs"]
     assert (document["instance"], document["connections"], document["uncommitted_bytes"]) == ("app-out", 3, 12)
-    assert run_verify(replace(keyed, instance="app-out-2")) == 1, "one connection alone has not everything"
+    assert run_verify(replace(keyed, instance="app-out-2")) == 1, "one connection alone does not have every record"
     assert run_verify(ComparisonRequest([source], sink)) == 1, "a total order is promised to one output only"
     printed = b"".join(committed_output(sink, "app-out"))
     assert [line[-1:] for line in printed.splitlines()[-3:]] == [b"7", b"8", b"9"]
@@ -103,7 +103,7 @@ def test_a_watch_finds_the_connections_of_a_sink_as_they_appear(source: Path, si
     watch.close()
 
 
-def test_what_is_not_committed_does_not_exist(source: Path, sink: Path) -> None:
+def test_uncommitted_output_does_not_count(source: Path, sink: Path) -> None:
     write(sink, GOOD + b"prepared\n", [(0, len(GOOD), True), (len(GOOD), len(GOOD) + 9, False)])
     report = verify([source], sink)
     assert report.is_clean
@@ -156,7 +156,7 @@ def test_json_has_the_counts_and_the_first_offenders(
     assert document["outputs"][0]["first"]["lost"] == {"where": "input", "number": 7, "record": "'record-7'"}
 
 
-def test_each_instance_is_judged_alone_and_one_bad_one_is_enough(source: Path, sink: Path) -> None:
+def test_each_instance_is_checked_alone_and_one_failure_is_enough(source: Path, sink: Path) -> None:
     write(sink, GOOD, [(0, len(GOOD), True)], "first")
     write(sink, GOOD + b"record-0\n", [(0, len(GOOD) + 9, True)], "second")
     report = verify([source], sink)
@@ -174,7 +174,7 @@ def test_several_inputs_may_interleave(source: Path, sink: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("instance", [None, "nobody"])
-def test_a_directory_without_output_is_one_sentence_and_a_next_step(
+def test_a_directory_without_output_is_reported_with_a_next_step(
     source: Path, sink: Path, instance: str | None
 ) -> None:
     with pytest.raises(ConfigError, match="nothing to compare") as error:
@@ -182,7 +182,7 @@ def test_a_directory_without_output_is_one_sentence_and_a_next_step(
     assert error.value.next_step
 
 
-def test_an_unreadable_input_is_one_sentence(sink: Path, tmp_path: Path) -> None:
+def test_an_unreadable_input_is_reported_in_one_sentence(sink: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.txt cannot be read: No such file"):
         verify([tmp_path / "nowhere.txt"], sink)
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -234,7 +234,7 @@ def test_a_file_of_an_epoch_that_is_gone_changed_or_out_of_place_is_damage(sourc
     assert verify([source], sink).outcome is Outcome.VIOLATED
 
 
-def test_what_was_printed_is_not_there_to_be_verified(source: Path, sink: Path) -> None:
+def test_printed_output_cannot_be_verified(source: Path, sink: Path) -> None:
     write(sink, GOOD, [(0, len(GOOD), True)])
     (sink / "app-0.data").rename(sink / "app-0.printed")
     with pytest.raises(ConfigError, match="nothing to compare"):
@@ -254,6 +254,7 @@ def test_a_log_that_was_compacted_is_verified_as_before(source: Path, sink: Path
     assert verify([source], sink).is_clean
 
 
-def test_every_transaction_that_a_round_record_may_name_is_named_in_a_compacted_log() -> None:
-    """Otherwise the base, which has the id of its last transaction and the positions of all, would be undecided."""
+def test_a_compacted_log_names_every_transaction_that_a_round_record_may_name() -> None:
+    """Otherwise the base of the log, which has the id of its last transaction and the positions of all, would be
+    undecided."""
     assert TRANSACTIONS_KEPT >= 2 * ROUNDS_KEPT

@@ -1,4 +1,4 @@
-"""The dead letters in the output of a sink: only committed ones, by number, whole."""
+"""The dead letters in the output of a sink: only committed and complete ones, by number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from procession.verify.dead_letter_file import letters_in
 
 
 def write_letters(directory: Path, lines: list[bytes], *, committed: int | None = None) -> None:
-    """As the dead-letter sink of pipeline `p` leaves them: so many of them are committed."""
+    """Write dead letters as the dead-letter sink of pipeline `p` does; the first `committed` of them are committed."""
     directory.mkdir(exist_ok=True)
     (directory / "p-dead-letter-0.data").write_bytes(b"".join(lines))
     log = TransactionLog(directory / "p-dead-letter-0.txnlog")
@@ -39,7 +39,7 @@ def test_letters_are_numbered_and_only_committed_ones_are_there(tmp_path: Path) 
     assert (second.number, second.payload, second.key, second.event_time) == (2, b"\xff", b"k\xff", 5)
 
 
-def test_where_nothing_was_written_there_are_no_letters(tmp_path: Path) -> None:
+def test_a_missing_output_has_no_letters(tmp_path: Path) -> None:
     assert list(letters_in(tmp_path / "nowhere", "p-dead-letter")) == []
 
 

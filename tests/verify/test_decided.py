@@ -1,4 +1,4 @@
-"""Visible but not committed: what a sink shows and no decision names is found, whatever its bytes are."""
+"""Visible output without a decision is found, whatever its bytes are."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_of_an_old_epoch_whose_record_is_gone_only_the_number_is_known() -> None
     assert (undecided.transactions, undecided.named) == (2, 1)
 
 
-def test_a_doubt_becomes_a_violation_when_something_undecided_is_seen() -> None:
+def test_an_unknown_verdict_becomes_a_violation_when_undecided_output_is_visible() -> None:
     undecided = Undecided()
     undecided.take([(txn(9), 0, 5)], DECISIONS)
     verdict = undecided.judge(Verdict(Outcome.UNKNOWN, 0, 0, why="nothing"))

@@ -1,4 +1,5 @@
-"""The rounds of a history are compared one by one: a round that does not start where the last one ended is found."""
+"""The rounds of a history are compared one by one: a round that does not start where the last one ended is a
+violation."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from procession.verify.history_check import HeldInput, HeldOutput, HistoryCheck,
 
 
 def round_(epoch: int, **changed: Any) -> dict[str, Any]:
-    """Round `epoch` of a pipeline with 10 records and 100 bytes of output an epoch."""
+    """Return round `epoch` of a pipeline with 10 records and 100 bytes of output per epoch."""
     start = 10 * epoch
     return {
         "id": "c1",
@@ -61,7 +62,7 @@ def test_rounds_that_join_are_clean_and_proved_to_the_last() -> None:
         ({"epoch": 1}, "doubled"),
     ],
 )
-def test_a_round_that_does_not_join_violates(changed: dict[str, Any], kind: str) -> None:
+def test_a_round_that_does_not_join_is_a_violation(changed: dict[str, Any], kind: str) -> None:
     verdict = checked(round_(0), round_(1), round_(2) | changed).verdict()
     assert verdict["outcome"] == "violated"
     assert verdict[kind] > 0
@@ -91,7 +92,7 @@ def test_nothing_committed_is_unknown() -> None:
     assert HistoryCheck().verdict()["outcome"] == "unknown"
 
 
-def test_what_cannot_be_asked_is_unknown_with_the_reason() -> None:
+def test_a_check_that_is_not_possible_is_unknown_with_the_reason() -> None:
     verdict = checked(round_(0)).verdict(unknown=["gateway does not answer"])
     assert (verdict["outcome"], verdict["why"]) == ("unknown", ["gateway does not answer"])
 

@@ -1,4 +1,4 @@
-"""The live check: outputs are judged while they grow, with decisions and acknowledgements; nothing is read twice."""
+"""The live check compares outputs while they grow with decisions and acknowledgements, and reads nothing twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDS = [b"record-%d\n" % number for number in range(100)]
 
 
 class Run:
-    """A sink and a checkpoint, written as a run would: epochs of ten records."""
+    """A sink and a checkpoint, written as in a run with epochs of ten records."""
 
     def __init__(self, directory: Path) -> None:
         self.input = directory / "input.txt"
@@ -87,7 +87,7 @@ def test_a_run_is_unknown_at_first_then_clean_as_it_grows(run: Run) -> None:
     assert judge(run.question).is_clean
 
 
-def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checked_output_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for record in RECORDS[:60]:
         run.do_epoch([record])
     watch = LiveCheck(run.question)
@@ -104,10 +104,12 @@ def test_what_was_seen_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPat
     assert watch.poll().is_clean
     length = run.log.path.stat().st_size
     assert length > HEAD_BYTES
-    assert read == [(".txnlog", 0, HEAD_BYTES), (".txnlog", length, 0)], "only whether it was replaced or has grown"
+    assert read == [(".txnlog", 0, HEAD_BYTES), (".txnlog", length, 0)], (
+        "only the check whether it was replaced or has grown"
+    )
 
 
-def test_what_is_voted_and_not_decided_does_not_exist_yet(run: Run) -> None:
+def test_output_with_a_vote_and_without_a_decision_does_not_count_yet(run: Run) -> None:
     watch = LiveCheck(run.question)
     run.do_epoch(RECORDS[:10])
     part = run.vote(RECORDS[10:20])
@@ -127,8 +129,8 @@ def test_visible_before_the_decision_is_a_violation_even_if_the_bytes_are_right(
     assert report.outcome is Outcome.VIOLATED
     assert report.outputs[0].verdict.uncommitted == part.end - part.start
     run.decide(part)
-    assert watch.poll().outcome is Outcome.VIOLATED, "a violation that was seen does not go away"
-    assert judge(replace(run.question, is_complete=False)).is_clean, "afterwards nobody can tell"
+    assert watch.poll().outcome is Outcome.VIOLATED, "a violation stays in the verdict"
+    assert judge(replace(run.question, is_complete=False)).is_clean, "later this can no longer be found"
 
 
 def test_a_round_record_that_names_another_attempt_does_not_excuse_it(run: Run) -> None:
@@ -170,7 +172,7 @@ def test_a_driver_that_takes_over_keeps_what_is_decided(run: Run, tmp_path: Path
     assert watch.poll().is_clean
 
 
-def test_acknowledged_but_lost_is_reported(run: Run, tmp_path: Path) -> None:
+def test_acknowledged_records_that_are_lost_are_reported(run: Run, tmp_path: Path) -> None:
     acks = AckLog(tmp_path / "acks")
     acks.record(stream_id_of(run.input), len(b"".join(RECORDS[:12])), 0.0)
     acks.close()

@@ -1,7 +1,7 @@
-"""Every kind of damage, planted in a good output of many records, is found and named.
+"""Every kind of damage, planted in a correct output of many records, is found and named.
 
-Four producers, keys A to J, one output that interleaves them: like a crash run. Each damage says at which order levels
-it is one; at the others the output must stay clean, or the verifier would cry wolf.
+Four producers, keys A to J, and one output that interleaves them, as in a crash run. Each damage lists the order levels
+at which it is one; at the others the output must stay clean, because a false alarm is an error, too.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Mutation = Callable[[list[bytes]], list[bytes]]
 class Damage:
     mutate: Mutation
     kinds: frozenset[str]
-    """What it must be called."""
+    """The expected name of the damage."""
     levels: frozenset[PromisedOrder] = frozenset(PromisedOrder)
-    """Where it is a damage at all."""
+    """The order levels at which it counts as damage."""
 
 
 def damage(mutate: Mutation, *kinds: str, levels: set[PromisedOrder] | None = None) -> Damage:
@@ -70,7 +70,7 @@ def replaced(at: int, line: bytes) -> Mutation:
 
 
 def moved(line_matches: Callable[[bytes], bool], by: int) -> Mutation:
-    """The first record from the middle on that matches, and the `by`-th matching one after it, change places."""
+    """Exchange the first matching record from the middle on with the `by`-th matching one after it."""
 
     def mutate(lines: list[bytes]) -> list[bytes]:
         places = [at for at in range(len(lines) // 2, len(lines)) if line_matches(lines[at])]
@@ -177,7 +177,7 @@ def test_a_planted_damage_is_found_and_called_by_its_name(name: str, order: Prom
     verdict = judged(planted.mutate(GOOD), order, records_max=records_max)
     if order in planted.levels:
         assert verdict.outcome is Outcome.VIOLATED
-        # In bounded memory the first of two equals is taken for the right one; so one that moved may be called late.
+        # In bounded memory the first of two equal records counts as the right one, so a moved record may count as late.
         assert found(verdict) - {"disordered"} == planted.kinds - {"disordered"}
         assert ("disordered" in found(verdict)) == ("disordered" in planted.kinds)
         assert set(verdict.first) == found(verdict)
@@ -187,7 +187,7 @@ def test_a_planted_damage_is_found_and_called_by_its_name(name: str, order: Prom
 
 @pytest.mark.parametrize("order", list(PromisedOrder))
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: PromisedOrder) -> None:
+def test_the_prefix_check_finds_damage_as_early_as_possible(name: str, order: PromisedOrder) -> None:
     planted = DAMAGES[name]
     data = [b"".join(line + b"\n" for line in lines) for lines in INPUTS]
     check = PrefixCheck(
@@ -196,7 +196,7 @@ def test_the_prefix_check_sees_it_as_soon_as_it_can_be_seen(name: str, order: Pr
     for line in planted.mutate(GOOD):
         check.take(line + b"\n")
     assert not check.doubt
-    # What is only missing may still come; without order that is so of anything missing.
+    # A record that is only missing may still come; without an order this applies to every missing record.
     is_waiting = name in ("the last record is lost", "the end is lost") or (
         order is PromisedOrder.NONE and planted.kinds == {"lost"}
     )
@@ -212,7 +212,7 @@ def test_no_damage_goes_unfound_wherever_it_is_planted() -> None:
         assert found(judged(replaced(at, b"x")(GOOD), PromisedOrder.TOTAL)) == {"lost", "corrupt"}
 
 
-def test_the_buckets_are_gone_when_the_work_is(tmp_path: Path) -> None:
+def test_the_buckets_are_deleted_at_the_end(tmp_path: Path) -> None:
     with disk_buckets(tmp_path) as new_buckets:
         judged_on_disk = compare(
             [chunked(lines) for lines in INPUTS], chunked(GOOD), bounds=MemoryBounds(100), new_buckets=new_buckets

@@ -13,7 +13,7 @@ GOOD = b"".join(b"%c record-%d\n" % (65 + number % 3, number) for number in rang
 
 
 class Inputs:
-    """Inputs in memory that count what is read of them."""
+    """Inputs in memory that count the bytes read from them."""
 
     def __init__(self, *data: bytes) -> None:
         self.data = list(data)
@@ -33,7 +33,7 @@ def check_of(inputs: Inputs, order: PromisedOrder = PromisedOrder.TOTAL, ahead_r
 
 @pytest.mark.parametrize("order", list(PromisedOrder))
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
-def test_a_prefix_is_right_however_it_comes_and_no_byte_of_it_is_read_twice(size: int, order: PromisedOrder) -> None:
+def test_a_prefix_is_correct_in_any_parts_and_no_byte_is_read_twice(size: int, order: PromisedOrder) -> None:
     inputs = Inputs(GOOD)
     check = check_of(inputs, order)
     for start in range(0, len(GOOD), size):
@@ -67,7 +67,7 @@ def test_an_output_that_is_ahead_of_its_input_differs() -> None:
     assert check.difference == 1
 
 
-def test_half_a_record_waits_for_its_rest() -> None:
+def test_an_incomplete_record_waits_for_its_rest() -> None:
     check = check_of(Inputs(b"abc\n"))
     check.take(b"ab")
     assert (check.records, check.is_over) == (0, False)
@@ -115,7 +115,7 @@ def test_a_key_that_is_too_far_behind_ends_the_check_with_a_reason() -> None:
     assert "50 records" in check.doubt
 
 
-def test_equal_lines_of_two_inputs_leave_doubt_not_blame() -> None:
+def test_equal_lines_of_two_inputs_give_an_unknown_verdict_and_no_violation() -> None:
     check = check_of(Inputs(b"x\ny\n", b"x\nz\n"), PromisedOrder.STREAM)
     check.take(b"x\nz\n")
     assert check.difference is None

@@ -1,4 +1,4 @@
-"""The five semantics: each is shown by what it allows and nothing stronger does."""
+"""The five semantics of the paper: each is shown by a run that it allows and that no stronger one allows."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_a_run_keeps_its_promise_if_it_showed_nothing_that_the_promise_excludes(
     assert not is_within(Semantics.AT_MOST_ONCE, Semantics.AT_LEAST_ONCE)
 
 
-def test_of_nothing_nothing_is_shown() -> None:
+def test_an_empty_run_shows_no_semantics() -> None:
     assert judge(["1:2"], []) is None

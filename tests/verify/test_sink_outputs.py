@@ -1,4 +1,4 @@
-"""What a sink has committed, printed."""
+"""Prints the committed output of a sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def output(directory: Path, name: str, data: bytes, committed: int) -> None:
     log.close()
 
 
-def test_only_what_is_committed_comes_out(tmp_path: Path) -> None:
+def test_only_committed_output_is_printed(tmp_path: Path) -> None:
     output(tmp_path, "a", b"one\ntwo\nthr", 8)
     output(tmp_path, "b", b"four\n", 5)
     assert b"".join(committed_output(tmp_path, None)) == b"one\ntwo\nfour\n"
@@ -55,10 +55,12 @@ def test_a_directory_with_the_outputs_of_several_pipelines_asks_which(tmp_path: 
     replace(request, instance="second-out").check()
     for path in tmp_path.glob("first-*"):
         path.unlink()
-    assert b"".join(committed_output(tmp_path, None)) == b"second\nsecond\n", "several sinks of one are no question"
+    assert b"".join(committed_output(tmp_path, None)) == b"second\nsecond\n", (
+        "several sinks of one pipeline need no choice"
+    )
 
 
 @pytest.mark.parametrize("instance", [None, "c"])
-def test_an_output_that_is_not_there_is_one_sentence(tmp_path: Path, instance: str | None) -> None:
+def test_a_missing_output_is_reported_in_one_sentence(tmp_path: Path, instance: str | None) -> None:
     with pytest.raises(ConfigError):
         list(committed_output(tmp_path, instance))

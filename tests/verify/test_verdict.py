@@ -1,4 +1,4 @@
-"""The verdict of the harness on a fake cluster: three values, with reasons."""
+"""The verdict of the harness on a fake cluster: three values, each with reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def harness(fake: FakeCluster) -> Harness:
     return Harness(cast(Cluster, fake), load=LOAD, deadline_s=0.3)
 
 
-def test_a_run_that_was_seen_through_is_clean(fake: FakeCluster) -> None:
+def test_a_run_that_was_compared_to_its_end_is_clean(fake: FakeCluster) -> None:
     history = harness(fake).run([QUIET])
     assert history.outcome is Outcome.CLEAN, history.sentence()
     assert AGAIN in page(history)
@@ -53,7 +53,7 @@ def test_a_lost_tail_is_a_violation_that_names_it_and_says_that_it_was_acknowled
     assert sentence in history.sentence()
 
 
-def test_a_run_of_nothing_is_unknown_and_says_why(fake: FakeCluster) -> None:
+def test_an_empty_run_is_unknown_with_a_reason(fake: FakeCluster) -> None:
     history = harness(fake).run([])
     assert (history.outcome, history.failures) == (Outcome.UNKNOWN, [])
     assert "unknown at left: The input is empty" in history.sentence()
@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_has_counted_nothing(fake: FakeCluster, monkeypat
 
 def test_the_screen_calls_nothing_clean_before_there_is_a_record(capsys: pytest.CaptureFixture[str]) -> None:
     for history, text in (
-        (History(0), "verdict nothing to judge yet"),
+        (History(0), "verdict nothing to compare yet"),
         (History(0, committed=1), "verdict clean so far"),
         (History(0, committed=1, failures=[RunFailure("death", "it ended", "")]), "verdict violated"),
     ):

@@ -1,4 +1,4 @@
-"""The verifier: every kind of damage, alone and together, in every place, is found and counted."""
+"""The verifier finds and counts every kind of damage, alone and combined, at every position."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_empty_line_is_a_record_too() -> None:
 
 
 @pytest.mark.parametrize(("expected", "actual"), [(b"", b""), (b"", b"a\n"), (b"a\nb\n", b"")])
-def test_nothing_is_never_clean(expected: bytes, actual: bytes) -> None:
+def test_an_empty_output_is_never_clean(expected: bytes, actual: bytes) -> None:
     verdict = compare([chunked(expected)], chunked(actual))
     assert verdict.outcome is Outcome.UNKNOWN
     assert not verdict.is_clean
@@ -139,7 +139,7 @@ def slow_longest_increasing(positions: Sequence[int]) -> int:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(5))))
-def test_disorder_is_what_must_go_so_that_the_rest_is_in_order(order: tuple[int, ...]) -> None:
+def test_disorder_is_the_least_number_of_records_to_remove_for_order(order: tuple[int, ...]) -> None:
     assert judged(range(5), order).disordered == 5 - slow_longest_increasing(order)
 
 
@@ -262,7 +262,7 @@ def test_order_by_key_needs_a_key() -> None:
 
 
 @pytest.mark.parametrize("last", [None, *GOOD])
-def test_acknowledged_but_lost_is_what_is_lost_up_to_the_last_acknowledged_record(last: int | None) -> None:
+def test_lost_records_up_to_the_last_acknowledged_one_count_as_acknowledged_and_lost(last: int | None) -> None:
     position = None if last is None else text(GOOD).index(b"record-%d\n" % last)
     verdict = compare([chunked(text(GOOD))], chunked(text([0, 1, 2, 4, 5, 6, 8, 9])), acknowledged=[position])
     lost = [record for record in (3, 7, 10, 11) if last is not None and record <= last]
@@ -281,7 +281,7 @@ def test_acknowledgements_belong_each_to_its_own_input() -> None:
 
 
 @pytest.mark.parametrize("end", range(1, 13))
-def test_while_a_run_goes_on_its_beginning_is_clean_and_a_gap_in_it_is_not(end: int) -> None:
+def test_during_a_run_a_correct_prefix_is_clean_and_one_with_a_gap_is_not(end: int) -> None:
     so_far = GOOD[:end]
     verdict = compare([chunked(text(GOOD))], chunked(text(so_far)), is_complete=False)
     assert (verdict.outcome, verdict.committed) == (Outcome.CLEAN, end)
@@ -292,6 +292,6 @@ def test_while_a_run_goes_on_its_beginning_is_clean_and_a_gap_in_it_is_not(end: 
         assert verdict.is_clean
 
 
-def test_while_a_run_goes_on_nothing_is_not_clean_either() -> None:
+def test_during_a_run_an_empty_output_is_not_clean_either() -> None:
     assert compare([chunked(text(GOOD))], chunked(b""), is_complete=False).outcome is Outcome.UNKNOWN
     assert compare([chunked(text(GOOD))], chunked(b"rec"), is_complete=False).outcome is Outcome.VIOLATED

@@ -1,8 +1,7 @@
 """A pipeline of real processes for tests: a gateway, file sinks, a Spark driver, and sources that come and go.
 
-Invariant: nothing is waited for by the clock alone; every wait has a condition, a deadline, and words for when it
-is missed. While nobody waits with `until`, nothing that has died is started again: so a test can look at what a crash
-has left before the recovery begins.
+Invariant: every wait has a condition, a deadline, and a message for a missed deadline. A dead part is restarted only
+during a wait with `until`, so that a test can check the state after a crash before the recovery starts.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from typing import Any, Self
 from procession import faults
 from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
+from procession.deployment.local_pipeline import COMMAND, DRIVER, LocalPipeline
+from procession.deployment.settings import Settings
 from procession.driver.app_file import load_app
 from procession.gateway.control_client import ControlClient
 from procession.sdk.transaction_log import committed_ranges, uncommitted
 from procession.storage.driver_claim import CURRENT
 from procession.supervisor import cleanup
-from procession.supervisor.local_pipeline import COMMAND, DRIVER, LocalPipeline
 from procession.supervisor.part import Part
 from procession.supervisor.restart_policy import RestartPolicy
-from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 
 PATIENCE_S = 120.0
 POLL_INTERVAL_S = 0.01
-# Tests kill a part far more often than a life does; no patience runs out, and no back-off grows.
+# Tests kill a part more often than is usual, so there is no limit on restarts and no growing delay.
 POLICY = RestartPolicy(delay_first_s=0.05, delay_max_s=0.05, kills_max=1000)
 
 
 class Cluster:
-    """The parts of one app, supervised. Use it as a context."""
+    """The supervised parts of one app, as a context manager."""
 
     def __init__(self, directory: Path, app: str, settings: Settings, patience_s: float = PATIENCE_S) -> None:
         self.directory = directory
@@ -68,12 +67,14 @@ class Cluster:
     # Doing
 
     def numbered(self, count: int) -> list[bytes]:
-        """So many lines for the next input: no two of all inputs are alike."""
+        """Return `count` lines for the next input. All lines of all inputs differ."""
         return [b"input %d record %d" % (len(self.inputs), number) for number in range(count)]
 
     def send(self, lines: list[bytes], rate: float | None = None, stream: str | None = None) -> str:
-        """Start a source for these lines; gives the name of the part, which ends when all of them are committed. The
-        stream has this name, or else is that of the file."""
+        """Start a source for these lines, and return the name of the part, which ends when all of them are committed.
+
+        The stream has the given name, or that of the file.
+        """
         number = len(self.inputs)
         path = self.directory / f"input-{number}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -85,26 +86,26 @@ class Cluster:
         return f"source-{number}"
 
     def arm(self, point: str) -> None:
-        """The next process that comes to this point dies there."""
+        """Make the next process that reaches this fault point die there."""
         draft = self.fault.with_suffix(".draft")
         draft.write_text(point)
         draft.rename(self.fault)
 
     def until_dead(self, part: str) -> None:
-        """Wait until the armed fault has happened, to this part; and do not start it again."""
+        """Wait until the armed fault has killed this part, without restarting it."""
         pid = self.supervisor.pid(part)
         wait_for(lambda: not self.fault.exists(), f"{self.fault.name} to be taken by {part}", self.describe)
         wait_for(lambda: state_of(pid) in ("Z", ""), f"the end of {part}", self.describe)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Look after the parts until this holds."""
+        """Run the supervisor until a condition holds."""
         deadline = time.monotonic() + self.patience_s
         while not holds():
-            assert time.monotonic() < deadline, f"waited in vain for {what}\n{self.describe()}"
+            assert time.monotonic() < deadline, f"timed out waiting for {what}\n{self.describe()}"
             assert self.supervisor.watch(POLL_INTERVAL_S), f"everything ended before {what}\n{self.describe()}"
 
     def send_and_kill(self, point: str, data: bytes) -> None:
-        """Send these records to the end; the driver or a sink is killed at this point."""
+        """Send these records to the end, while the driver or a sink is killed at this fault point."""
         self.arm(point)
         source = self.send(data)
         if point.startswith("driver"):
@@ -113,8 +114,11 @@ class Cluster:
         assert not self.fault.exists()
 
     def until_done(self, source: str) -> None:
-        """Until a source has ended, and the end of its stream is committed too: then no epoch is open, and its output
-        is visible. A gateway may learn of a commit before the sinks do."""
+        """Wait until a source has ended and the end of its stream is committed; then no epoch is open and the output is
+        visible.
+
+        A gateway may learn of a commit before the sinks do.
+        """
         self.until(lambda: self.supervisor.is_done(source), f"the end of {source}")
         self.until(self._is_quiet, "the last commit")
         self.until(lambda: not any(map(uncommitted, self._all_txnlogs())), "all sinks to know what is decided")
@@ -150,15 +154,15 @@ class Cluster:
         return {sink: directories[sink] / f"{self.graph.name}-{sink}-0.txnlog" for sink in directories}
 
     def _all_txnlogs(self) -> list[Path]:
-        """Of all connections."""
+        """Return the transaction logs of all connections."""
         return [path for place in set(self.local.sink_directories.values()) for path in place.glob("*.txnlog")]
 
     def committed(self, sink: str) -> bytes:
-        """What is visible of a sink's output: the ranges that its transaction log commits, which must be in order."""
+        """Return the visible output of a sink: the ranges that its transaction log commits, which must be in order."""
         return committed(self.txnlogs()[sink].with_suffix(""))
 
     def prepared(self) -> dict[str, tuple[str, ...]]:
-        """The transactions that each sink has voted for and not been told about."""
+        """Return the transactions that each sink has voted for and that are not decided."""
         return {
             sink: tuple(transaction.txn_id for transaction in uncommitted(path))
             for sink, path in self.txnlogs().items()
@@ -166,18 +170,18 @@ class Cluster:
         }
 
     def java(self, driver_pid: int | None = None) -> int:
-        """The JVM half of a driver."""
+        """Return the JVM of a driver."""
         return java_of(driver_pid or self.supervisor.pid(DRIVER) or -1)
 
     def describe(self) -> str:
-        """What everybody said last, for a test that has failed."""
+        """Return the last output of every part, for the message of a failed test."""
         logs = sorted((self.directory / "logs").glob("*.log"))
         tails = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
         return "\n".join(["\n".join(self.said[-10:]), *tails])
 
 
 def committed(instance: Path) -> bytes:
-    """The visible bytes of a file sink's instance, `DIR/NAME` without a suffix."""
+    """Return the visible bytes of a file sink's instance, `DIR/NAME` without a suffix."""
     data = instance.with_suffix(".data").read_bytes()
     ranges = committed_ranges(instance.with_suffix(".txnlog"))
     assert len(ranges) < 2, f"the committed ranges of {instance} do not follow each other: {ranges}"
@@ -188,17 +192,17 @@ def committed(instance: Path) -> bytes:
 def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}\n{tell()}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}\n{tell()}"
         time.sleep(POLL_INTERVAL_S)
 
 
 def state_of(pid: int | None) -> str:
-    """A process's state in one letter, "" if there is none."""
+    """Return a process's state in one letter, or "" if it does not exist."""
     return next((process.state for process in cleanup.processes() if process.pid == pid), "")
 
 
 def session_of(pid: int) -> list[int]:
-    """The living processes of a session."""
+    """Return the living processes of a session."""
     return [process.pid for process in cleanup.processes() if process.session == pid and process.state != "Z"]
 
 
@@ -208,7 +212,7 @@ def java_of(driver: int) -> int:
 
 
 def jvms(driver: int) -> list[int]:
-    """The driver's JVM, then those of its executors, if they have any of their own."""
+    """Return the driver's JVM, then those of its executors, if they have their own."""
     found = [pid for pid in session_of(driver) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
     parents = {process.pid: process.parent for process in cleanup.processes()}
     return sorted(found, key=lambda pid: (parents.get(pid) in found, pid))
@@ -216,7 +220,7 @@ def jvms(driver: int) -> list[int]:
 
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """These processes stand still meanwhile."""
+    """Suspend these processes during the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

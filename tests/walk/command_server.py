@@ -1,7 +1,7 @@
-"""A process that has imported the command line, and forks for each command: a command then starts in milliseconds.
+"""A process that has imported the command line and forks for each command, so that a command starts in milliseconds.
 
-A command has a process, environment, directory and output of its own, as if it were typed. Only its imports are those
-of the server, so a test of how a command starts must not use it.
+A command has its own process, environment, directory and output, as if it were typed. Its imports are those of the
+server, so a test of the start of a command must not use it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ IMPORTED = (
     "procession.gateway.server",
     "procession.sdk.connector_program",
     "procession.sdk.event_time_field",
-    "procession.supervisor.demo",
-    "procession.supervisor.run_app",
+    "procession.jobs.demo",
+    "procession.jobs.run_app",
     "procession.verify.live_check",
 )
 
 
 class CommandServer:
-    """Runs commands to their end. Use `command_server`."""
+    """Runs commands to their end. Create it with `command_server`."""
 
     def __init__(self, process: subprocess.Popen[str], directory: Path) -> None:
         self._process = process
         self._directory = directory
 
     def run(self, *arguments: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """As `commands.run`."""
+        """Run a command as `commands.run` does."""
         mark = uuid.uuid4().hex
         files = [self._directory / f"{mark}-{name}" for name in ("out", "err")]
         order = {
@@ -81,10 +81,10 @@ def command_server() -> Iterator[CommandServer]:
 
 
 def serve() -> None:
-    """Fork for each order on the standard input; answer with the status of the command."""
+    """Fork for each request on standard input, and answer with the command's exit status."""
     for name in IMPORTED:
         import_module(name)
-    gc.freeze()  # so that a collection in a child copies no pages
+    gc.freeze()  # so that a garbage collection in a child copies no pages
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         order = json.loads(line)
@@ -96,8 +96,10 @@ def serve() -> None:
 
 
 def _status_of(order: dict[str, object]) -> int:
-    """Run the command, and what it registered for its end. The interpreter is not finalized, because that would copy
-    every page of the server."""
+    """Run the command and its exit handlers.
+
+    The interpreter is not finalized, because that would copy every page of the server.
+    """
     signal.alarm(int(TIMEOUT_S))
     os.environ.clear()
     os.environ.update(order["env"])  # type: ignore[call-overload]

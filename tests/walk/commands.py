@@ -1,4 +1,4 @@
-"""The command line as a user types it, run to its end or in the background; and what every error must contain."""
+"""Runs the command line as a user does, to its end or in the background, and checks the form of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from procession.supervisor import cleanup
 
 TIMEOUT_S = 240.0
-"""It ends a hang, below the limit of pytest, and measures nothing: who kills a driver has Spark started twice."""
+"""The longest wait, below the limit of pytest. Long, because Spark starts twice if a test kills a driver."""
 MARK = "PROCESSION_TEST_MARK"
 
 
@@ -22,7 +22,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def run(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; nothing of it may be left then."""
+    """Run a command to its end, and check that it leaves no process."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
         command(*arguments),
@@ -38,7 +38,7 @@ def run(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.CompletedPr
 
 
 class Running:
-    """A command that goes on; its output is kept in a file."""
+    """A command that keeps running. Its output is stored in a file."""
 
     def __init__(self, process: subprocess.Popen[bytes], output_path: Path, mark: str) -> None:
         self.process = process
@@ -69,7 +69,7 @@ def running(*arguments: str | Path, cwd: Path, **env: str) -> Iterator[Running]:
 
 
 def living(mark: str) -> list[str]:
-    """The commands of all processes that descend from the one with this mark, however long their parents are dead."""
+    """Return the commands of all processes that descend from the one with this mark, even if their parents are dead."""
     return list(_living(mark).values())
 
 
@@ -78,7 +78,7 @@ def all_pids(mark: str) -> list[int]:
 
 
 def pids(mark: str, part: str) -> list[int]:
-    """The processes among them that run this command of ours."""
+    """Return those processes that run this command of ours."""
     return [pid for pid, cmdline in _living(mark).items() if f" -m procession {part} " in cmdline]
 
 

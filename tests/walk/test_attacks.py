@@ -1,8 +1,9 @@
-"""Another user of the same machine attacks a pipeline that runs with its default settings, at every port that it opens
-and at every file that it keeps; the umask of who started it lets everybody read.
+"""Another user of the machine attacks a running pipeline with default settings, at every port that it opens and at
+every file that it writes. The umask of the user who started it lets everybody read.
 
-The attacker is `nobody`: a process that root forks and that drops its privileges. Where the tests do not run as root,
-the attacker is the same user without any secret: ports are attacked all the same, and files are judged by their modes.
+The attacker is `nobody`: a process that root forks and that drops its privileges. If the tests do not run as root, the
+attacker is the same user without any secret; then ports are attacked in the same way, and files are checked by their
+modes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ IS_ROOT = os.geteuid() == 0
 
 
 class Attacked:
-    """A pipeline at work, and what an attacker can find out about it."""
+    """A running pipeline, and what an attacker can find out about it."""
 
     def __init__(self, place: Path, mark: str) -> None:
         self.place = place
@@ -68,7 +69,8 @@ class Attacked:
 
     @property
     def ports(self) -> list[Address]:
-        """Every TCP port at which a process of the pipeline listens, Spark's too, as `ss -ltn` shows them."""
+        """Return every TCP port at which a process of the pipeline listens, including Spark's, as `ss -ltn` shows
+        them."""
         inodes = {inode for pid in all_pids(self.mark) for inode in _sockets_of(pid)}
         return [address for address, inode in _listening() if inode in inodes]
 
@@ -96,7 +98,7 @@ def _listening() -> Iterator[tuple[Address, str]]:
 
 
 def as_another_user(attack: Callable[[], Any]) -> Any:
-    """What the attack gives, done by `nobody`; by this user, if that is not root."""
+    """Run the attack as `nobody`, or as this user if that is not root, and return its result."""
     here, there = FORK.Pipe()
 
     def act() -> None:
@@ -117,7 +119,7 @@ def as_another_user(attack: Callable[[], Any]) -> Any:
 
 
 def said(address: Address, *data: bytes) -> bytes:
-    """All that somebody answers to these bytes, until it hangs up or has nothing more to say."""
+    """Send these bytes, and return everything that the peer answers until it closes the connection."""
     heard = b""
     with suppress(OSError), socket.create_connection(address, timeout=ANSWER_TIMEOUT_S) as peer:
         for piece in data:
@@ -129,7 +131,7 @@ def said(address: Address, *data: bytes) -> bytes:
 
 
 def control_words(op: dict[str, Any]) -> list[bytes]:
-    """The request without a secret, with an empty one and with a guess."""
+    """Return the request without a secret, with an empty one and with a guessed one."""
     shown: list[dict[str, Any]] = [
         {},
         {"cookie": ""},
@@ -141,7 +143,7 @@ def control_words(op: dict[str, Any]) -> list[bytes]:
 
 
 def forged_output(instance: str, cookie: bytes) -> bytes:
-    """What a worker says to a sink to write, prepare and commit something of its own."""
+    """Return the bytes with which a worker makes a sink write, prepare and commit forged data."""
     txn_id = "attack:c_id=1"
     return b"".join(
         map(
@@ -168,7 +170,7 @@ def frames(heard: bytes) -> list[Any]:
 def attacked() -> Iterator[Attacked]:
     if not IS_ROOT:
         warnings.warn("not root: the attacker is this user without a secret; files are judged by mode", stacklevel=1)
-    # Not in a directory that shuts others out by itself.
+    # Not in a directory that other users cannot enter anyway.
     place = Path(tempfile.mkdtemp(prefix="procession-attack-"))
     place.chmod(0o755)
     (place / "app.py").write_text(APP)
@@ -202,8 +204,8 @@ def attacked() -> Iterator[Attacked]:
         shutil.rmtree(place)
 
 
-def test_a_fence_from_nowhere_is_refused_at_every_port(attacked: Attacked) -> None:
-    """(a): it shut out every driver to come."""
+def test_a_forged_fence_is_refused_at_every_port(attacked: Attacked) -> None:
+    """Case (a): a forged fence once blocked every later driver."""
     fence = control_words({"op": "fence", "fence": 1_000_000})
     ports = attacked.ports
     assert ports, "the pipeline listens somewhere"
@@ -211,16 +213,16 @@ def test_a_fence_from_nowhere_is_refused_at_every_port(attacked: Attacked) -> No
     assert not any(b'"ok":true' in answer for answer in answers)
 
 
-def test_a_commit_of_the_future_is_refused_at_every_port(attacked: Attacked) -> None:
-    """(b): the source was told that records are committed which were lost then."""
+def test_a_forged_commit_is_refused_at_every_port(attacked: Attacked) -> None:
+    """Case (b): a source once got an acknowledgement of records that were then lost."""
     commit = control_words({"op": "commit", "fence": 1, "epoch": 9, "end": 10**6, "positions": {"1": 10**9}})
     ports = attacked.ports
     answers = as_another_user(lambda: [said(port, word) for port in ports for word in commit])
     assert not any(b'"ok":true' in answer for answer in answers)
 
 
-def test_nobody_writes_to_a_sink_or_sends_to_a_gateway_without_its_secret(attacked: Attacked) -> None:
-    """(c): a forged record was printed by `cat`, and the pipeline stopped for good."""
+def test_without_the_secret_no_one_can_write_to_a_sink_or_send_to_a_gateway(attacked: Attacked) -> None:
+    """Case (c): a forged record was once printed by `cat`, and the pipeline stopped permanently."""
     ports = attacked.ports
     greetings = [forged_output("attacked-output-0", cookie) for cookie in (b"", b"guess")]
     greetings += [v3.encode(Hello(v3.SOURCE_VERSION, cookie, "attack", "attack")) for cookie in (b"", b"guess")]
@@ -228,8 +230,8 @@ def test_nobody_writes_to_a_sink_or_sends_to_a_gateway_without_its_secret(attack
     heard = [frame for answer in answers for frame in frames(answer)]
     assert not any(isinstance(frame, Ok) for frame in heard)
     reasons = {frame.reason for frame in heard if isinstance(frame, Error)}
-    assert {"a cookie is needed here", "bad cookie"} <= reasons, "the gateway has said why"
-    assert any("cookie does not match" in reason for reason in reasons), "and so has the sink"
+    assert {"a cookie is needed here", "bad cookie"} <= reasons, "the gateway has logged the reason"
+    assert any("cookie does not match" in reason for reason in reasons), "the sink has logged the reason"
     assert FORGED not in (attacked.place / "output" / "attacked-output-0.data").read_bytes()
 
 
@@ -249,18 +251,18 @@ def test_the_control_socket_is_out_of_reach(attacked: Attacked) -> None:
     with ControlClient(str(socket_file), b"a guess") as control, pytest.raises(Exception, match="wrong secret"):
         control.status()
     with ControlClient(attacked.directory / "gateway") as control:
-        assert control.status()["next_sequence"] >= 0, "its owner needs no words"
+        assert control.status()["next_sequence"] >= 0, "its owner needs no secret"
         with pytest.raises(Exception, match="Driver 1000000 has not claimed"):
             control.fence(1_000_000)
-        with pytest.raises(Exception, match="nothing behind"):
+        with pytest.raises(Exception, match="no record from"):
             control.commit(1, 9, 10**12, {1: 10**9})
     log = (attacked.directory / "logs" / "gateway.log").read_text()
     assert "control.refused" in log
-    assert f"of user {os.geteuid()}" in log, "who asked is told"
+    assert f"of user {os.geteuid()}" in log, "the log has the user who asked"
 
 
-def test_nothing_that_is_kept_can_be_read_by_others(attacked: Attacked) -> None:
-    """(d): payloads were readable by everybody. Whatever the umask was."""
+def test_no_file_of_the_pipeline_can_be_read_by_other_users(attacked: Attacked) -> None:
+    """Case (d): payloads were once readable by every user. The modes must not depend on the umask."""
     files = attacked.files
     for path in (attacked.directory, *files):
         with suppress(FileNotFoundError):

@@ -1,5 +1,7 @@
-"""Back-pressure from end to end, with real Spark: a slow sink slows the epochs, what waits for them shrinks the
-credits, and the producer waits; nothing is lost, and neither memory nor log grow. The same while Spark stands still.
+"""Back-pressure from end to end with real Spark: a slow sink slows the epochs, the waiting records reduce the credits,
+and the producer waits.
+
+Nothing is lost, and neither memory nor log grow. The same holds while Spark is suspended.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Any
 import pytest
 
 from procession.bench.producers import resident_bytes
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from tests.walk.cluster import Cluster, session_of, stopped
 
 APP = """
@@ -34,21 +36,21 @@ CREDITS_MIN = 64
 LAG_BYTES_MAX = MIB
 OVERRUN_BYTES_MAX = MIB
 LOG_BYTES_MAX = LAG_BYTES_MAX + OVERRUN_BYTES_MAX + 2 * MIB
-"""What the limits say, with a read and a step of the count."""
+"""The sum of the limits, plus one read and one step of the count."""
 GROWTH_BYTES_MAX = 48 * MIB
-"""What a process may grow by; what is pushed would be more, if it were kept."""
+"""The memory that a process may grow by. The records that producers send are more than that."""
 ASLEEP_S, AWAKE_S = 0.5, 0.03
-"""A sink that is slow: it stands still for most of the time."""
+"""Pauses of a slow sink, which is suspended for most of the time."""
 
 
 @dataclass
 class Seen:
-    """The highest of each figure, as often as one could look."""
+    """The extreme value of each figure over all polls."""
 
     lag_bytes: int = 0
     window_min: int = 1 << 62
     held: int = 0
-    """How often nobody was allowed a credit."""
+    """The number of polls at which no producer was allowed a credit."""
     memory: dict[str, int] = field(default_factory=dict)
 
     def poll(self, cluster: Cluster, pids: dict[str, int]) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def epochs_s(cluster: Cluster) -> list[float]:
 
 @contextmanager
 def slowed(pid: int) -> Iterator[None]:
-    """The process stands still most of the time meanwhile."""
+    """Suspend the process for most of the time during the block."""
     is_over = threading.Event()
 
     def slow() -> None:
@@ -138,9 +140,9 @@ def test_a_slow_sink_slows_spark_and_that_shrinks_the_credits_until_the_producer
         cluster.until(lambda: bool(seen.poll(cluster, pids)) and len(epochs_s(cluster)) >= quick + 6, "slow epochs")
         took_s = time.monotonic() - slow_from
         status = seen.poll(cluster, pids)
-        assert seen.held, "nobody ever had to wait"
-        assert seen.window_min < window or window == CREDITS_MIN, "what waits did not shrink the window"
-        assert status["records_in"] < RECORDS + 5_000, "the producer was not held up"
+        assert seen.held, "no producer ever had to wait"
+        assert seen.window_min < window or window == CREDITS_MIN, "waiting records did not shrink the window"
+        assert status["records_in"] < RECORDS + 5_000, "the producer was not slowed down"
         assert not cluster.supervisor.is_done(source)
     slow = epochs_s(cluster)[quick:]
     assert took_s > 3 * ASLEEP_S, "epochs do not wait for the sink"
@@ -164,7 +166,7 @@ def test_a_pipeline_that_stands_still_while_a_producer_pushes_loses_nothing_and_
         before, held_at = dict(seen.memory), cluster.status()["next_sequence"]
         over_at = time.monotonic() + stopped_s
         cluster.until(lambda: bool(seen.poll(cluster, pids)) and time.monotonic() > over_at, "the time to pass")
-        assert cluster.status()["next_sequence"] - held_at < EPOCH_RECORDS, "more and more is let in"
+        assert cluster.status()["next_sequence"] - held_at < EPOCH_RECORDS, "the gateway keeps admitting records"
     cluster.until_done(source)
     check_bounded(seen, before)
     assert all_is_there(cluster)

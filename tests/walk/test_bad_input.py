@@ -1,4 +1,5 @@
-"""Bad input through the real command line: one clear sentence, a next step, a status that is not 0, nothing lost."""
+"""Bad input on the real command line gives one clear sentence, a next step and a status other than 0, and loses
+nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def server() -> Iterator[CommandServer]:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """An address at which somebody listens already."""
+    """Return an address at which another process already listens."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -101,7 +102,7 @@ MISUSES = {"an input named twice", "a sink's address that is none", "a control a
 
 
 @pytest.mark.parametrize("what", BAD_COMMANDS)
-def test_a_command_that_cannot_work_says_why_and_what_to_do(server: CommandServer, app: Path, what: str) -> None:
+def test_an_invalid_command_reports_the_reason_and_a_next_step(server: CommandServer, app: Path, what: str) -> None:
     arguments, sentence = BAD_COMMANDS[what]
     done = server.run(*arguments, cwd=app.parent)
     assert done.returncode == (Status.USAGE if what in MISUSES else Status.ACT)
@@ -153,7 +154,7 @@ def test_a_port_that_run_cannot_have_is_reported_before_anything_is_started(
     ],
     ids=["another pipeline", "changed sinks"],
 )
-def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
+def test_the_checkpoint_of_another_pipeline_is_refused_and_not_changed(
     server: CommandServer, app: Path, old: str, new: str, sentence: str
 ) -> None:
     graph = load_app(app).graph
@@ -167,7 +168,7 @@ def test_the_checkpoint_of_something_else_is_refused_and_not_touched(
     owner.check_fence()
 
 
-def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> None:
+def test_a_wrong_cookie_is_reported_to_the_source_and_to_the_driver(app: Path) -> None:
     place = app.parent
     (place / "right").write_text("sesame\n")
     (place / "wrong").write_text("sezame\n")
@@ -182,7 +183,7 @@ def test_a_wrong_cookie_is_told_to_the_source_and_to_the_driver(app: Path) -> No
         driver = ("driver", "app.py", "--dir", "state", "--sink", "output=127.0.0.1:9")
         done = run(*driver, "--control-cookie-file", "wrong", cwd=place)
         assert done.returncode == Status.ACT
-        assert error_line(done.stderr) == "The request has a wrong secret, or none."
+        assert error_line(done.stderr) == "The request has a wrong secret, or no secret."
         for text in (done.stderr, gate.said):
             assert "sesame" not in text
             assert "sezame" not in text
@@ -203,10 +204,10 @@ pipeline.source("lines", codec="text").map(strict).sink("output", to="file:outpu
 
 
 @pytest.mark.slow
-def test_a_pipeline_that_was_stopped_by_a_function_or_by_a_full_disk_goes_on_when_that_is_fixed(
+def test_a_pipeline_that_an_error_or_a_full_disk_stopped_continues_after_the_fix(
     tmp_path: Path,
 ) -> None:
-    """Three runs of one pipeline: a function raises; it is fixed, but the sink's disk is full; then there is room."""
+    """Runs one pipeline three times: a function raises; after its fix, the sink's disk is full; then there is space."""
     lines = [f"record {number} ".ljust(99, "x") for number in range(3000)]
     lines[700] = "bad record"
     before = sum(len(line) + 1 for line in lines[:700])
@@ -257,7 +258,7 @@ pipeline.source("lines").sink("output", to="127.0.0.1:PORT", framing="raw")
 """
 
 
-def test_a_sink_that_is_not_up_yet_is_waited_for_and_ctrl_c_leaves_no_process_and_no_port_behind(
+def test_a_run_waits_for_its_sinks_and_ctrl_c_leaves_no_process_and_no_port(
     tmp_path: Path,
 ) -> None:
     with closing(listening_socket(Address("127.0.0.1", 0))) as free:

@@ -1,5 +1,5 @@
-"""Timers by the clock: in real runs, where a quiet key fires although no record comes, and a replay fires at the same
-place; and the example, in this process."""
+"""Timers by the clock in real runs: an idle key fires although no record comes, and a replay fires at the same
+positions. The example runs in this process."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_a_quiet_key_fires_by_the_clock(tmp_path: Path) -> None:
 def test_i11_an_epoch_that_is_run_again_fires_the_timers_of_the_clock_at_the_same_place(
     tmp_path: Path, epoch_records_max: int, tasks: int
 ) -> None:
-    """The second sink has the order in which records and ticks are in the log. In that order, one task writes in this
-    process what was committed through all kills."""
+    """The second sink has the order in which records and ticks are in the log. One task in this process computes, from
+    that order, the output that was committed despite all kills."""
     app = tmp_path / "app.py"
     app.write_text(REPLAYED.replace("TASKS", str(tasks)))
     arguments = ["--listen", "127.0.0.1:0", "--epoch-records-max", str(epoch_records_max)]
@@ -116,7 +116,7 @@ def test_i11_an_epoch_that_is_run_again_fires_the_timers_of_the_clock_at_the_sam
 
 
 def silences(arrived: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """By hand: who was last heard when, counted from the tick behind the message."""
+    """Compute who was last heard when, counted from the tick after the message."""
     found: list[dict[str, Any]] = []
     due: dict[str, float | None] = {}
     last: dict[str, float] = {}

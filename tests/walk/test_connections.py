@@ -1,8 +1,8 @@
-"""A sink that is written over several connections: each has its share of the keys, in order, and all of them commit an
-epoch together, also when the process behind one of them is killed.
+"""A sink with several connections: each has its share of the keys, in order, and all commit an epoch together, also
+when the process of one connection is killed.
 
-`narrow` has three connections to one process. `keyed` has two, each to a process of its own; its records get a salt
-that is made anew whenever an epoch is run again, and `twin` must have got the same.
+`narrow` has three connections to one process. `keyed` has two, each to its own process; its records get a salt that is
+new in each attempt of an epoch, and `twin` must have the same salts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.local_pipeline import DRIVER, LocalPipeline
+from procession.deployment.settings import Settings
 from procession.sdk.transaction_log import uncommitted
-from procession.supervisor.local_pipeline import DRIVER, LocalPipeline
-from procession.supervisor.settings import Settings
 from procession.verify.comparison import ComparisonRequest, judge
 from procession.verify.order import PromisedOrder
 from procession.verify.sink_outputs import written_in
@@ -44,7 +44,7 @@ APART = "keyed.1"
 
 
 class Apart(LocalPipeline):
-    """A pipeline, one of whose sinks has a process of its own for its second connection."""
+    """A pipeline with a sink whose second connection has its own process."""
 
     @property
     def sink_directories(self) -> dict[str, Path]:
@@ -114,7 +114,8 @@ def test_a_sink_that_dies_with_some_of_the_connections_comes_back_and_all_commit
 
 
 def test_the_process_behind_one_connection_is_killed_while_all_others_have_voted(cluster: Cluster) -> None:
-    """It stands still before it votes; killed, it is started again and gets the same runs under a new transaction."""
+    """The process is suspended before its vote and then killed. It is restarted, and gets the same runs in a new
+    transaction."""
     apart = cluster.local.sink_parts[cluster.directory / "apart"]
     pid = cluster.supervisor.pid(apart)
     assert pid is not None

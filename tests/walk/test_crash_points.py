@@ -1,7 +1,8 @@
-"""Each part is killed at each of its crash points, one by one, on one running pipeline; then the output is checked.
+"""Each part is killed at each of its crash points, one after the other, on one running pipeline; then the output is
+checked.
 
 The pipeline has three sinks in two processes. `plain` must equal the input, byte for byte. `one` and `two` get the same
-records with a random suffix, made anew whenever an epoch is run again: they must be equal to each other.
+records with a random suffix that is new in each attempt of an epoch, so they must equal each other.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import pytest
 
 from procession.address import SocketFile, connected_file, parse_endpoint
 from procession.commit.transaction_id import TransactionId
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from procession.storage.journal import read_journal
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, read_json, stopped, wait_for
 
@@ -64,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def everything_is_there_once_and_in_order(cluster: Cluster) -> None:
-    """Inputs were sent one after the other, so their order is the order of the output."""
+    """Check that the output equals the inputs, which were sent one after the other."""
     expected = b"".join(path.read_bytes() for path in cluster.inputs)
     assert cluster.committed("plain") == expected
     salted = cluster.committed("one")
@@ -73,14 +74,14 @@ def everything_is_there_once_and_in_order(cluster: Cluster) -> None:
 
 
 def in_flight(cluster: Cluster) -> dict[str, int]:
-    """How much of the inputs each sink shows, in bytes of input."""
+    """Return, for each sink, how many bytes of the inputs its visible output has."""
     suffix = {"plain": 0, "one": 9, "two": 9}
     shown = {sink: cluster.committed(sink) for sink in SINKS}
     return {sink: len(data) - data.count(b"\n") * suffix[sink] for sink, data in shown.items()}
 
 
-# What a driver that dies at this point leaves of the epoch that was open: is its round record there, is its commit
-# there, how many of the three sinks have it.
+# For each fault point at which a driver dies: whether the open epoch then has its round record, whether it has its
+# commit, and how many of the three sinks have committed it.
 DRIVER_POINTS = {
     "driver:after-offsets": (False, False, 0),
     "driver:before-phase1": (False, False, 0),
@@ -95,8 +96,8 @@ DRIVER_POINTS = {
 
 
 OFTEN = ("driver:after-offsets", "driver:after-record", "driver:between-phase2")
-"""One point of each outcome: nothing is decided, the decision is in doubt, it is made. The simulator kills the same
-code at every step."""
+"""The points of every test run, one for each outcome: the epoch is undecided, in doubt, or decided. The simulator kills
+the same code at every step."""
 
 
 @pytest.mark.parametrize("point", [point if point in OFTEN else slow(point) for point in DRIVER_POINTS])
@@ -115,7 +116,7 @@ def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_success
     assert left.offered >= epoch
     assert (cluster.rounds(fence).read(epoch) is not None) == is_recorded
     assert left.is_committed(epoch) == is_committed
-    # What was sent to a sink is on its way; nothing more is.
+    # Only the data that was sent to a sink is in flight.
     wait_for(lambda: sum(shown > size for shown in in_flight(cluster).values()) >= sinks_told, "phase 2 to arrive")
     assert sum(shown > size for shown in in_flight(cluster).values()) == sinks_told
     if point == "driver:before-record":
@@ -130,7 +131,7 @@ def test_i1_i2_a_driver_that_dies_leaves_visible_what_is_decided_and_its_success
 
 
 def acknowledged(cluster: Cluster, path: Path) -> int | None:
-    """The last message id that the gateway says is committed of a file that is being sent."""
+    """Return the last message id that the gateway reports as committed, of a file that is being sent."""
     (stream,) = [stream for stream in cluster.status()["streams"] if stream["name"].endswith(path.name)]
     committed: int | None = stream["committed"]
     return committed
@@ -187,8 +188,10 @@ def test_a_process_that_is_killed_during_tasks_changes_nothing(cluster: Cluster,
 
 
 def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(cluster: Cluster) -> None:
-    """A sink stands still, so that the vote is open; then the JVM, so that its commit cannot come; then the sink votes.
-    From here until the JVM goes on the round is in doubt, and both sinks are killed and come back meanwhile."""
+    """A sink is suspended, so that the vote is open; then the JVM, so that it cannot commit; then the sink votes.
+
+    Until the JVM continues, the round is in doubt. In this time both sinks are killed and restarted.
+    """
     sinks = [cluster.supervisor.pid(part) for part in ("sink-0", "sink-1")]
     assert all(sinks)
     rounds, epoch = cluster.rounds(), cluster.log().committed + 1
@@ -220,7 +223,7 @@ def test_a_sink_that_reconnects_while_the_decision_is_in_doubt_waits_for_it(clus
 
 
 def greetings(cluster: Cluster) -> int:
-    """How many sessions the sinks have taken so far, in all their lives."""
+    """Return how many sessions the sinks have accepted so far, in all their runs."""
     return sum(cluster.supervisor.log_path(part).read_text().count("session.opened") for part in ("sink-0", "sink-1"))
 
 
@@ -243,7 +246,7 @@ def connected(address: str) -> socket.socket:
     return socket.create_connection(endpoint, timeout=30)
 
 
-def test_i7_no_nonsense_at_any_port_ends_a_process_or_disturbs_the_pipeline(cluster: Cluster) -> None:
+def test_i7_invalid_bytes_at_any_port_end_no_process_and_do_not_disturb_the_pipeline(cluster: Cluster) -> None:
     restarts = dict(cluster.supervisor.restarts)
     source = cluster.send(cluster.numbered(2_000), rate=2_000)
     gateway = read_json(cluster.directory / "gateway" / "gateway.json")
@@ -295,7 +298,7 @@ def test_i5_a_record_is_in_exactly_one_epoch(cluster: Cluster) -> None:
 
 
 def test_i4_a_message_id_is_acknowledged_when_its_epoch_is_committed(cluster: Cluster) -> None:
-    """The gateway's word at the end is that of the last round record: no more, no less."""
+    """At the end, the positions that the gateway reports equal those of the last round record."""
     last = cluster.rounds().read_all()[cluster.log().committed]
     cluster.until(lambda: cluster.status()["committed_end"] == last.last, "the last acknowledgement")
     assert cluster.status()["epoch"] == last.epoch

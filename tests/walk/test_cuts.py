@@ -1,4 +1,5 @@
-"""The same app on the same input, cut and dealt in different ways: the output is that of a sequential program."""
+"""One app on the same input with several epoch sizes and numbers of tasks: the output is that of a sequential
+program."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_i6_i11_epoch_cuts_and_parallelism_cannot_be_seen_in_the_output(
 
 
 def sequential(app: Path, given: Path, lines: list[bytes]) -> dict[str, bytes]:
-    """What a program that takes one record after the other would have written."""
+    """Return the output of a program that processes one record after the other."""
     positions = [0]
     for line in lines[:-1]:
         positions.append(positions[-1] + len(line) + 1)

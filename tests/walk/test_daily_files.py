@@ -63,7 +63,7 @@ INPUTS = ("--input", "calls-*.jsonl", "--input", "rates-*.jsonl", "--event-time-
 
 
 def write(path: Path, records: list[Any]) -> None:
-    """All of it at once: the next file makes the one before complete."""
+    """Write a whole file at once. The next file completes the one before it."""
     draft = path.with_suffix(".draft")
     draft.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     draft.rename(path)
@@ -88,7 +88,7 @@ def test_a_file_of_the_next_day_joins_the_order_and_what_is_older_than_its_strea
         wait_for(lambda: output() == both, "day 2", lambda: pipeline.said)
         pipeline.process.send_signal(signal.SIGINT)
         assert pipeline.wait() == Status.DONE, pipeline.said
-    assert "1 of them came late, and was dropped" in pipeline.said
+    assert "1 of them arrived late, and was dropped" in pipeline.said
 
 
 @pytest.mark.slow
@@ -133,14 +133,14 @@ def test_files_of_declared_patterns_join_the_order_whatever_is_killed_and_a_seco
         write(second / f"rates-{day}.jsonl", rates[day])
     done = run("run", "app.py", "--listen", "127.0.0.1:0", *INPUTS, cwd=second)
     assert done.returncode == Status.DONE, done.stderr
-    assert "1 of them came late" in done.stdout + done.stderr
+    assert "1 of them arrived late" in done.stdout + done.stderr
     whole = [json.loads(line) for line in run("cat", "out", cwd=second).stdout.splitlines()]
     assert whole == expected
     assert whole[: len(before)] == before
 
 
 def rated_inputs(days: int) -> dict[str, list[list[Any]]]:
-    """Calls and limits by day, and all rates: the times of each are in order, but for one late call a day."""
+    """Return calls and limits by day, and all rates. The times of each are in order, except one late call a day."""
     chance = random.Random(22)
     calls, limits, at = [], [], 1_000
     for day in range(days):

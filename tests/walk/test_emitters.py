@@ -1,4 +1,4 @@
-"""Emitter processes on real Spark: what they write is what the driver writes, also when they are killed."""
+"""Emitter processes on real Spark write what the driver would write, also when they are killed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from procession.sdk import merged
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, committed
 
@@ -72,14 +72,14 @@ def test_a_process_that_dies_within_a_round_is_replaced_and_nothing_is_lost_or_d
     cluster.until_done(cluster.send(cluster.numbered(RECORDS)))
     assert not cluster.fault.exists()
     cluster.until(lambda: len(emitters(cluster)) == 2, "both emitter processes")
-    if point == "driver:before-phase1":  # reached by who sends
+    if point == "driver:before-phase1":  # only a sender reaches this point
         assert emitters(cluster) != before[0]
         assert cluster.restarts(DRIVER) == before[1]
     check_outputs(cluster)
 
 
 def test_all_of_them_are_killed_while_records_come(cluster: Cluster) -> None:
-    source = cluster.send(cluster.numbered(RECORDS), rate=300)
+    source = cluster.send(cluster.numbered(RECORDS), rate=100)
     epoch = cluster.log().committed
     for _ in range(3):
         cluster.until(lambda after=epoch + 1: cluster.log().committed > after, "an epoch")

@@ -1,8 +1,9 @@
-"""Ends, evictions and sorts under crashes: records that are held until an end are emitted once, whatever is killed.
+"""Ends, evictions and sorts under crashes: records that are held until an end are emitted once, whichever process is
+killed.
 
-Expected is what the sequential reference makes of all that was sent, byte for byte. Each case has two halves. In the
-first, records come, states expire, windows fire and sorted runs are written; and nothing ends, because the stream of a
-keeper is open. In the second, the keeper ends: so there is one epoch more, and all that it has is the end.
+The expected output is that of the sequential reference for everything sent, byte for byte. Each case has two parts. In
+the first, records come, states expire, windows fire and sorted runs are written; no source ends, because one producer,
+the keeper, holds its stream open. In the second, the keeper ends: there is one more epoch, which has only the end.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from procession.connectors.file_source import stream_id_of
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from procession.storage.segment import KIND_EOS
-from procession.supervisor.local_pipeline import DRIVER
 from procession.supervisor.part import Part
-from procession.supervisor.settings import Settings
 from tests.operators.reference import Sequential, batch_of_sent
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, jvms
@@ -118,10 +119,10 @@ SLOW = pytest.mark.slow
 
 
 class World:
-    """A cluster, all that was sent to it, in order, and what a sequential program makes of that."""
+    """A cluster, everything that was sent to it, in order, and the output of a sequential program for that."""
 
     def __init__(self, directory: Path, exchange: str, master: str | None, epoch_records_max: int) -> None:
-        # So few keys in memory that most states come from files, at an end too.
+        # Few keys in memory, so that most states are read from files, also at an end.
         settings = Settings(
             small_epoch_records_max=0,
             epoch_interval_s=0.02,
@@ -134,7 +135,7 @@ class World:
         self.rounds = 0
 
     def begin(self) -> None:
-        """A keeper's stream is open, so nothing ends before `end`."""
+        """Start the keeper and wait for its record. Its open stream delays all results of the end until `end`."""
         self.rounds += 1
         before = self.cluster.status()["next_sequence"]
         (payload,) = self._made(1)
@@ -154,20 +155,21 @@ class World:
         return source
 
     def end(self) -> str:
-        """Let the keeper end, and all with it."""
+        """Let the keeper end, which ends the sources."""
         self.sent.append((KIND_EOS, self.rounds, b""))
         self._gate.touch()
         return self._keeper
 
     def order(self, place: str, victim: int | None) -> Path:
-        """Who comes to this place of the app next kills the victim; or itself, if there is none."""
+        """Order a kill: the next process that reaches this place in the app kills the victim, or itself if there is
+        none."""
         order = self.cluster.directory / "order"
         draft = order.with_suffix(".draft")
         draft.write_text(f"{place}:{victim or ''}")
         return draft.rename(order)
 
     def check(self) -> None:
-        # What is decided is acknowledged; a sink that was killed before it had noted that down does so when it is back.
+        # The epoch is decided. A sink that was killed before it logged the decision logs it after its restart.
         self.cluster.until(lambda: not any(self.cluster.prepared().values()), "all sinks to know what is decided")
         assert not (self.cluster.directory / "order").exists()
         assert not self.cluster.fault.exists()
@@ -184,7 +186,7 @@ class World:
         return self.cluster.directory / f"gate-{self.rounds}"
 
     def _made(self, count: int) -> list[bytes]:
-        """Records of keys that come often and seldom, some of them late; time goes on from round to round."""
+        """Return records with frequent and rare keys, some of them late. Time advances from round to round."""
         chance = random.Random(self.rounds * 1_000 + count)
         made = []
         for number in range(count):
@@ -228,7 +230,7 @@ POINTS = [
 def test_i1_what_expires_and_what_ends_comes_out_once_wherever_the_driver_or_a_sink_is_killed(
     world: World, point: str, is_expiry_hit: bool
 ) -> None:
-    """`is_expiry_hit`: the kill is in the first half, too."""
+    """If `is_expiry_hit`, there is a kill in the first part, too."""
     cluster = world.cluster
     world.begin()
     for go_on, is_hit in ((world.send, is_expiry_hit), (world.end, True)):
@@ -241,7 +243,7 @@ def test_i1_what_expires_and_what_ends_comes_out_once_wherever_the_driver_or_a_s
         world.check()
 
 
-# Where the app's code is when it kills: in an epoch that has records, or in the one that has the end.
+# The place in the app's code at which it kills: in an epoch with records, or in the epoch of the end.
 PLACES = [
     ("rank", False),
     ("evict", False),
@@ -252,7 +254,7 @@ PLACES = [
 
 
 def killed(world: World, place: str, victim: int | None, *, is_at_end: bool) -> None:
-    """A round in which the app, at this place, kills the victim; or the worker that it is in."""
+    """Run a round in which the app kills the victim, or its own worker, at this place."""
     cluster = world.cluster
     world.begin()
     for go_on, is_end in ((world.send, False), (world.end, True)):
@@ -278,7 +280,7 @@ def test_a_worker_that_is_killed_at_an_eviction_a_sort_or_an_end_changes_nothing
 def test_a_jvm_that_is_killed_at_an_eviction_a_sort_or_an_end_changes_nothing(
     world: World, place: str, is_at_end: bool
 ) -> None:
-    """With two executors, one of them; otherwise the driver's own."""
+    """With two executors, the JVM of one of them is killed; otherwise that of the driver."""
     driver = world.cluster.supervisor.pid(DRIVER)
     assert driver is not None
     killed(world, place, jvms(driver)[-1], is_at_end=is_at_end)

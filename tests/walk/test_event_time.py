@@ -1,7 +1,8 @@
-"""Streams in the order of event time on the real walk: the bytes are those of a sort, whatever comes when and dies.
+"""Streams in the order of event time with all processes: the output equals a sort, for any order of arrival and with
+crashes.
 
-Expected is what a slow, obvious reference makes of the inputs: each stream by itself, then one sort. Every run must
-give exactly that, so two runs give the same; a run with another timing has to be compared with nothing else.
+The expected output is computed by a slow, simple reference: each stream alone, then one sort. Every run must give
+exactly that, so runs with other timing need no further comparison.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import pytest
 from procession.cli.streams_table import ask
 from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.part_arguments import GATEWAY
+from procession.deployment.settings import Settings
 from procession.exit_status import Status
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
 from procession.storage.driver_claim import CURRENT
-from procession.supervisor.local_pipeline import DRIVER, GATEWAY
 from procession.supervisor.part import Part
-from procession.supervisor.settings import Settings
 from tests.walk.cluster import PATIENCE_S, Cluster, committed, read_json, wait_for
 from tests.walk.commands import Running, error_line, running
 
@@ -80,8 +82,10 @@ Record = tuple[int, int, str]
 
 
 def made(lateness_s: int, punctual: int = 0) -> dict[int, list[Record]]:
-    """The inputs: the same in every run. A few records are behind their stream, by more or less than is allowed, but
-    none of the first so many."""
+    """Return the inputs, which are the same in every run.
+
+    A few records are late by more or less than the allowed lateness, but none of the first ones.
+    """
     chance, streams = random.Random(7), {}
     for stream_id in STREAMS:
         now, records = 0, []
@@ -96,7 +100,7 @@ def made(lateness_s: int, punctual: int = 0) -> dict[int, list[Record]]:
 def sorted_slowly(
     streams: dict[int, list[Record]], lateness_s: int, *, until_late: bool = False
 ) -> tuple[bytes, list[tuple[int, int]]]:
-    """The output, or that before the first late record; and who are late: (stream id, message id) in their order."""
+    """Return the output, or the part before the first late record, and the late records as (stream id, message id)."""
     placed = []
     for stream_id, records in streams.items():
         largest = None
@@ -108,14 +112,14 @@ def sorted_slowly(
     placed.sort()
     if until_late:
         placed = list(takewhile(lambda one: not one[3], placed))
-    output = b"".join(one[4].upper().encode() + b"\n" for one in placed if not one[3])
+    output = b"".join(place[4].upper().encode() + b"\n" for place in placed if not place[3])
     return output, [(row[1], row[2]) for row in placed if row[3]]
 
 
 def producer(
     directory: Path, inputs: dict[int, list[Record]], stream_id: int, homes: str, seed: int, gate: Path = HERE
 ) -> tuple[str, ...]:
-    """The command of a producer, which waits half-way until the gate exists; it begins with any of its homes."""
+    """Return the command of a producer that waits half-way until the gate exists. It starts at one of its gateways."""
     path = directory / f"input-{stream_id}.json"
     path.write_text(json.dumps(inputs[stream_id]))
     shuffled = homes.split(",")
@@ -127,7 +131,7 @@ def producer(
 def producers(
     pipeline: Running, directory: Path, inputs: dict[int, list[Record]], gate: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A producer for each stream, as soon as the pipeline says where to."""
+    """Start a producer for each stream when the pipeline has printed its addresses."""
     found: list[str] = []
 
     def is_ready() -> bool:
@@ -148,7 +152,7 @@ def producers(
 
 
 class World:
-    """A cluster with its producers, which may be killed and come again."""
+    """A cluster with its producers, which may be killed and restarted."""
 
     def __init__(self, directory: Path, lateness_s: int, gateways: int = 1) -> None:
         directory.mkdir(exist_ok=True)
@@ -226,7 +230,7 @@ def test_a_silent_stream_holds_the_output_back_and_crashes_change_no_byte_of_it(
 def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_counted_also_when_one_is_killed(
     tmp_path: Path,
 ) -> None:
-    """Two runs of one pipeline: the first fails on late records and loses nothing; the second drops them, and its
+    """Runs one pipeline twice. The first run fails on late records and loses nothing. The second drops them, and its
     output does not depend on the number of gateways."""
     inputs = made(lateness_s=2, punctual=100)
     output, late = sorted_slowly(inputs, lateness_s=2)
@@ -261,7 +265,7 @@ def test_a_late_record_stops_several_gateways_and_then_all_are_dropped_and_count
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == Status.DONE, run.said
     assert 0 < sum(row["late"] for row in rows) <= len(late), "each gateway counts from its start on"
-    end = rf"([\d,]+) of \1 records committed in .* epochs; {len(late)} of them came late, and were dropped$"
+    end = rf"([\d,]+) of \1 records committed in .* epochs; {len(late)} of them arrived late, and were dropped$"
     assert re.search(end, run.said), run.said
     assert committed(instance) == output
     copy = pipeline / "checkpoint" / f"{int((pipeline / 'checkpoint' / CURRENT).read_text()):010d}"

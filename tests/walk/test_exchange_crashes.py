@@ -1,8 +1,7 @@
-"""Processes killed in the middle of an exchange, before it, between two and behind: the output stays that of the
-sequential run, byte for byte.
+"""Processes are killed before, during and after exchanges: the output equals that of the sequential run, byte for byte.
 
-The pipeline makes it as hard as it can: each record gets a random salt and is dealt out by it, so a task that is run
-again sends its records to other tasks than before. Whoever read of both tries would have records lost or doubled.
+Each record gets a random salt that selects its task, so a repeated task sends its records to other tasks than before. A
+task that read from both attempts would lose or duplicate records.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, jvms
 

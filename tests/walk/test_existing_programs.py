@@ -1,7 +1,7 @@
 """docs/how-to/wallaroo.md with a source client and a sink that share no code with ours.
 
-They have the habits that the page lists: the version without a `v`, a newline in each payload, an EOS that costs no
-credit; and a sink that says 0 in its NOTIFY_ACK, answers no PHASE2 and dies of WORKERS_LEFT.
+They have the properties that the page lists: a version without a `v`, a newline in each payload, an EOS that costs no
+credit; and a sink that sends 0 in its NOTIFY_ACK, answers no PHASE2 and fails on WORKERS_LEFT.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Peer:
 
 
 def send_all(address: tuple[str, int], cookie: bytes, lines: list[bytes]) -> None:
-    """Send lines as one stream, within the credits that are granted, and wait until the last one is acknowledged."""
+    """Send lines as one stream, within the granted credits, and wait until the last one is acknowledged."""
     with socket.create_connection(address, timeout=120) as connection:
         peer = Peer(connection)
         peer.send(b"\x00" + text(b"0.0.1") + text(cookie) + text(b"celsius") + text(b"instance"))
@@ -82,7 +82,7 @@ def send_all(address: tuple[str, int], cookie: bytes, lines: list[bytes]) -> Non
 
 
 class Sink:
-    """Keeps what is committed. It is a thread; what ends it but a closed connection is kept in `error`."""
+    """A sink that stores committed output. It is a thread, which stores any unexpected error in `error`."""
 
     def __init__(self, cookie: bytes) -> None:
         self.committed = b""

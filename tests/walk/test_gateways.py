@@ -1,8 +1,8 @@
-"""Several gateways behind one real Spark: one whose log tasks map, one on another machine whose log they fetch over
-Arrow Flight, and one that leaves, of which the sinks are told.
+"""Several gateways with one real Spark: one whose log tasks map, one on another machine whose log they fetch over Arrow
+Flight, and one that leaves, of which the sinks are notified.
 
-The other machine is this one under another name: its gateway says so (`--machine`), and listens at another address. Its
-files are here, and nobody but itself may read them.
+The other machine is this one under another name: the gateway is started with `--machine` and another address. Its files
+are on this machine, but only the gateway itself may read them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from procession.deployment.local_pipeline import COMMAND, announced_in
+from procession.deployment.part_arguments import gateway_arguments
+from procession.deployment.settings import Settings
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
-from procession.supervisor.local_pipeline import COMMAND, announced_in, gateway_arguments
 from procession.supervisor.part import Part
-from procession.supervisor.settings import Settings
 from tests.walk.cluster import Cluster, read_json
 from tests.walk.commands import command
 
@@ -35,7 +36,7 @@ KILLS = 3
 
 
 class Several(Cluster):
-    """The first gateway, one more beside it, and one that is elsewhere; and a sink that is not known to understand
+    """The first gateway, a second on the same machine, and one on another; and a sink that may not understand
     WORKERS_LEFT."""
 
     def add(self) -> None:
@@ -46,7 +47,7 @@ class Several(Cluster):
         assert self.supervisor.wait_ready()
 
     def pass_through(self, gateway: str, lines: list[bytes], rate: float | None = None) -> str:
-        """Start a source that sends to this gateway and no other."""
+        """Start a source that sends to this gateway only."""
         number = len(self.inputs)
         path = self.directory / f"input-{number}.txt"
         path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -114,7 +115,7 @@ def test_a_gateway_elsewhere_that_is_killed_again_and_again_loses_and_doubles_no
         share = len(upper(lines)) * kill // (KILLS + 2)
         several.until(lambda share=share: len(several.committed("told")) - len(before) > share, f"kill {kill}")  # type: ignore[misc]
         several.supervisor.kill(FAR)
-        # What it had passed on is committed while it is away: the next kill waits for somebody to kill.
+        # Its offered records are committed while it is away. The next kill waits until it runs again.
         several.until(lambda kill=kill: several.restarts(FAR) >= kill, f"a start after kill {kill}")  # type: ignore[misc]
     several.until_sent(source)
     assert several.restarts(FAR) >= KILLS

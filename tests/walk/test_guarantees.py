@@ -1,8 +1,8 @@
-"""Each guarantee on a running pipeline, with a part killed where it matters: the verifier finds what was declared.
+"""Each guarantee on a running pipeline with kills at fault points: the verifier finds exactly the declared effects.
 
-The kill is at a fault point, so that nothing is left to chance: between the sinks' votes and the decision an eager
-sink has shown the epoch already, and right after the decision an epoch that is sent later has not been sent yet. A sink
-that dies with records in its hands has shown none of them, and where nobody waits for votes that was their epoch.
+Kills are at fault points, so results do not depend on timing. Between the votes and the decision, an eager sink has
+already shown the epoch; right after the decision, an epoch that is sent later has not been sent. A sink that dies while
+it receives records has shown none of them; if no vote is awaited, their epoch is lost.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.local_pipeline import COMMAND, DRIVER
+from procession.deployment.settings import Settings
 from procession.planner.guarantee import Guarantee
 from procession.sdk.transaction_log import committed_ranges
 from procession.storage.journal import read_journal
-from procession.supervisor.local_pipeline import COMMAND, DRIVER
 from procession.supervisor.part import Part
-from procession.supervisor.settings import Settings
 from procession.verify.comparison import ComparisonReport, ComparisonRequest, judge
 from procession.verify.semantics import PROMISED, Semantics, is_within
 from tests.walk.cluster import Cluster
@@ -39,7 +39,7 @@ SINK = "sink-0"
 def crash_run(
     directory: Path, guarantee: str, points: list[str], *, idempotent: bool = False, part: str = DRIVER
 ) -> ComparisonReport:
-    """Send records through a pipeline of this level while this part of it is killed at each of these points."""
+    """Send records through a pipeline of this level while this part is killed at each of these points."""
     with Cluster(directory, APP.format(guarantee=guarantee, idempotent=idempotent), SETTINGS) as cluster:
         assert cluster.local.start()
         inputs, acks = [], []

@@ -1,4 +1,4 @@
-"""A pipeline whose tasks use a host service and the driver's file service, and no directory of the pipeline: the output
+"""A pipeline whose tasks use a host service and the driver's file service, and no directory of the pipeline. Its output
 is that of the same pipeline in one process."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from procession import Pipeline
+from procession.deployment.local_pipeline import COMMAND, DRIVER, announced_in
+from procession.deployment.settings import Settings
 from procession.exit_status import Status
 from procession.storage.host_runs import DIRECTORY_VARIABLE
 from procession.storage.secret import Secret, make_secret, path_of
-from procession.supervisor.local_pipeline import COMMAND, DRIVER, announced_in
 from procession.supervisor.part import Part
-from procession.supervisor.settings import Settings
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import Cluster, wait_for

@@ -38,7 +38,7 @@ def test_two_runs_write_the_same_bytes_in_the_order_of_event_time(tmp_path: Path
     rates = [{"id": f"r{number}", "at": 1_000 + 7 * number} for number in range(40)]
 
     def on_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those that are not further behind the latest before them than the lateness."""
+        """Return the records that are not later than the lateness allows."""
         return [
             record
             for place, record in enumerate(records)

@@ -1,4 +1,4 @@
-"""The example with Kafka and PostgreSQL, as a user runs it: real servers, and what both outputs hold."""
+"""The example with Kafka and PostgreSQL, as a user runs it: real servers, and the contents of both outputs."""
 
 from __future__ import annotations
 

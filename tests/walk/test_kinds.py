@@ -1,8 +1,8 @@
-"""Every kind of stage that keeps states, in living processes: workers, executors and drivers are killed in the middle
-of epochs that are small, larger, and as large as they get, on threads and on two executors.
+"""Every kind of stage that keeps states, with real processes: workers, executors and drivers are killed during small,
+larger and large epochs, on threads and on two executors.
 
-Expected is what the sequential reference makes of all that was sent, byte for byte. Each case is an input of its own
-that ends, so that what waits for the end comes out; and the next case goes on with the states that this one has left.
+The expected output is that of the sequential reference for everything sent, byte for byte. Each case is an input that
+ends, so that the results of the end are emitted. The next case continues with the states of the one before.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pytest
 from procession.api.app_settings import variable_of
 from procession.commit.epoch_totals import COUNTER
 from procession.connectors.file_source import stream_id_of
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from procession.record import stream_id
 from procession.storage.segment import KIND_EOS
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
 from tests.operators.reference import Sequential, batch_of_sent
 from tests.spark import kinds
 from tests.walk.cluster import Cluster, jvms
 
 APP = Path(kinds.__file__).read_text() + "\n\npipeline = every_kind(Path(__file__).parent, parallelism={tasks})\n"
 FIRST, RECORDS = 1_930, 80
-"""In the second input, event time makes a leap."""
+"""The record number from which event time jumps, in the second input."""
 TYPED_RECORDS = 24
 """For each of the typed sources."""
 PATIENCE_S = 600.0
@@ -35,14 +35,14 @@ PATIENCE_S = 600.0
 THREADS, TWO_EXECUTORS = "local[4,2]", "local-cluster[2,2,1024]"
 WAYS = [(THREADS, 20, 4), (THREADS, 50, 1), (THREADS, 1_000, 2)]
 WAYS += [(TWO_EXECUTORS, 20, 3), (TWO_EXECUTORS, 50, 2), (TWO_EXECUTORS, 1_000, 4)]
-"""The master, the records of an epoch at most, and the tasks of the stages that do not say how many."""
+"""The master, the largest number of records in an epoch, and the tasks of stages without a parallelism."""
 
 
 class World:
-    """A cluster, and all that was sent to it."""
+    """A cluster, and everything that was sent to it."""
 
     def __init__(self, directory: Path, master: str, epoch_records_max: int, tasks: int) -> None:
-        # So few keys in memory that most states come from files; without a target, epochs have the size of the case.
+        # Few keys in memory, so that most states come from files; without a target, epochs have the size of the case.
         settings = Settings(
             small_epoch_records_max=0,
             epoch_interval_s=0.02,
@@ -57,16 +57,18 @@ class World:
 
     @property
     def first(self) -> int:
-        """The next record's number."""
+        """Return the number of the next record."""
         return FIRST + self.turn * RECORDS
 
     def order(self, place: str, behind_first: int, victim: int | None = None) -> None:
-        """Who has this record of the next input at this place kills the victim; or itself, if there is none."""
+        """Order a kill: the process that has this record of the next input at this place kills the victim, or itself if
+        there is none."""
         order = kinds.order_to_kill(self.cluster.directory, place, self.first + behind_first)
         order.write_text("" if victim is None else str(victim))
 
     def send(self) -> None:
-        """Send an input to each source, one after the other: the order between them is that of their arrival."""
+        """Send an input to each source, one after the other, so that the order between them is that of their
+        arrival."""
         numbers = range(self.first, self.first + RECORDS)
         self._send([b"%05d" % number for number in numbers], None)
         for source in kinds.TYPED:
@@ -95,7 +97,7 @@ class World:
 
 
 def without_ids(letters: bytes) -> list[dict[str, object]]:
-    """Dead letters without the message ids, which are the source's own."""
+    """Return dead letters without the message ids, which the source assigns."""
     return [{**json.loads(line), "message_id": 0} for line in letters.splitlines()]
 
 

@@ -1,8 +1,8 @@
-"""A sink with lanes on Spark: what mergers make of the lanes is what one ordered sink gets, byte for byte, also when
-the driver or the sink is killed; and a merger that is killed continues where its output ends.
+"""A sink with lanes on Spark: mergers produce the output of one ordered sink from the lanes, byte for byte, also when
+the driver or the sink is killed; a killed merger continues where its output ends.
 
-`plain` is the ordered sink that the pipeline has beside its lanes. `few` has fewer lanes than there are paths, `many`
-more; `keyed` is written by key.
+`plain` is the ordered sink of the same pipeline. `few` has fewer lanes than paths, `many` has more; `keyed` is written
+by key.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.local_pipeline import DRIVER
+from procession.deployment.settings import Settings
 from procession.sdk import merged
-from procession.supervisor.local_pipeline import DRIVER
-from procession.supervisor.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster, committed
 from tests.walk.commands import run

@@ -53,7 +53,7 @@ WORDS = [f"{number}{'abcdefg'[number % 7]}" for number in range(6000)]
 
 
 class Place:
-    """Three object services, and two machines: directories in which the pipeline is run."""
+    """Three object services, and two machines: directories in which the pipeline runs."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.root = root
@@ -99,12 +99,12 @@ class Place:
         return *fixed, "--epoch-records-max", "300", "--epoch-interval-s", "0.5", *self._secret(), *more
 
     def started(self, app: str, *more: str) -> tuple[str, ...]:
-        """The arguments of a run that goes on, without an input of its own."""
+        """Return the arguments of a run that continues, without its own input."""
         fixed = "run", app, "--dir", "d", "--listen", "127.0.0.1:0", "--no-dashboard", "--epoch-records-max", "300"
         return *fixed, *self._secret(), *more
 
     def source(self, machine: Path, count: int, *more: str) -> tuple[str, ...]:
-        """The arguments of a source that sends the first words."""
+        """Return the arguments of a source that sends the first words."""
         self._input.write_text("".join(f"{word}\n" for word in WORDS[:count]))
         to = str(addresses(machine / "d" / "gateway")["listen"])
         return "source", "file", str(self._input), "--to", to, "--dir", "d", *more
@@ -169,7 +169,7 @@ def test_an_upgraded_pipeline_goes_on_elsewhere_with_its_migrated_states(place: 
     before, after = WORDS[:1000], WORDS[1000:2000]
     old, new = (runpy.run_path(str(here / name)) for name in ("old.py", "new.py"))
     found = run_upgrade(old["pipeline"], {"words": before}, new["pipeline"], {"words": after}, upgrade=new["upgrade"])
-    expected = b"".join(one.bytes["output"] for one in found)
+    expected = b"".join(result.bytes["output"] for result in found)
     with running(*place.started("old.py", *place.replicas()), cwd=here) as command:
         wait_for(lambda: "ready: connectors" in command.said, "the start", lambda: command.said)
         assert run(*place.source(here, len(before)), cwd=here).returncode == 0
@@ -206,7 +206,7 @@ def test_i10_a_machine_that_comes_back_after_its_pipeline_went_on_elsewhere_chan
     assert len(output(here)) - len(before) < len(expected) - len(before), "it did not finish the work"
     with running(*place.arguments(*place.replicas()), cwd=here) as again:
         assert again.wait() == Status.ACT, again.said
-    assert "hold what another directory has written" in again.said
+    assert "hold records of another directory" in again.said
     assert (here / "d" / MARKER).exists()
     assert output(there) == expected
 

@@ -1,5 +1,5 @@
-"""A pipeline on four hosts that share nothing but a network: driver, two executors, gateway and sink apart. The output
-is that of the same pipeline in one process, whatever fails on the way."""
+"""A pipeline on hosts that share only a network: driver, executors, gateway and sink are separate. Whatever fails, the
+output is that of the same pipeline in one process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from procession import Pipeline
+from procession.cluster.host_faults import HostFaults, executors_on, loss_of
+from procession.cluster.namespace_cluster import NamespaceCluster
+from procession.cluster.namespace_hosts import kill_host, set_link
+from procession.deployment.cluster_pipeline import driver_directory, ends_directory
 from procession.driver.epoch_log import EpochTail
 from procession.exit_status import Status
-from procession.supervisor.cluster import NamespaceCluster
-from procession.supervisor.cluster_pipeline import pipeline_directory
-from procession.supervisor.namespace_hosts import NamespaceHost, kill_host, processes_of, set_link
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
-from tests.systems.namespace_cluster import EXECUTOR, needs_cluster
+from tests.systems.namespace_cluster import needs_cluster
 from tests.walk.cluster import wait_for
 from tests.walk.commands import Running, run, running
 
@@ -28,6 +29,8 @@ pytestmark = needs_cluster
 
 RECORDS = 3000
 EPOCH_RECORDS = 100
+FAULTS_TIMEOUT_S = 900.0
+"""It ends a hang. A run with all faults of hosts takes 100 to 200 s on two busy cores, because Spark starts again."""
 WORDS = [json.dumps({"number": number, "letter": "abcdefg"[number % 7]}) for number in range(RECORDS)]
 
 HEAD = """
@@ -60,7 +63,7 @@ named.sink("output", to="file:output", codec="text")
 
 
 class Job:
-    """An app in a directory, and what its driver on the cluster has committed so far."""
+    """An app in a directory, and the output that its driver on the cluster has committed so far."""
 
     def __init__(self, cluster: NamespaceCluster, place: Path, kind: str, case: str) -> None:
         self.cluster = cluster
@@ -70,11 +73,8 @@ class Job:
         (place / "input.txt").write_text("".join(f"{word}\n" for word in WORDS))
         rows = ({"letter": letter, "name": letter * 3} for letter in "abcdefg")
         (place / "letters.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        self._tail = EpochTail(self._at(cluster.head) / "epochs.jsonl")
+        self._tail = EpochTail(driver_directory(cluster, self.name) / "epochs.jsonl")
         self._committed = 0
-
-    def _at(self, host: NamespaceHost) -> Path:
-        return pipeline_directory(host, self.name)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Job:
         assert self.committed() < RECORDS // 2
 
     def output(self) -> bytes:
-        return b"".join(committed_output(self._at(self.cluster.edge) / "output", None))
+        return b"".join(committed_output(ends_directory(self.cluster, self.name) / "output", None))
 
     def expected(self) -> bytes:
         spec = importlib.util.spec_from_file_location(f"app_{self.place.name}", self.place / "app.py")
@@ -104,18 +104,6 @@ class Job:
         spec.loader.exec_module(module)
         pipeline: Pipeline = module.pipeline
         return run_in_process(pipeline, {"words": [json.loads(word) for word in WORDS]}).bytes["output"]
-
-
-def executors_on(host: NamespaceHost) -> list[int]:
-    """The processes of Spark's executors on a host."""
-    found = []
-    for pid in processes_of(host.namespace):
-        try:
-            if EXECUTOR in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
 
 
 def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
@@ -130,9 +118,38 @@ def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
         os.kill(first[0], signal.SIGKILL)
         assert command.wait() == Status.DONE, command.said
     assert job.output() == job.expected()
-    assert not list(cluster_of_hosts.head.directory.glob("pipelines/*/gateway")), "the gateway is on another host"
+    assert not list(cluster_of_hosts.head.directory.glob("*/*/gateway")), "the gateway is on another host"
     for host in cluster_of_hosts.workers:
         assert list(host.directory.glob("service/states/*/*.state")), "tasks ran on this host"
+
+
+def services_of(cluster: NamespaceCluster) -> dict[str, dict[str, int]]:
+    """The process ids of each host's services."""
+    return {row["host"]: row["services"] for row in cluster.status()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [18001, 18002])
+def test_the_demo_is_clean_although_everything_on_the_hosts_is_killed_and_links_are_cut(
+    cluster_of_hosts: NamespaceCluster, tmp_path: Path, seed: int
+) -> None:
+    workers = cluster_of_hosts.workers
+    named = ("--cluster", "--cluster-name", cluster_of_hosts.name, "--crash", "--seed", str(seed))
+    before = services_of(cluster_of_hosts)
+    with running("demo", *named, "--records", "20000", "--json", cwd=tmp_path) as command:
+        assert command.process.wait(FAULTS_TIMEOUT_S) == Status.DONE, command.said
+    figures = json.loads(command.said.strip().splitlines()[-1])
+    assert figures["outcome"] == "clean", figures
+    assert sorted(figures["host_faults"]) == sorted(HostFaults(cluster_of_hosts, lambda _: None).names)
+    for host in (workers[0], cluster_of_hosts.edge):
+        assert loss_of(host) in figures["host_faults"]
+        assert f"SIGKILL to {loss_of(host)}" in command.said
+    after = services_of(cluster_of_hosts)
+    for host in workers:
+        assert before[host.name]["host-service"] != after[host.name]["host-service"], "it was killed"
+    assert before[workers[0].name]["worker"] != after[workers[0].name]["worker"]
+    assert all(row["is_linked"] and all(row["services"].values()) for row in cluster_of_hosts.status())
 
 
 @pytest.mark.slow
@@ -145,25 +162,36 @@ def test_the_demo_on_hosts_is_clean_and_leaves_nothing_in_their_directories(
     assert done.returncode == Status.DONE, done.stderr
     assert json.loads(done.stdout)["outcome"] == "clean"
     for host in cluster_of_hosts.hosts:
-        assert not list(host.directory.glob("pipelines/demo-*"))
+        assert not list(host.directory.glob("*/demo-*"))
 
 
 def lose_the_link(cluster: NamespaceCluster, command: Running) -> None:
     set_link(cluster.workers[0], is_up=False)
 
 
+def lose_an_executor(cluster: NamespaceCluster, command: Running) -> None:
+    os.kill(executors_on(cluster.workers[0])[0], signal.SIGKILL)
+
+
 def lose_the_gateway_host(cluster: NamespaceCluster, command: Running) -> None:
-    """All processes of the host end at once, and its link is down until the supervisor has noticed."""
+    """Kill all processes of the host at once, and keep its link down until the supervisor has noticed."""
     set_link(cluster.edge, is_up=False)
     kill_host(cluster.edge.namespace)
     wait_for(lambda: "gateway was ended by signal 9" in command.said, "the notice", lambda: command.said)
     set_link(cluster.edge, is_up=True)
 
 
+def lose_an_executor_and_the_gateway_host(cluster: NamespaceCluster, command: Running) -> None:
+    lose_an_executor(cluster, command)
+    lose_the_gateway_host(cluster, command)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", APPS)
-@pytest.mark.parametrize("fault", [lose_the_link, lose_the_gateway_host])
+@pytest.mark.parametrize(
+    "fault", [lose_an_executor, lose_the_link, lose_the_gateway_host, lose_an_executor_and_the_gateway_host]
+)
 def test_the_output_is_the_same_when_a_host_is_lost_in_the_middle(
     cluster_of_hosts: NamespaceCluster, tmp_path: Path, kind: str, fault: Callable[[NamespaceCluster, Running], None]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Pipeline.run in a real Jupyter kernel: what a cell defines runs on Spark, and an interrupt stops it."""
+"""Pipeline.run in a real Jupyter kernel: functions defined in cells run on Spark, and an interrupt stops the run."""
 
 from __future__ import annotations
 

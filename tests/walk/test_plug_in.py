@@ -1,4 +1,4 @@
-"""A connector in a package of its own, built and installed as any other, in a real run."""
+"""A connector in its own package, built and installed as any other, in a real run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ names.map(str.upper).sink("names", to="file:names")
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that the package is installed in."""
+    """Install the package, and return its directory."""
     place = tmp_path_factory.mktemp("plug-in")
     shutil.copytree(PACKAGE, place / "package")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place / "dist")]
@@ -45,7 +45,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _lines(place: Path, pattern: str) -> list[str]:
-    """The lines of all files of an output, in its order."""
+    """Return the lines of all files of an output, in order."""
     return [line for path in sorted(place.glob(pattern)) for line in path.read_text().splitlines()]
 
 
@@ -101,7 +101,7 @@ def test_connectors_that_are_killed_are_started_again_and_every_record_is_writte
 
 
 def _restarted(output: str) -> str:
-    """The lines that tell of parts that were started again."""
+    """Return the lines about restarted parts."""
     return "\n".join(line for line in output.splitlines() if "restarting it" in line)
 
 
@@ -113,7 +113,7 @@ def test_without_the_package_the_scheme_is_not_known_and_the_error_names_those_t
     assert "file:DIR" in done.stderr
 
 
-def test_a_sink_of_the_package_keeps_the_promises_of_a_sink(installed: Path, tmp_path: Path) -> None:
+def test_a_sink_of_the_package_conforms(installed: Path, tmp_path: Path) -> None:
     done = run(
         *("sink", "check", "--only", "crash", "--", sys.executable, "-m", "procession", "sink", "jsonl"),
         *("{dir}/out", "{dir}", "--listen", "{listen}", "--open"),

@@ -1,4 +1,4 @@
-"""The example with PostgreSQL and Delta, as a user runs it: a real server, and what the Delta table holds."""
+"""The example with PostgreSQL and Delta, as a user runs it: a real server, and the contents of the Delta table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A driver that is not quite dead: its JVM lives on, or the whole of it stands still, while a successor takes over.
+"""A driver that is not completely dead: its JVM still runs, or the whole driver is suspended, while a successor takes
+over.
 
-Drivers are started by hand here, because the supervisor would never let two of them live. The story goes on from test
-to test: the first driver loses its Python half with a round in doubt, the second is stopped in the middle of a round,
-the third completes the work.
+The tests start drivers themselves, because the supervisor would never let two of them run. They build on one another:
+the first driver loses its Python process with a round in doubt, the second is suspended during a round, and the third
+completes the work.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from pathlib import Path
 import pytest
 
 import procession
+from procession.deployment.settings import Settings
 from procession.exit_status import Status
-from procession.supervisor.local_pipeline import COMMAND
-from procession.supervisor.settings import Settings
 from tests.walk.cluster import Cluster, java_of, read_json, session_of, state_of, stopped, wait_for
 
 APP = """
@@ -37,22 +37,24 @@ TRACE = "Traceback (most recent call last):\n"
 
 
 def traces_of_ours(text: str) -> list[str]:
-    """The traces that lead through our code. Spark's own daemon of Python workers dies with one if its JVM is gone
-    before it has written to it."""
+    """Return the tracebacks that include our code.
+
+    Spark's own daemon of Python workers fails with a traceback if its JVM dies before it has written to it.
+    """
     package = str(Path(procession.__file__).parent)
     stacks = ["".join(takewhile(lambda line: line[0] == " ", part.splitlines(True))) for part in text.split(TRACE)[1:]]
     return [stack for stack in stacks if package in stack]
 
 
 class Drivers(Cluster):
-    """A cluster whose drivers are ours: each in a session of its own, which nobody sweeps but we."""
+    """A cluster whose drivers the test starts, each in its own session, which only the test kills."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, APP, SETTINGS)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start_parts(self) -> None:
-        """Gateway and sinks, as `Local.start` does it, without a driver."""
+        """Start gateway and sinks as `Local.start` does, without a driver."""
         for name, argv, where in (
             ("gateway", self.local._gateway(), self.local.gateway_directory / "gateway.json"),
             *(
@@ -64,10 +66,10 @@ class Drivers(Cluster):
         assert self.supervisor.wait_ready()
 
     def start_driver(self) -> subprocess.Popen[bytes]:
-        """Start one more driver; returns when its query runs."""
+        """Start another driver, and return when its query runs."""
         with (self.directory / "logs" / f"driver-{len(self.processes)}.log").open("wb") as log:
             driver = subprocess.Popen(
-                [*COMMAND, *self.local._driver()],
+                self.local.driver_part().argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -89,8 +91,10 @@ class Drivers(Cluster):
             driver.wait()
 
     def in_doubt(self, java: int) -> str:
-        """Bring a round to where all have voted and its record is written, and stop the JVM before it can commit; gives
-        the source that waits for it."""
+        """Run a round until all sinks have voted and its record is written, and suspend the JVM before it can commit.
+
+        Returns the source that waits for the commit.
+        """
         epoch, rounds = self.log().committed + 1, self.rounds()
         sink = self.supervisor.pid("sink-0")
         assert sink is not None

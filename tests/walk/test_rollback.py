@@ -1,4 +1,4 @@
-"""A rollback behind committed epochs, with Spark: it is killed at every step, and then nothing is lost or doubled."""
+"""A rollback after committed epochs, with Spark: it is killed at every step, and nothing is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The end of `procession run --input`: it ends when the results of the end of the input are committed.
+"""`procession run --input` ends when the results of the end of the input are committed.
 
-The end has an epoch of its own in all of these: an epoch takes no more records than the input has.
+In all these tests the end has its own epoch, because an epoch has at most as many records as the input.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_whoever_is_killed_at_the_end_what_it_lets_out_is_there_when_run_ends(place: Path, point: str) -> None:
+def test_output_of_the_end_is_complete_when_run_exits_whichever_process_is_killed(place: Path, point: str) -> None:
     (place / "armed").write_text(point)
     done = run(*ARGUMENTS, "--json", cwd=place, **{faults.FILE_VARIABLE: str(place / "fault")})
     assert done.returncode == Status.DONE, done.stderr
@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_after_the_end_of_its_input_is_finished_by_the_ne
 
 
 def stop_at_the_end(place: Path) -> None:
-    """Interrupt a run in the epoch of the end, and check what it says."""
+    """Interrupt a run in the epoch of the end, and check its output."""
     (place / "wait").touch()
     with running(*ARGUMENTS, cwd=place) as command:
         wait_for((place / "ended").exists, "the epoch of the end", lambda: command.said)

@@ -1,5 +1,5 @@
-"""A stage and a sink of the same name: each keeps its own records, states and outputs, also when processes are killed,
-and when the second of the two is added later."""
+"""A stage and a sink with the same name each keep their own records, states and outputs, also when processes are killed
+and when one of the two is added later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from procession.supervisor.settings import Settings
+from procession.deployment.settings import Settings
 from tests.slow_cases import slow
 from tests.walk.cluster import Cluster
 
@@ -26,7 +26,7 @@ counted = lines.map_stateful(numbered, key=lambda line: line[-1], initial=0, nam
 counted.sink("counts", to="file:counted")
 """
 WITH_ANOTHER = APP.replace("counted.sink(", 'counted.rebalance(name="counts", parallelism=3).sink(')
-"""A stage is named like a sink that was there before."""
+"""An app whose stage has the name of an existing sink."""
 SETTINGS = Settings(epoch_interval_s=0.02, epoch_records_max=100)
 RECORDS = 300
 

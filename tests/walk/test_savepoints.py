@@ -1,4 +1,4 @@
-"""Savepoints of a pipeline that runs, with Spark: made between two epochs, and continued in another directory."""
+"""Savepoints of a running pipeline with Spark, made between two epochs and continued in another directory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from procession.deployment.local_pipeline import COMMAND
+from procession.deployment.settings import Settings
 from procession.exit_status import Status
-from procession.supervisor.local_pipeline import COMMAND
+from procession.savepoints.savepoint_create import create
+from procession.savepoints.savepoint_restore import restore
 from procession.supervisor.part import Part
-from procession.supervisor.savepoint_create import create
-from procession.supervisor.savepoint_restore import restore
-from procession.supervisor.settings import Settings
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import Cluster
 from tests.walk.commands import run
@@ -33,7 +33,7 @@ RECORDS = 300
 
 
 def expected(lines: list[bytes]) -> list[str]:
-    """The sequential reference."""
+    """Return the output of the sequential reference."""
     counts: dict[str, int] = {}
     found = []
     for line in (line.decode() for line in lines):
@@ -42,7 +42,7 @@ def expected(lines: list[bytes]) -> list[str]:
     return found
 
 
-@pytest.mark.slow  # tests/supervisor restores savepoints without Spark
+@pytest.mark.slow  # tests/savepoints restores savepoints without Spark
 def test_a_savepoint_of_a_running_pipeline_continues_in_another_directory_where_it_was_made(tmp_path: Path) -> None:
     lines: list[list[bytes]] = []
     for name in ("one", "two"):
@@ -61,7 +61,7 @@ def test_a_savepoint_of_a_running_pipeline_continues_in_another_directory_where_
     restore(saved, restored, continues_outputs=False)
     with Cluster(restored, APP, SETTINGS) as cluster:
         assert cluster.local.start()
-        # The producers send everything again. They are told that the first input is committed.
+        # The producers send everything again. They learn that the first input is committed.
         for number, path in enumerate(inputs):
             argv = [*COMMAND, "source", "file", str(path), "--to", cluster.local.address]
             cluster.supervisor.start(Part(f"again-{number}", (*argv, *cluster.local.producer_arguments)))

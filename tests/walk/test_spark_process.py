@@ -1,5 +1,5 @@
-"""Spark's process, as a user meets it: a JVM that hangs, a cluster that is not there, what is left on the disk; and a
-mistake that sets every record aside."""
+"""Spark's process as a user sees it: a JVM that hangs, a cluster that is missing, files left on the disk; and a mistake
+that makes every record a dead letter."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_process_that_plans_epochs_is_killed_and_the_driver_starts_again_wit
 
 
 def planners(jvm: int) -> list[int]:
-    """The processes of the JVM that plan epochs."""
+    """Return the processes of the JVM that plan epochs."""
     children = [entry.pid for entry in cleanup.processes() if entry.parent == jvm]
     found = [pid for pid in children if b"source_runner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert found
@@ -96,7 +96,7 @@ def planners(jvm: int) -> list[int]:
 
 
 def silent_java(place: Path) -> str:
-    """A Java home whose JVM can tell its version, and for the rest notes that it was started and says nothing."""
+    """Create a Java home whose JVM prints its version, but otherwise only records its start and hangs."""
     java = place / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     real = shutil.which("java")
@@ -111,7 +111,7 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
     java = Path(silent_java(place)) / "bin" / "java"
     script = java.read_text()
     real = shutil.which("java")
-    # The first one stops; those behind it work.
+    # The first one stops; those after it work.
     java.write_text(script.replace("touch", f'[ -e {place}/jvm ] && exec {real} "$@"\ntouch'))
     done = run(*ARGUMENTS, "--jvm-timeout-s", "10", cwd=place, JAVA_HOME=str(java.parents[1]))
     assert done.returncode == Status.DONE, done.stderr
@@ -234,7 +234,7 @@ def test_a_mistake_that_sets_every_record_aside_stops_the_pipeline_and_loses_non
     assert output(place, "mistake-dead-letter-0") == []
 
 
-@pytest.mark.slow  # tests/supervisor/test_run_app.py has the sentence and the status
+@pytest.mark.slow  # tests/jobs/test_run_app.py has the sentence and the status
 def test_fewer_records_that_are_all_set_aside_are_counted_and_end_with_a_status_that_is_not_0(place: Path) -> None:
     (place / "app.py").write_text(MISTAKE.replace("{what}", " + b'x'"))
     done = run(*ARGUMENTS, cwd=place)

@@ -1,4 +1,5 @@
-"""`procession submit` on a real standalone cluster whose machines have Spark, a plain Python, and nothing of ours."""
+"""`procession submit` on a real standalone cluster whose machines have Spark and a plain Python, without our
+package."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from pathlib import Path
 
 import pytest
 
+import procession
 from procession.driver.epoch_log import EpochTail
 from procession.exit_status import Status
 from procession.storage.executor_host import SHIPPED_FILE
+from procession.storage.host_runs import ANNOUNCEMENT, announced_host
 from procession.storage.secret import Secret, path_of
+from procession.storage.shipped_tls import KEY
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
-from tests.systems.standalone_cluster import VERSION, StandaloneCluster
+from tests.certificates import Authority
+from tests.systems.standalone_cluster import HERE, VERSION, StandaloneCluster
 from tests.systems.standalone_cluster import running as cluster_running
 from tests.walk.cluster import wait_for
 from tests.walk.commands import error_line, running
@@ -65,7 +70,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneClus
 
 
 def expected(place: Path) -> bytes:
-    """The output of the same app in one process."""
+    """Return the output of the same app in one process."""
     sys.path.insert(0, str(place))
     try:
         spec = importlib.util.spec_from_file_location("submitted_app", place / "app.py")
@@ -90,7 +95,7 @@ def arguments(cluster: StandaloneCluster, *more: str) -> tuple[str, ...]:
 
 
 def processes(text: bytes) -> dict[int, bytes]:
-    """The command lines that contain this text, by process id."""
+    """Return the command lines that contain this text, by process id."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -122,6 +127,10 @@ def test_executors_with_a_plain_python_run_an_app_although_one_is_killed(
     lacks = subprocess.run([plain, "-c", "import procession"], capture_output=True, text=True, check=False, env={})
     assert "No module named 'procession'" in lacks.stderr
     tail = EpochTail(place / ".procession/spread/epochs.jsonl")
+    authority = Authority(place / "authority")
+    pair = authority.issue(HERE)
+    tls = {"ca": authority.ca, "cert": pair.cert, "key": pair.key}
+    (place / "procession.toml").write_text("".join(f'tls_{name} = "{path}"\n' for name, path in tls.items()))
     with running(*arguments(cluster, "--epoch-records-max", "30"), cwd=place) as command:
         wait_for(lambda: "ready: connectors send to" in command.said, "the start", lambda: command.said)
         wait_for(lambda: bool(tail.new()), "an epoch", lambda: command.said)
@@ -136,6 +145,10 @@ def test_executors_with_a_plain_python_run_an_app_although_one_is_killed(
         (shipped,) = cluster.work.glob(f"*/*/{SHIPPED_FILE}")
         assert stat.S_IMODE(shipped.stat().st_mode) == 0o600, "nobody else can read the secret"
         (service,) = processes(str(cluster.local).encode())
+        (announcement,) = cluster.local.rglob(ANNOUNCEMENT)
+        assert announced_host(announcement.parent).location.startswith("grpc+tls://")
+        (key,) = announcement.parent.rglob(KEY)
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
         os.kill(executor, signal.SIGKILL)
         wait_for(lambda: [*executors(cluster)] not in ([], [executor]), "another executor", lambda: command.said)
         assert command.wait() == Status.DONE, command.said
@@ -154,4 +167,19 @@ def test_a_machine_without_python_gets_one_sentence_or_the_packed_python(place: 
         print(f"said after {time.monotonic() - began:.1f} s")
         with running(*arguments(cluster, "--with-python"), cwd=place) as command:
             assert command.wait() == Status.DONE, command.said
+    assert output(place) == expected(place)
+
+
+def test_executors_that_share_nothing_get_the_secret_in_a_file_from_spark(
+    place: Path, cluster: StandaloneCluster
+) -> None:
+    (place / "app.py").write_text(APP.replace("parallelism=2", 'parallelism=2, exchange="spark"'))
+    earlier = set(cluster.work.glob(f"*/*/{SHIPPED_FILE}"))
+    modules = f"{Path(procession.__file__).parents[1]}{os.pathsep}{place}"
+    path = ("--conf", f"spark.executorEnv.PYTHONPATH={modules}")
+    with running("run", *arguments(cluster, *path, "--flight", f"{HERE}:0")[1:], cwd=place) as command:
+        assert command.wait() == Status.DONE, command.said
+    shipped = set(cluster.work.glob(f"*/*/{SHIPPED_FILE}")) - earlier
+    assert shipped, "a task could not have read the log without it"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in shipped} == {0o600}
     assert output(place) == expected(place)

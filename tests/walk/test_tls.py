@@ -1,4 +1,4 @@
-"""A whole pipeline whose processes use TLS with certificates of both sides."""
+"""A whole pipeline whose processes use TLS with certificates on both sides."""
 
 from __future__ import annotations
 

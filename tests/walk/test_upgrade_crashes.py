@@ -1,5 +1,5 @@
-"""Upgrades under kills: a program changes again and again while its processes are killed. It writes what a sequential
-program writes that changes at the same records."""
+"""Upgrades under kills: a program changes repeatedly while its processes are killed. Its output is that of a sequential
+program that changes at the same records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from procession.exit_status import Status
 from procession.gateway.listen_address import addresses
-from procession.supervisor.upgrade_switch import STATUS
+from procession.jobs.upgrade_switch import STATUS
 from procession.verify.sink_outputs import committed_output
 from tests.slow_cases import slow
 from tests.walk.cluster import wait_for
@@ -81,18 +81,18 @@ TASKS = ("stage", "window", "timer", "pair", "rule")
 
 
 def names(version: int) -> list[str]:
-    """The names of the stages of each kind: with each upgrade some have new ones."""
+    """Return the names of the stages of each kind. With each upgrade some get new ones."""
     return [f"{kind}-{(version + place) // 3}" for place, kind in enumerate(KINDS)]
 
 
 def extra(version: int) -> int | None:
-    """The number of the sink that only this version, or two, have. Some have none."""
+    """Return the number of the sink that only this version, or this one and the next, have; None if there is none."""
     return version // 2 if version % 4 else None
 
 
 def program(version: int) -> str:
-    """Each version has another name of the stage, another form of the state, another parallelism of each stage, and
-    other sinks."""
+    """Return the program of a version. Each has another name of the stage, another form of the state, another
+    parallelism of each stage, and other sinks."""
     is_dict = version % 2 == 1
     migrate = '{"n": old[0], "m": old[1] + 1}' if is_dict else '[old["n"], old["m"] + 1]'
     renamed = {f"stage-{version - 1}": f"stage-{version}"}
@@ -114,7 +114,7 @@ def program(version: int) -> str:
 
 
 def reference(outputs: list[str]) -> list[str]:
-    """What a sequential program writes that changes its version at the same records."""
+    """Return the output of a sequential program that changes its version at the same records."""
     states: dict[str, list[int]] = {}
     found, version = [], 0
     for line, *_, text in (output.rsplit(" ", 3) for output in outputs):
@@ -129,14 +129,16 @@ def reference(outputs: list[str]) -> list[str]:
 
 
 def fired_windows(records: int) -> list[str]:
-    """A window of 50 records fires when the record after it comes."""
+    """Compute the windows: each of 50 records fires when the record after it comes."""
     counts = [(end, Counter(str(number)[-1] for number in range(end - 50, end))) for end in range(50, records, 50)]
     return [f"{key} {end} {found[key]}" for end, found in counts for key in sorted(found)]
 
 
 def fired_timers(versions: list[int]) -> list[str]:
-    """The timer of a record fires when the record 30 later comes, before that one is counted. `versions` are those of
-    the program that processed each record."""
+    """Compute the timers: that of a record fires when the record 30 later comes, before that one is counted.
+
+    `versions` are those of the program that processed each record.
+    """
     states = {str(key): [0, 0] for key in range(7)}
     found, before = [], 0
     for number, version in enumerate(versions):
@@ -151,20 +153,22 @@ def fired_timers(versions: list[int]) -> list[str]:
 
 
 def joined(records: int) -> list[str]:
-    """Even and odd numbers with the same rest by 5 that are at most 20 apart are 5 or 15 apart."""
+    """Compute the join of even and odd numbers with the same remainder by 5 and at most 20 apart: 5 or 15 apart."""
     pairs = [(number - before, number) for number in range(records) for before in (15, 5) if number >= before]
     return [f"{a} {b}" if a % 2 == 0 else f"{b} {a}" for a, b in pairs]
 
 
 def ruled(records: int) -> list[str]:
-    """Each number with the last one before it, or itself, that ends with a 3."""
+    """Join each number with the last one before it, or itself, that ends with a 3."""
     return [f"{number} {(number - 3) // 10 * 10 + 3 if number >= 3 else None}" for number in range(records)]
 
 
 @contextmanager
 def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[list[int]]:
-    """Kill a process of this part, once, when the upgrade inside has come to this phase: 1 while the new driver starts,
-    2 when the old one is stopped, 3 when the new one begins. Yields the killed processes."""
+    """Kill a process of this part once, in a phase of the upgrade in the block, and yield the killed processes.
+
+    Phase 1 is the start of the new driver, phase 2 the stop of the old one, phase 3 the start of the new one.
+    """
     is_over, path = threading.Event(), place / DIRECTORY / STATUS
     before = path.read_text() if path.exists() else ""
     done: list[int] = []
@@ -190,7 +194,8 @@ def killed(place: Path, pipeline: Running, part: str, phase: int) -> Iterator[li
 
 @contextmanager
 def growing(path: Path) -> Iterator[Callable[[], int]]:
-    """A file that gets `RATE` records a second until the block ends. Yields a function that says how many it has."""
+    """Write a file that gets `RATE` records a second until the block ends. Yields a function that returns their
+    number."""
     is_over, count = threading.Event(), 0
     path.touch()
 
@@ -286,8 +291,8 @@ def _wait_for_more(place: Path, pipeline: Running, count: int) -> None:
 
 
 def _upgrade(place: Path, pipeline: Running, version: int) -> None:
-    """Upgrade to this version, while a part is killed. If that thwarts the upgrade, the old program goes on, and the
-    next try must succeed."""
+    """Upgrade to this version while a part is killed. If the upgrade fails, the old program continues, and the next
+    attempt must succeed."""
     part = ("driver", "gateway", "driver", "sink")[version % 4]
     with killed(place, pipeline, part, 3 - version % 3) as gone:
         done = run("upgrade", f"v{version}.py", "--json", cwd=place)
@@ -300,8 +305,10 @@ def _upgrade(place: Path, pipeline: Running, version: int) -> None:
 
 
 def _compare(place: Path, count: int) -> list[int]:
-    """Compare the committed output of all sinks, for this many records, with that of sequential programs. Returns the
-    version of the program that processed each record."""
+    """Compare the committed output of all sinks, for this many records, with that of sequential programs.
+
+    Returns the version of the program that processed each record.
+    """
     found = output(place)
     assert [line.rsplit(" ", 3)[0] for line in found] == [f"record {number}" for number in range(count)]
     assert found == reference(found)

@@ -50,7 +50,7 @@ def lines(number: int, count: int = RECORDS) -> list[str]:
 
 
 def expected(given: list[str]) -> list[str]:
-    """The sequential reference, of both programs."""
+    """Return the output of the sequential reference, for both programs."""
     counts: dict[str, int] = {}
     found = []
     for line in given:
@@ -115,7 +115,7 @@ def test_an_upgrade_keeps_states_and_adds_a_sink_while_producers_only_wait(tmp_p
 
 
 @pytest.mark.slow
-def test_a_program_that_fails_before_its_first_commit_is_left_again(tmp_path: Path) -> None:
+def test_a_program_that_fails_before_its_first_commit_is_rolled_back(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "new.py").write_text(FAILING)
     given = lines(0, 3 * RECORDS)

@@ -1,5 +1,4 @@
-"""Corrected windows and sinks that replace and delete: the example, as a user runs it, with real servers; and with
-parts that are killed while it runs."""
+"""Corrected windows and sinks that replace and delete rows: the example with real servers, while parts are killed."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "turnover_table.py"
 
 
 def written_sales(directory: Path) -> dict[tuple[str, int], int]:
-    """Writes the input. Returns the rows that a table has in the end."""
+    """Write the input, and return the final rows of a table."""
     chance = random.Random(22)
     sales: list[dict[str, Any]] = []
     for number in range(300):
@@ -35,7 +34,7 @@ def written_sales(directory: Path) -> dict[tuple[str, int], int]:
         sales.append(sale)
         if number % 11 == 0 and number > 50:
             sales.append({**sales[number - 20], "is_returned": True})
-    # An hour that is emptied: its row was written, and goes.
+    # An hour whose sales are all returned: its row was written and is deleted.
     gone = {"shop": "s9", "at": 100, "cents": 5}
     sales[10:10] = [gone]
     sales.append({**gone, "is_returned": True})
@@ -63,7 +62,7 @@ def run_through_kills(arguments: list[str | Path], directory: Path, committed: C
             for pid in pids(pipeline.mark, victim):
                 os.kill(pid, signal.SIGKILL)
         assert pipeline.wait() == 0, pipeline.said
-    assert "restart" in pipeline.said, "somebody was killed"
+    assert "restart" in pipeline.said, "a part was killed"
 
 
 def epochs_of(directory: Path) -> int:

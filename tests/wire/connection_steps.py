@@ -1,4 +1,4 @@
-"""One step of a connection, seen from both ends: what the tests of both protocol versions check."""
+"""Checks one step of a connection at both ends, for the tests of both protocol versions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from procession.wire.stream_lifecycle import StreamState, StreamStep
 
 
 class JoinedConnections:
-    """Two connections joined in memory: what one sends, the other receives at once."""
+    """Two connections joined in memory: the bytes that one sends are received by the other at once."""
 
     initiator: Connection
     acceptor: Connection
 
     def ends(self, sender: ConnectionSide) -> tuple[Connection, Connection]:
-        """The connection that sends, and the one that receives."""
+        """Return the connection that sends and the one that receives."""
         is_initiator = sender is ConnectionSide.INITIATOR
         return (self.initiator, self.acceptor) if is_initiator else (self.acceptor, self.initiator)
 
@@ -27,7 +27,7 @@ class JoinedConnections:
         return list(receiving.receive(sending.send(frame)))
 
     def pass_all(self, frames: list[tuple[ConnectionSide, AnyFrame]], state: ConnectionState) -> None:
-        """Send these frames, after which both ends must be in this state."""
+        """Send these frames, and check that both ends are then in this state."""
         for sender, frame in frames:
             self.pass_on(frame, sender)
         assert (self.initiator.state, self.acceptor.state) == (state, state)
@@ -35,8 +35,11 @@ class JoinedConnections:
     def check_step(
         self, sender: ConnectionSide, frame: AnyFrame, encoded: bytes, following: ConnectionState | None
     ) -> None:
-        """A frame that is allowed moves both ends to `following`; one that is not (None) moves neither, and is a
-        violation if it arrives nevertheless."""
+        """Check a frame at both ends.
+
+        An allowed frame moves both to `following`. A forbidden one (None) moves neither, and is a violation if it
+        arrives anyway.
+        """
         sending, receiving = self.ends(sender)
         state = sending.state
         if following is not None:
@@ -64,8 +67,11 @@ class JoinedConnections:
         step: StreamStep,
         following: StreamState | None,
     ) -> None:
-        """A frame on stream 7, which is in `state`, moves the stream at both ends to `following`. One that is not
-        allowed (None) moves neither end, and is a violation if it arrives nevertheless."""
+        """Check a frame on stream 7, which is in `state`, at both ends.
+
+        An allowed frame moves the stream to `following`. A forbidden one (None) moves neither end, and is a violation
+        if it arrives anyway.
+        """
         sending, receiving = self.ends(sender)
         assert sending.stream_state(7) is receiving.stream_state(7) is state
         if following is not None:

@@ -1,4 +1,4 @@
-"""Record blocks as bytes: what goes in comes out, and nothing else is taken."""
+"""Record blocks as bytes: decoded blocks equal encoded ones, and all other bytes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures: frames there and back through JSON, both directions, and the byte at which a capture goes wrong."""
+"""Captures: frames are converted to JSON and back, in both directions of a connection, and errors name the byte."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_positions_are_those_of_the_first_bytes_however_the_capture_comes(piece:
         for captured in capture.feed(EVERYTHING[start : start + piece])
     ]
     capture.finish()
-    assert [EVERYTHING[one.position :].startswith(one.data) for one in found] == [True] * len(VECTORS)
-    assert [frame.position for frame in found] == sorted({one.position for one in found})
+    assert [EVERYTHING[result.position :].startswith(result.data) for result in found] == [True] * len(VECTORS)
+    assert [frame.position for frame in found] == sorted({result.position for result in found})
 
 
 def test_every_cut_of_a_capture_gives_the_frames_before_it_and_names_the_byte() -> None:
@@ -115,12 +115,12 @@ def test_each_direction_is_a_stream_of_its_own() -> None:
     text = f"> {hello[:7].hex()}\n< {ok.hex()}\n> {hello[7:].hex()}\n{v3.encode(Eos(1)).hex()}"
     capture, reader = Capture(), HexReader()
     found = [captured for direction, data in reader.feed(text) for captured in capture.feed(data, direction)]
-    assert [(one.direction, one.position, type(one.frame)) for one in found] == [
+    assert [(result.direction, result.position, type(result.frame)) for result in found] == [
         ("<", 0, Ok),
         (">", 0, Hello),
         (">", len(hello), Eos),
     ]
-    assert [encoded(frame.as_document()) for frame in found] == [(one.direction, one.data) for one in found]
+    assert [encoded(frame.as_document()) for frame in found] == [(result.direction, result.data) for result in found]
 
 
 @given(st.binary(max_size=30), st.lists(st.integers(1, 9), min_size=1))

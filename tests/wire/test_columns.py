@@ -1,4 +1,4 @@
-"""Frames by columns: the compiled pass gives the same events, and the same errors, as taking frames one by one."""
+"""Frames by columns: the compiled decoder gives the same events and errors as decoding frames one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compiled() -> None:
 
 
 def acceptor(columns_bytes_min: int, *, credits_max: int = 1000, streams: tuple[int, ...] = (7, 8)) -> Connection:
-    """A gateway's end of a session that has these streams open."""
+    """Return a gateway's end of a session that has these streams open."""
     connection = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE, FRAME_BYTES_MAX, columns_bytes_min)
     connection.receive(v3.encode(HELLO))
     connection.send(Ok(credits_max + len(streams)))

@@ -1,4 +1,4 @@
-"""Connections joined in memory: every state by every frame by both directions; streams, credits, violations."""
+"""Connections joined in memory: every frame in every state in both directions; streams, credits, violations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FRAMES: list[Frame] = [
 
 
 class Pair(JoinedConnections):
-    """Two ends of version 3."""
+    """Two connected ends of version 3."""
 
     def __init__(self, role: Role = Role.SOURCE, *, credits_max: int = 10) -> None:
         self.initiator = Connection(ConnectionSide.INITIATOR, role)
@@ -80,7 +80,7 @@ class Pair(JoinedConnections):
 
 
 def ready_for(pair: Pair, frame: Frame, role: Role) -> None:
-    """Bring stream 1 (and stream 0 of a source) to where the frame's own stream rule lets it pass."""
+    """Bring stream 1 (and stream 0 of a source) to a state that allows the frame."""
     if pair.acceptor.state is ConnectionState.STREAMING:
         if isinstance(frame, NotifyAck):
             pair.pass_on(Notify(1, "s", 0), ConnectionSide.INITIATOR)
@@ -243,7 +243,7 @@ def test_a_peer_that_does_not_charge_itself_for_the_end_of_a_stream_is_tolerated
     assert isinstance(pair.acceptor.receive(v3.encode(Notify(9, "u", 0)))[-1], Violation)
 
 
-def test_a_worker_says_hello_notify_and_list_in_one_breath_and_then_waits() -> None:
+def test_a_worker_sends_hello_notify_and_list_at_once_and_then_waits() -> None:
     pair = Pair(Role.SINK)
     data = b"".join(pair.initiator.send(frame) for frame in (HELLO, Notify(1, "out", 0), LIST))
     with pytest.raises(LocalProtocolError):

@@ -1,4 +1,4 @@
-"""The draft, byte for byte: golden frames, every cut of every frame, and any frame there and back."""
+"""The draft, byte for byte: golden frames, every truncation of every frame, and any frame encoded and decoded."""
 
 from __future__ import annotations
 

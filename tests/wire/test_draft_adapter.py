@@ -1,4 +1,4 @@
-"""A source of version 3 that uses the draft: the adapter invents nothing that the gateway did not send."""
+"""A source of version 3 that uses the draft: the adapter adds nothing that the gateway did not send."""
 
 from __future__ import annotations
 

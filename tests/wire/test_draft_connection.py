@@ -1,5 +1,5 @@
-"""Connections of the draft joined in memory: every state by every frame by both directions; one door for both versions;
-what a client of version 3's words gets; extensions."""
+"""Connections of the draft joined in memory: every frame in every state in both directions; one port for both versions;
+a client that uses the messages of version 3; extensions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ V3_ONLY: list[Frame] = [Ok(10), NotifyAck(True, 7, 0)]
 
 
 class Pair(JoinedConnections):
-    """A client of the draft and a gateway's end that takes both versions, joined in memory."""
+    """A client of the draft and a gateway's end that accepts both versions, joined in memory."""
 
     def __init__(self, extensions: frozenset[Extension] = NONE, *, credits_max: int = 10) -> None:
         self.hello = Hello(draft.version(extensions), b"", "program", "instance")
@@ -160,7 +160,7 @@ def test_the_first_frame_decides_the_version_of_the_connection(sentence: str) ->
     assert draft.decode(acceptor.send(DraftOk(1))[4:]) == DraftOk(1)
 
 
-def test_a_peer_of_version_3_at_the_same_door_is_answered_in_version_3() -> None:
+def test_a_peer_of_version_3_at_the_same_port_is_answered_in_version_3() -> None:
     acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     acceptor.receive(v3.encode(Hello("0.0.1", b"", "p", "i")))
     assert acceptor.dialect is V3
@@ -283,7 +283,7 @@ def test_every_frame_of_the_connector_costs_a_credit_but_hello_and_the_end_has_n
     assert pair.initiator.credit.available == pair.acceptor.credit.available == 2
 
 
-# A client that knows only the words of version 3
+# A client that uses only the messages of version 3
 
 
 def test_a_notify_is_answered_by_what_ok_and_the_acks_have_said() -> None:
@@ -345,7 +345,7 @@ def test_messages_without_ids_are_ephemeral_and_only_the_draft_has_them() -> Non
     pair.open(9)
     assert pair.pass_on(Eos(9), ConnectionSide.INITIATOR) == [
         DraftMessages((DraftMessage(9, 0, None, is_last=True, is_unstable=True),))
-    ], "what was sent before does not bind it"
+    ], "frames sent before have no effect on it"
     old = Connection(ConnectionSide.INITIATOR, Role.SOURCE)
     old.send(Hello("0.0.1", b"", "p", "i"))
     old.receive(v3.encode(Ok(5)))

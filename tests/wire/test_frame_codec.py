@@ -1,4 +1,4 @@
-"""Framing: however the bytes are cut on the way, the same frames come out; a bad length never costs memory."""
+"""Framing: the same frames are decoded however the bytes are divided, and a bad length never allocates memory."""
 
 from __future__ import annotations
 

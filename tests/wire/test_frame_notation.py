@@ -1,4 +1,4 @@
-"""Frames as JSON objects and as lines: the object is lossless, and the line shows no secret."""
+"""Frames as JSON objects and as lines: the object is lossless, and the line has no secret."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_line_shows_no_cookie_and_cuts_what_is_long() -> None:
         ({"frame": "OK", "credits": 2**32}, "does not fit"),
         ({"frame": "OK", "credits": 1, "debits": 2}, 'OK has no field "debits"'),
         ({"frame": "ERROR", "reason": 1}, "reason of ERROR must be a text"),
-        ({"frame": "ERROR", "reason": "\ud800"}, "must be a text that UTF-8 can carry"),
+        ({"frame": "ERROR", "reason": "\ud800"}, "must be a text that UTF-8 can encode"),
         ({"frame": "ACK", "credits": 1, "positions": [[1]]}, "positions of ACK must be a list of lists of 2 values"),
         ({"frame": "ACK", "credits": 1, "positions": 1}, "positions of ACK must be a list"),
         ({"frame": "NOTIFY_ACK", "success": 1}, "success of NOTIFY_ACK must be true or false"),

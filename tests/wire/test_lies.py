@@ -1,5 +1,5 @@
-"""Frames that lie: any byte, length or count of any golden frame changed, in both versions, is another frame or the
-peer's error, and nothing else."""
+"""Frames with false values: if any byte, length or count of a golden frame is changed, in both versions, the result is
+another frame or the peer's error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ every_frame = pytest.mark.parametrize(("version", "name", "data"), GOLDEN, ids=[
 
 
 def lies(body: bytes) -> Iterator[bytes]:
-    """The body with a number of each width at each place set to what a liar would say."""
+    """Yield the body with a number of each width at each position replaced by false values."""
     for width in (1, 2, 4, 8):
         for start in range(len(body) - width + 1):
             length, top = int.from_bytes(body[start : start + width]), 256**width - 1
@@ -65,7 +65,7 @@ def test_a_two_phase_commit_message_with_a_lie_in_it_is_another_one_or_the_peers
 
 
 def streaming(version: str) -> list[Connection]:
-    """Every kind of end there is of a connection, with stream 7 open."""
+    """Yield every kind of end of a connection, with stream 7 open."""
     if version == "draft":
         drafts = DraftPair(frozenset(Extension)).to(ConnectionState.STREAMING).open(7)
         return [drafts.initiator, drafts.acceptor]
@@ -95,5 +95,5 @@ def test_a_frame_that_comes_in_two_pieces_is_the_frame_that_came_in_one(version:
     whole = [end.receive(data) for end in streaming(version)]
     for cut in range(1, len(data)):
         for end, expected in zip(streaming(version), whole, strict=True):
-            assert end.receive(data[:cut]) == [], "a frame that is not whole is nothing"
+            assert end.receive(data[:cut]) == [], "an incomplete frame is not returned"
             assert end.receive(data[cut:]) == expected

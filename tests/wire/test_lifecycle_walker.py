@@ -1,4 +1,4 @@
-"""Credits: what is spent was granted, except for the allowed drift."""
+"""Credits: no more is spent than was granted, except for the allowed drift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A participant's round: every state by every step, from the table, and the rules that the table stands for."""
+"""A participant's round: every step in every state of the table, and the rules that the table implements."""
 
 from __future__ import annotations
 

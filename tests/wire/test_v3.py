@@ -1,4 +1,5 @@
-"""Version 3, byte for byte: golden frames of existing peers, every cut of every frame, and any frame there and back."""
+"""Version 3, byte for byte: golden frames of existing peers, every truncation of every frame, and any frame encoded and
+decoded."""
 
 from __future__ import annotations
 

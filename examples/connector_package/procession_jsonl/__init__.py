@@ -1,4 +1,4 @@
-"""A connector in a package of its own: `to="jsonl:DIR"` writes records as JSON lines, one file for each epoch.
+"""A connector in its own package: `to="jsonl:DIR"` writes records as JSON lines, one file for each epoch.
 
 This module is imported by the planner. It imports no client library.
 """

@@ -11,7 +11,7 @@ from procession.sdk.record_blocks import RecordForm, record_batches
 
 class JsonLines(Output):
     def __init__(self, target: Path, name: str, form: RecordForm) -> None:
-        self._directory = target / name  # each output has a directory of its own
+        self._directory = target / name  # each output has its own directory
         self._directory.mkdir(parents=True, exist_ok=True)
         self._form = form
         self._draft = self._directory / ".draft"
@@ -40,7 +40,7 @@ class JsonLines(Output):
         self._sync_names()
 
     def commit(self, transaction: Transaction) -> None:
-        if self._pending(transaction).exists():  # else an earlier commit was cut short after it had renamed
+        if self._pending(transaction).exists():  # otherwise an earlier commit was interrupted after the rename
             self._pending(transaction).rename(self._final(transaction))
         self._sync_names()
 

@@ -1,12 +1,13 @@
-"""The settings of an app: values that `pipeline.setting` asks for, and the process that loads the app provides.
+"""The settings of an app: values that `pipeline.setting` reads and that the process that loads the app provides.
 
 Invariant: a setting is read once, when the pipeline is declared, so it has one value in all tasks. Values are provided
-by `driver/app_file` from the command line, the environment and the file, and by `testing`. Pure.
+by `driver/app_file` from the command line, the environment and the file, and by a test with `with_settings`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,7 +22,7 @@ HIDDEN = "(secret)"
 
 
 class _NoDefault:
-    """Marks a setting without a default."""
+    """Stands for a missing default of a setting."""
 
     def __repr__(self) -> str:
         return "no default"
@@ -32,7 +33,7 @@ NO_DEFAULT = _NoDefault()
 
 @dataclass(frozen=True)
 class Provided:
-    """A value for a setting, and where it is from."""
+    """The value that is provided for a setting, and where it comes from."""
 
     value: Any
     origin: str
@@ -40,7 +41,7 @@ class Provided:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that an app has asked for."""
+    """A setting that an app has read."""
 
     name: str
     kind: Any
@@ -50,22 +51,41 @@ class Setting:
 
     @property
     def shown(self) -> str:
-        """Its value for people."""
+        """The setting's value as text for people. A secret is hidden."""
         return HIDDEN if self.is_secret else repr(self.value)
 
 
 PROVIDED: ContextVar[Mapping[str, Provided]] = ContextVar("PROVIDED", default=MappingProxyType({}))
-"""The values for the settings of the app that is being loaded, by `variable_of` their names."""
+"""The provided values for the app that is being loaded. The keys are the settings' environment variables
+(`variable_of`)."""
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return VARIABLE_PREFIX + name.upper().replace("-", "_")
 
 
+@contextmanager
+def with_settings(**values: Any) -> Iterator[None]:
+    """Give values for `pipeline.setting` to the pipelines that are declared inside the block.
+
+    >>> from procession import Pipeline
+    >>> from procession.testing import with_settings
+    >>> with with_settings(threshold=5):
+    ...     Pipeline("alerts").setting("threshold", float)
+    5.0
+    """
+    given = {variable_of(name): Provided(value, "with_settings") for name, value in values.items()}
+    token = PROVIDED.set({**PROVIDED.get(), **given})
+    try:
+        yield
+    finally:
+        PROVIDED.reset(token)
+
+
 def read_setting(pipeline: str, name: str, kind: Any, default: Any, *, is_secret: bool) -> Setting:
-    """The setting with this name: its provided value, or its default. Raises PlanError if there is none, or if the
-    value is not of this kind."""
+    """Read a setting: its provided value, else its default. Raises PlanError if there is neither, or if the value has
+    another type."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -74,7 +94,8 @@ def read_setting(pipeline: str, name: str, kind: Any, default: Any, *, is_secret
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
     except PydanticUserError as error:
         raise PlanError(
-            f"setting {name!r} is of type {kind!r}, which cannot be read", next_step="use float, int, str, bool or such"
+            f"setting {name!r} is of type {kind!r}, which cannot be read",
+            next_step="use float, int, str, bool or another type that pydantic reads",
         ) from error
     found = PROVIDED.get().get(variable_of(name))
     how = f"write --set {name}=…, set {variable_of(name)}, or write {name} = … under [{FILE_TABLE}] in procession.toml"
@@ -86,7 +107,7 @@ def read_setting(pipeline: str, name: str, kind: Any, default: Any, *, is_secret
                 value = adapter.validate_python(default)
                 default = (
                     default if value == default else value
-                )  # 80 stays 80 if a float is asked for, and "80" does not
+                )  # 80 stays 80 if a float is wanted, and "80" stays a text
             except ValidationError as error:
                 reason = error.errors(include_url=False)[0]["msg"]
                 raise PlanError(

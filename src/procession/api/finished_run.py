@@ -1,7 +1,7 @@
-"""What `Pipeline.run` returns.
+"""The result of `Pipeline.run`.
 
-Invariant: it describes one run and what its sinks have committed. `supervisor/pipeline_run` implements it: this room
-does not know the processes of a run.
+Invariant: it describes one run and the committed output of its sinks. `jobs/pipeline_run` implements it, because the
+API does not know the processes of a run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class FinishedRun(Protocol):
-    """A run of a pipeline, as `Pipeline.run` returns it. `run["alerts"]` has the committed values of a sink.
+    """A finished run of a pipeline, returned by `Pipeline.run`. `run["alerts"]` has the committed values of a sink.
 
     Attributes:
         figures: The figures of the run, as `procession run --json` prints them: `records_in`, `committed`, `epochs`,
@@ -28,10 +28,10 @@ class FinishedRun(Protocol):
         """Whether the whole input is committed. False if the run was stopped before."""
 
     def __getitem__(self, sink: str) -> list[Any]:
-        """The committed values of a file sink, in order, as its codec decodes them. Dead letters are dicts."""
+        """Return the committed values of a file sink, in order, as its codec decodes them. Dead letters are dicts."""
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the outputs that can be read here: those of file sinks."""
+        """Iterate the names of the readable outputs, which are those of file sinks."""
 
     def read_bytes(self, sink: str) -> bytes:
-        """The committed output of a file sink, byte for byte."""
+        """Return the committed output of a file sink, byte for byte."""

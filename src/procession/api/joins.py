@@ -1,7 +1,8 @@
 """Joins: the methods of a stage that combine its records with those of a table or of another stream.
 
 Invariant: as in `api/stage`, each method adds nodes to the graph and returns the last one as a stage.
-`api/stateful_api` inherits these methods; at run time `operators/tables` and `operators/stream_join` do the work.
+`api/stateful_api` inherits these methods. At run time, `operators/tables` and `operators/stream_join` perform the
+joins.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Time = Callable[[Any], Any]
 
 
 class Joins:
-    """The methods of `Stage` that join."""
+    """The join methods of `Stage`."""
 
     _pipeline: Pipeline
     _index: int
@@ -66,28 +67,30 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Join with another stage or source of the same pipeline: `join(left, right)` comes out for each pair.
+        """Join with another stage or source of the same pipeline: emit `join(left, right)` for each pair.
 
-        A pair has the same key and event times at most `within_s` apart. It comes out at the position of the later one;
-        several pairs of one record come in the order of the partners. A record is held until a record arrives, of any
-        key, that is `within_s` and `lateness_s` past it, from each input that has not ended (docs/how-to/joins.md).
+        The records of a pair have the same key, and event times at most `within_s` apart. A result has the position of
+        the later record. Several pairs of one record are emitted in the order of the partners. A record is held until
+        each input that has not ended has sent a record, of any key, that is `within_s` plus `lateness_s` later
+        (docs/how-to/joins.md).
 
         Args:
             other: The right side.
             within_s: Maximum distance in event time, in seconds.
             join: Takes a left and a right record, and returns the result. It receives copies and may change them.
             key: Returns the key, for both sides. Without keys, the key is that of `key_by` on both sides.
-            left_key: The key of the left side only. Needs `right_key`.
-            right_key: The key of the right side only.
-            time: The event time of both sides, as in `window`. Without it, the time that a record was sent with.
-            left_time: The event time of the left side only. Needs `right_time`.
-            right_time: The event time of the right side only.
+            left_key: Returns the key of the left side only. Needs `right_key`.
+            right_key: Returns the key of the right side only.
+            time: Returns the event time, for both sides, as in `window`. Without it, records have the event time that
+                they were sent with.
+            left_time: Returns the event time of the left side only. Needs `right_time`.
+            right_time: Returns the event time of the right side only.
             unit: Unit of the times: "s", "ms", "us" or "ns".
-            lateness_s: How much longer records are held for late ones.
+            lateness_s: Additional seconds for which records are held, so that late partners can still arrive.
             outer: Emit `join(left, None)` for a left record without a partner, once its time has passed.
-            held_max: Maximum number of records held per key. More stop the pipeline.
-            late: What happens to a later record. It is counted, and then is paired with records that are still held
-                ("meet"), dropped ("drop"), or becomes a dead letter ("dead-letter").
+            held_max: Maximum number of records held per key. The pipeline stops if a key has more.
+            late: What happens to a record that arrives even later. It is counted. Then it is paired with records that
+                are still held ("meet"), dropped ("drop"), or becomes a dead letter ("dead-letter").
 
         Raises:
             PlanError: The other stage belongs to another pipeline, or there is no key.
@@ -133,11 +136,11 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Join several stages: `join(first, second, third, …)` comes out for each combination with the same key.
+        """Join several stages: emit `join(first, second, third, …)` for each combination with the same key.
 
-        The event time of each other record is at most `within_s` from that of the first one. A combination comes out at
-        the position of its last record. It is planned as one `join` after the other, each with more lateness than the
-        one before, because combinations come later than their first record (docs/how-to/joins.md).
+        In a combination, the event time of each record is at most `within_s` from that of the first record. A
+        combination has the position of its last record. The plan has one `join` after the other. Each join allows more
+        lateness than the previous join, because combinations come later than their first record (docs/how-to/joins.md).
 
         Args:
             others: The other stages or sources of the same pipeline, in the order of the arguments of `join`.
@@ -146,11 +149,11 @@ class Joins:
             key: Returns the key of a record of any of the stages.
             time: Returns the event time of a record of any of the stages, as in `window`.
             unit: Unit of the times: "s", "ms", "us" or "ns".
-            lateness_s: How much longer records are held for late ones.
-            held_max: Maximum number of records or combinations held per key. More stop the pipeline.
+            lateness_s: Additional seconds for which records are held, so that late partners can still arrive.
+            held_max: Maximum number of records or combinations held per key. The pipeline stops if a key has more.
 
         Raises:
-            PlanError: There is no other stage, one belongs to another pipeline, or a function has other arguments.
+            PlanError: There is no other stage, a stage belongs to another pipeline, or a function has other arguments.
         """
         if not others:
             raise PlanError(".join_all() has no other stage", next_step="pass the stages to join with")
@@ -162,8 +165,8 @@ class Joins:
         first = self._add(Node(Kind.MAP, f"{named}-first", (self._index,), _alone))
         for number, other in enumerate(others):
             first._check_side(other, "join_all", "others")
-            # A record is paired at most `within` after the watermark has passed it, with one that is up to `within`
-            # ahead of the watermark: so far may combinations be out of order.
+            # A record is paired at most `within` after the watermark has passed it. Its partner may be up to `within`
+            # ahead of the watermark. So combinations may be out of order by the sum of both.
             first = first.join(
                 other,
                 within_s=_seconds(within),
@@ -181,7 +184,7 @@ class Joins:
         return self._add(Node(Kind.MAP, named, (first._index,), OfAll(join), is_named=name is not None))
 
     def _check_side(self, other: Any, word: str, what: str) -> None:
-        """The second stream of a stage must be a stage of the same pipeline."""
+        """Raise PlanError unless the second stream is a stage of the same pipeline."""
         if not isinstance(other, Joins) or other._pipeline is not self._pipeline:
             table = ", or a table of procession.tables" if word == "as_of" else "; for a table use hash_join"
             step = "pass pipeline.clock()" if what == "clock" else f"pass a stage or source of the same pipeline{table}"
@@ -191,13 +194,13 @@ class Joins:
             )
 
     def _named(self, word: str, name: str | None, stages: int) -> str:
-        """The name of the last of this many stages that a method adds."""
+        """Return the name of the last stage that a method adds, if it adds this many stages."""
         if name is not None:
             return checked_name(name, "a stage")
         return f"{word.replace('_', '-')}-{self._pipeline.size + stages - 1}"
 
     def _both(self, other: Joins, named: str) -> Stage:
-        """The records of both sides in one order, each marked with its side: three stages."""
+        """Merge the records of both sides into one order, each marked with its side. Adds three stages."""
         left = self._add(Node(Kind.MAP, f"{named}-left", (self._index,), as_left))
         right = self._add(Node(Kind.MAP, f"{named}-right", (other._index,), as_right))
         return self._add(Node(Kind.MERGE, f"{named}-both", (left._index, right._index)))
@@ -213,11 +216,11 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Look up each record in a table (`procession.tables`): `join(record, row)` comes out for each matching row.
+        """Look up each record in a table (`procession.tables`): emit `join(record, row)` for each matching row.
 
-        Rows match if their key equals `key(record)`, and come in the order of the table. `join(record, None)` comes out
-        if no row matches. With a second table, `and_side` and `and_key`, the call is `join(record, row, other_row)`.
-        `join` receives copies of rows and may change them.
+        Rows match if their key equals `key(record)`. The results have the order of the table's rows. If no row matches,
+        `join(record, None)` is emitted. With a second table, `and_side` and `and_key`, the call is `join(record, row,
+        other_row)`. `join` receives copies of rows and may change them.
 
         Raises:
             PlanError: A side is not a table.
@@ -243,7 +246,7 @@ class Joins:
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Look up each record in a table: as `hash_join`, but a record without a match is dropped."""
+        """Look up each record in a table like `hash_join`, but drop a record without a match."""
         return self._joined(True, side, key, join, and_side, and_key, name, parallelism)
 
     def _joined(
@@ -273,7 +276,7 @@ class Joins:
 
 @dataclass(frozen=True)
 class OfFirst:
-    """A function of a record, called with the first record of a combination."""
+    """Calls a function of one record with the first record of a combination."""
 
     function: Callable[[Any], Any]
 
@@ -283,7 +286,7 @@ class OfFirst:
 
 @dataclass(frozen=True)
 class OfAll:
-    """A function of several records, called with a combination."""
+    """Calls a function of several records with a combination."""
 
     function: Callable[..., Any]
 
@@ -304,7 +307,7 @@ def _seconds(ns: int) -> Decimal:
 
 
 def sided_key(left: Joins, right: Joins, word: str, keys: Sided | None) -> Sided | RecordKey:
-    """The key of both sides: the one that is given, or those of `key_by`."""
+    """Return the key of both sides: the given key, or the keys set by `key_by`. Raises PlanError if there is none."""
     if keys is not None:
         return keys
     sides = [stage._pipeline.key_at(stage._index, word) for stage in (left, right)]
@@ -317,7 +320,7 @@ def sided_key(left: Joins, right: Joins, word: str, keys: Sided | None) -> Sided
 
 
 def of_both(word: str, both: Any, left: Any, right: Any, what: str) -> Sided | None:
-    """The functions of the two sides as one. None if there are none."""
+    """Combine the functions of the two sides. Returns None if there are no functions."""
     given = {what: both, f"left_{what}": left, f"right_{what}": right}
     for name, function in given.items():
         if function is not None:

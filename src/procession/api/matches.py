@@ -1,7 +1,7 @@
 """Matches: the method of a stage that finds patterns.
 
 Invariant: as in `api/stage`, the method adds one node to the graph and returns the stage for it. `api/stage` inherits
-it; at run time `operators/pattern_match` does the work.
+it; at run time, `operators/pattern_match` finds the patterns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATE_RULES = ("drop", "dead-letter")
 
 
 class Matches(StatefulStage):
-    """The method of `Stage` that finds patterns."""
+    """The `Stage` method that finds patterns."""
 
     def match(
         self,
@@ -42,23 +42,26 @@ class Matches(StatefulStage):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Find sequences of records of a key, in the order of the sequence: one result for each match.
+        """Find sequences of records of a key that match a pattern, and emit a result for each match.
 
-        A result is a dict with key, start, end (the times of the first and last record) and matched: the records of
-        each step, as lists by the steps' names. It comes out at the record that completes the match. A match that is
-        complete because something did *not* come is emitted when a record arrives, of any key, that is past the bound.
+        Records are matched in the order of the sequence. A result is a dict with key, start, end and matched. `start`
+        and `end` are the times of the first and last record; `matched` maps each step's name to the list of its
+        records. The result has the position of the record that completes the match. A match may be complete because
+        some record did *not* come. It is emitted when a record of any key arrives that is past the bound.
 
         Args:
             pattern: Made with `procession.patterns`.
-            within_s: Maximum distance in event time between the first record of a match and each other one, in seconds.
+            within_s: Maximum distance in event time between the first record of a match and each other record, in
+                seconds.
             key: Returns a record's key. Without it, the key is that of `key_by`.
-            time: A record's event time, as in `window`. Without it, the time that the record was sent with.
+            time: Returns a record's event time, as in `window`. Without it, records have the event time that they were
+                sent with.
             unit: Unit of `time`, start and end: "s", "ms", "us" or "ns".
-            lateness_s: How much longer matches wait for late records.
-            skip: What happens to other matches of the key that have begun when one is complete: they are dropped
+            lateness_s: Additional seconds for which matches wait for late records.
+            skip: What happens to the incomplete matches of a key when a match is complete. They are dropped
                 ("past-last"), so matches do not overlap, or they continue ("none").
-            late: What happens to a record that is further than the bound behind. It is counted, and then dropped or
-                becomes a dead letter.
+            late: What happens to a record that arrives even later. It is counted. Then it is dropped ("drop") or
+                becomes a dead letter ("dead-letter").
 
         Raises:
             PlanError: There is no key, or an argument is not valid.
@@ -79,7 +82,7 @@ class Matches(StatefulStage):
         if not isinstance(pattern, Pattern):
             raise PlanError(
                 f".match() has {pattern!r}, which is not a pattern",
-                next_step="make one with procession.patterns, as patterns.begin(…).then(…)",
+                next_step="make a pattern with procession.patterns, such as patterns.begin(…).then(…)",
             )
         if time is not None:
             checked_of_one(time, kind.value, "time")

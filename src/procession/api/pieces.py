@@ -1,7 +1,7 @@
 """Pieces: the method of a stage that continues with a reusable part of a pipeline.
 
-Invariant: a piece is a function from stage to stage. Its stages are those that it adds; `explain` shows them as a
-group. `api/stage` inherits the method.
+Invariant: a piece is a function from stage to stage. The stages that it adds belong to the piece; `explain` shows them
+as a group. `api/stage` inherits the method.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
 
 
 class Pieces:
-    """The method of `Stage` that continues with a piece."""
+    """The `Stage` method that continues with a piece."""
 
     _pipeline: Pipeline
 
     def apply(self, piece: Callable[..., Any], *arguments: Any, name: str | None = None, **options: Any) -> Any:
         """Continue with a reusable part of a pipeline: `events.apply(cleaned, 5)` calls `cleaned(events, 5)`.
 
-        The names of the stages that the function adds begin with the name of the piece, so that it can be applied
+        The names of the stages that the function adds begin with the name of the piece. So a piece can be applied
         several times with different names. `explain` shows its stages as a group. Pieces may contain pieces.
 
         Args:
-            piece: A function that takes this stage first, and returns what it continues with: mostly a stage.
+            piece: A function that takes this stage as its first argument. Usually it returns the stage to continue
+                from.
             arguments: Further arguments of the function.
             name: Name of the piece. Without it, the name of the function.
             options: Named arguments of the function.
 
         Returns:
-            What the function returns.
+            The function's result.
 
         Raises:
             PlanError: The function has no name and none is given, or it returns nothing.

@@ -1,7 +1,7 @@
 """The pipeline that an app declares.
 
-Invariant: building a pipeline only records what is declared; a mistake raises `PlanError` at the line that made it. The
-planner reads the resulting `planner/graph`, and the driver runs the plan.
+Invariant: building a pipeline only records the declarations. A mistake raises `PlanError` at the line of the mistake.
+The planner reads the resulting `planner/graph`, and the driver runs the plan.
 
     >>> from procession import Pipeline
     >>> pipeline = Pipeline("doubler")
@@ -38,20 +38,20 @@ from procession.planner.validation import checked_choice, checked_count, checked
 PARALLELISM_MAX = 1024
 
 DEAD_LETTER = "dead-letter"
-"""The sink of dead letters; no other has this name."""
+"""The name of the sink of dead letters. No other sink may have this name."""
 
 GIVING_PAYLOADS = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
-"""Stages whose functions take and return bytes, whatever the codec of the source."""
+"""Stages whose functions take and return bytes, regardless of the codec of the source."""
 KEEPING_KEY = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.MAP_BATCHES, Kind.MAP_ASYNC, Kind.ADD_TIMESTAMPS, Kind.PEEK}
     | {Kind.HASH_JOIN, Kind.MERGE, Kind.REBALANCE, Kind.SPLIT, Kind.OUTPUT}
 )
-"""Stages that leave a record's key as it is. A rebalance by key sets another key."""
+"""Stages that do not change a record's key. A rebalance by key sets another key."""
 KEEPING_KEY_GIVEN = frozenset(
     {Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_STATEFUL, Kind.REDUCE, Kind.ROLLING, Kind.DISTINCT}
     | {Kind.PROCESS}
 )
-"""Stages that leave a record's key as it is unless they have `key=`. Windows, joins and totals emit new records."""
+"""Stages that do not change a record's key unless they have `key=`. Windows, joins and totals emit new records."""
 
 
 class Pipeline(Sources):
@@ -61,8 +61,9 @@ class Pipeline(Sources):
 
     Args:
         name: Name of the pipeline. It is part of the names of directories and outputs.
-        order: What every sink is promised. "total" (the default): the sequence of a run that processes one record at a
-            time. "key" or "stream": that sequence among the records of one key or one stream. "none": no order.
+        order: The order that every sink is promised. "total" (the default): the sequence of a run that processes one
+            record at a time. "key" or "stream": this sequence among the records of each key or stream. "none": no
+            order.
         preserve_order: `True` means `order="total"`, `False` means `order="none"`.
         strict: Raise `PlanError` instead of planning an exchange whose output must be merged back into order.
         exchange: How records move between tasks. "runs": through files in a directory that all tasks share. "spark":
@@ -70,20 +71,20 @@ class Pipeline(Sources):
         parallelism: Number of tasks per stage.
         dead_letter: A sink, as "file:DIR", for records on which a function raises. Each becomes a JSON object, in the
             same transaction as the other output. Without it, the pipeline stops and the error names the record.
-        guarantee: The delivery guarantee. Weaker ones than "effectively-once" cost less.
+        guarantee: The delivery guarantee. A weaker guarantee than "effectively-once" costs less.
         deterministic: Declares that the functions return the same output for the same input in every run. Idempotent
             sinks require it.
-        order_by: How the records of several streams are ordered. "arrival" (the default), or "event_time": by event
-            time, stream id and message id, so that two runs over the same inputs produce the same bytes. Each source
-            must then name its `streams`, and output waits for the slowest of them.
+        order_by: How the records of several streams are ordered: by "arrival" (the default) or by "event_time".
+            Event-time order compares event time, stream id and message id, so two runs over the same inputs produce the
+            same bytes. Each source must then name its `streams`, and output waits for the slowest stream.
         lateness_s: With event-time order: how far a record may be behind the latest record of its stream.
-        late: With event-time order: what happens to a record that is further behind. "fail" (the default), "drop" (and
-            count), or "dead-letter".
-        idle_timeout_s: With event-time order: seconds after which a silent stream is not waited for. Two runs may then
-            differ.
-        fusion: Run consecutive functions of one record as one loop, and inline those that are a single expression.
-            `False` calls each function by itself, stage by stage: slower, with the same output.
-        types: Dataclasses, named tuples and enums whose values are keys, are in states or pass between tasks.
+        late: With event-time order: what happens to a record that is further behind. "fail" (the default) stops the
+            pipeline, "drop" drops and counts the record, "dead-letter" makes it a dead letter.
+        idle_timeout_s: With event-time order: seconds after which output no longer waits for a silent stream. Two runs
+            may then differ.
+        fusion: Run consecutive functions of one record as one loop, and inline functions that are a single expression.
+            `False` calls each function separately, stage by stage. This is slower and gives the same output.
+        types: Dataclasses, named tuples and enums whose values are used as keys, in states or between tasks.
 
     Raises:
         PlanError: An argument is not valid, or two arguments contradict each other.
@@ -134,21 +135,24 @@ class Pipeline(Sources):
             checked_target(dead_letter, DEAD_LETTER)
 
     def setting(self, name: str, kind: Any = str, default: Any = NO_DEFAULT, *, secret: bool = False) -> Any:
-        """The value of a setting of the app, from outside the program.
+        """Read a setting of the app, whose value comes from outside the program.
 
-        The value is that of `--set NAME=VALUE` or of the environment variable PROCESSION_APP_NAME, else that of NAME in
-        the table `[app]` of procession.toml, else the default. It is read here, once, and does not change while the
-        pipeline runs. `explain` shows it.
+        The value of `--set NAME=VALUE` or of the environment variable PROCESSION_APP_NAME comes first. Next is the
+        value of NAME in the table `[app]` of procession.toml, and last the default. The setting is read once, here, and
+        does not change while the pipeline runs. `explain` shows it.
 
         Args:
             name: Name of the setting.
-            kind: What it is: float, int, bool, str, Decimal, `Literal["a", "b"]`, or another type that pydantic reads.
-            default: Its value if none is given. Without a default, a value must be given.
-            secret: Show the value neither in `explain` nor in errors. Give it in the environment or the file, since
-                other users of a machine can see its command lines.
+            kind: Its type: float, int, bool, str, Decimal, `Literal["a", "b"]`, or another type that pydantic reads.
+            default: The value if no other is given. Without a default, a value must be given.
+            secret: Hide the value in `explain` and in errors. Give it in the environment or the file, since other users
+                of a machine can see its command lines.
+
+        Returns:
+            The value, of type `kind`.
 
         Raises:
-            PlanError: There is no value, or it is not of this kind.
+            PlanError: There is no value, or it has another type.
 
         Example:
             >>> from procession import Pipeline
@@ -159,8 +163,8 @@ class Pipeline(Sources):
         found = read_setting(self.name, name, kind, default, is_secret=secret)
         if self._settings.setdefault(name, found) != found:
             raise PlanError(
-                f"pipeline {self.name!r} asks for the setting {name!r} twice, in two ways",
-                next_step="ask for it once, and use its value in several places",
+                f"pipeline {self.name!r} reads the setting {name!r} twice, with different arguments",
+                next_step="read it once, and use its value in several places",
             )
         return found.value
 
@@ -170,7 +174,7 @@ class Pipeline(Sources):
         return len(self._nodes)
 
     def graph(self) -> Graph:
-        """The pipeline as an immutable, checked graph.
+        """Return the pipeline as an immutable, checked graph.
 
         Raises:
             PlanError: There is no source, no sink, or a contradiction between stages.
@@ -186,8 +190,8 @@ class Pipeline(Sources):
         for node in nodes:
             if self._dead_letter is None and node.operator is not None and node.operator.state.late_to_dead_letters:
                 raise PlanError(
-                    f"stage {node.name!r} makes dead letters of late records, but pipeline {self.name!r} has nowhere to"
-                    " put them",
+                    f"stage {node.name!r} makes dead letters of late records, but pipeline {self.name!r} has no sink"
+                    " for them",
                     next_step='write Pipeline(…, dead_letter="file:DIR"), or late="drop"',
                     stage=node.name,
                 )
@@ -213,17 +217,17 @@ class Pipeline(Sources):
         )
 
     def stage_name(self, index: int) -> str:
-        """The name of the stage with this index."""
+        """Return the name of the stage with this index."""
         return self._nodes[index].name
 
     def codec_at(self, index: int, sink: str) -> PayloadCodec:
-        """The codec of a sink behind this stage that does not name one: the codec of its source.
+        """Return the codec of a sink after this stage if the sink names none: the codec of its source.
 
         Raises PlanError if its records come from sources with different codecs.
         """
         nearest = self._nearest(index, lambda node: node.kind is Kind.SOURCE or node.kind in GIVING_PAYLOADS)
-        found = {node.codec: node.name for node in nearest}  # of stages that are no sources it is bytes
-        # Bytes and text are written alike.
+        found = {node.codec: node.name for node in nearest}  # of other stages it is bytes
+        # Bytes and text are written in the same way.
         if (
             len(found.keys() - {PayloadCodec.TEXT, PayloadCodec.BYTES})
             + bool(found.keys() & {PayloadCodec.TEXT, PayloadCodec.BYTES})
@@ -238,7 +242,7 @@ class Pipeline(Sources):
         return PayloadCodec.BYTES if len(found) > 1 else next(iter(found))
 
     def key_at(self, index: int, word: str) -> RecordKey | None:
-        """The key that `key_by` has set on records at this stage, or None.
+        """Return the key that `key_by` has set on records at this stage, or None.
 
         Raises PlanError if only some of the branches that lead here have a `key_by`.
         """
@@ -253,7 +257,8 @@ class Pipeline(Sources):
         return RecordKey(tuple(given)) if given else None
 
     def _nearest(self, index: int, is_one: Callable[[Node], bool]) -> list[Node]:
-        """The nearest stages, this one included, that satisfy the predicate: one for each branch that leads here."""
+        """Return the nearest stages that satisfy the predicate, one for each branch that leads here. This stage is
+        included."""
         found, seen, left = set(), {index}, [index]
         while left:
             place = left.pop()
@@ -266,7 +271,7 @@ class Pipeline(Sources):
         return [self._nodes[place] for place in sorted(found)]
 
     def explain(self) -> str:
-        """The plan as text: how order is kept on each edge, and why. `procession explain` prints it.
+        """Return the plan as text: how order is kept on each edge, and why. `procession explain` prints this text.
 
         Raises:
             PlanError: The pipeline cannot run as it is declared.
@@ -285,14 +290,16 @@ class Pipeline(Sources):
     ) -> FinishedRun:
         """Run the pipeline from a script or a notebook, with the same processes as `procession run`.
 
-        It returns when the input is committed. In a notebook the cell shows the progress. Ctrl-C, or an interrupt of
-        the cell, stops all processes; it raises KeyboardInterrupt if not all of the input is committed then.
+        The call returns when the input is committed. In a notebook, the cell shows the progress. Ctrl-C, or an
+        interrupt of the cell, stops all processes. It raises KeyboardInterrupt if a part of the input is not committed
+        then.
 
         Args:
-            inputs: Files, by their paths; or records by the name of their source, as in `procession.testing.run`:
+            inputs: The paths of files; or the records of each source by its name, as in `procession.testing.run`:
                 `{"orders": [{"id": 1}, {"id": 2}]}`. None: producers send, and the pipeline runs until it is stopped.
-            directory: The pipeline's directory. A later run with the same directory continues. None: a new one for this
-                run, which also has the relative directories of sinks, and is removed with the run that is returned.
+            directory: The pipeline's directory. A later run with the same directory continues. None: a new directory
+                for this run. It also contains the sinks' relative directories, and is removed together with the
+                returned run.
             listen: Address for producers, HOST:PORT. None: a free port of this machine.
             event_time_field: With files: JSON field that holds a record's event time.
             event_time_unit: Unit of numbers in that field: s, ms, us or ns since 1970.
@@ -302,16 +309,16 @@ class Pipeline(Sources):
             The figures of the run, and the committed output: `run["alerts"]`.
 
         Raises:
-            UsageError: The inputs do not fit the sources, or the run could not be continued and has no directory.
+            UsageError: The inputs do not fit the sources, or the run needs a directory to be continued and has none.
             PlanError: The pipeline cannot run, or a function uses something that other processes cannot have.
-            PartFailed: A process failed for good.
+            PartFailed: A process failed too often, or with an error that a restart does not cure.
         """
-        # By its name: this room declares pipelines, and knows no processes.
-        run: Callable[..., FinishedRun] = load("procession.supervisor.pipeline_run:run_pipeline")
+        # Loaded by name, because the API does not import the processes of a run.
+        run: Callable[..., FinishedRun] = load("procession.jobs.pipeline_run:run_pipeline")
         return run(self, inputs, directory, listen, event_time_field, event_time_unit, settings)
 
     def check_idempotent(self, sink: str) -> None:
-        """Raises PlanError unless a repeated epoch sends this sink the same bytes."""
+        """Raise PlanError unless a repeated epoch sends this sink the same bytes."""
         if not self.is_deterministic:
             raise PlanError(
                 f"sink {sink!r} is idempotent, but pipeline {self.name!r} is not declared deterministic: an epoch"
@@ -322,13 +329,13 @@ class Pipeline(Sources):
             )
         if not POLICIES[self.guarantee].is_sent_again:
             raise PlanError(
-                f"sink {sink!r} is idempotent, but with guarantee={self.guarantee.value!r} nothing is ever sent again",
+                f"sink {sink!r} is idempotent, but with guarantee={self.guarantee.value!r} no record is sent again",
                 next_step='remove idempotent=True, or use "effectively-once" or "at-least-once"',
             )
 
     @contextmanager
     def group(self, name: str) -> Iterator[None]:
-        """Stages that are added meanwhile belong to the piece with this name."""
+        """Assign the stages that are added inside the block to the piece with this name."""
         self._groups.append(name)
         try:
             yield
@@ -336,12 +343,13 @@ class Pipeline(Sources):
             self._groups.pop()
 
     def _add(self, node: Node) -> Stage:
-        """Appends a stage. A stage without a name is named after its kind and index."""
+        """Append a stage. A stage without a name is named after its kind and index."""
         if not node.name:
             node = replace(node, name=f"{node.kind.value.replace('_', '-')}-{len(self._nodes)}", is_named=False)
         is_sink = node.kind is Kind.SINK
         if self._groups:
-            # A piece may be used twice, so the names of its stages begin with its own. Those of sinks do not.
+            # A piece may be used twice, so the names of its stages begin with the name of the piece. Names of sinks do
+            # not.
             named = node.name if is_sink else checked_name(f"{self._groups[-1]}-{node.name}", "a stage of a piece")
             node = replace(node, group="/".join(self._groups), name=named)
         if any(other.id == node.id for other in self._nodes) or (is_sink and node.name == DEAD_LETTER):
@@ -367,7 +375,7 @@ def _order(order: str | None, preserve_order: bool | None) -> Order:
         return Order.NONE if preserve_order is False else Order.TOTAL
     if preserve_order is not None:
         raise PlanError(
-            f"order={order!r} and preserve_order={preserve_order!r} both say what is promised",
+            f"order={order!r} and preserve_order={preserve_order!r} exclude each other",
             next_step='write order="total" or order="none" alone',
         )
     chosen: Order = checked_choice(Order, order, "order")

@@ -1,7 +1,7 @@
 """Side streams: the methods of a stage that process its records with the latest state of a second stream.
 
 Invariant: as in `api/stage`, each method adds nodes to the graph and returns the last one as a stage. `api/stage`
-inherits these methods; at run time `operators/broadcast` and `operators/versions` do the work.
+inherits these methods; at run time, `operators/broadcast` and `operators/versions` process the records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VERSIONS_LARGEST = 1_000_000
 
 
 class SideStreams(StatefulStage):
-    """The methods of `Stage` with a second stream."""
+    """The `Stage` methods with a second stream."""
 
     def with_broadcast(
         self,
@@ -49,13 +49,14 @@ class SideStreams(StatefulStage):
     ) -> Stage:
         """Process each record with the latest state of a second stream, which every task has: rules, settings, rates.
 
-        A record is processed with what came before it in the sequence, whichever task it is in. Records need no key.
+        A record is processed with the state of all `rules` records before it in the sequence, in any task. Records need
+        no key.
 
         Args:
             rules: Another stage or source of the same pipeline.
             apply: Takes the latest state and a record, and returns the result.
-            update: Takes the state and a record of `rules`, and returns the next state. Without it, the state is the
-                latest record of `rules`.
+            update: Takes the state and a record of `rules`, and returns the next state. Without `update`, the state is
+                the latest record of `rules`.
             initial: The state before the first record of `rules`: a value, or a function that makes one.
 
         Raises:
@@ -82,7 +83,7 @@ class SideStreams(StatefulStage):
         states = rules
         if update is not None:
             checked_call(update, kind.value, "update", ("state", "record"))
-            # Without a name it is found again in a checkpoint by what it does, at another position too.
+            # In a checkpoint, a stage without a name is found by its functions, also at another position.
             state_name = None if name is None else f"{named}-state"
             states = rules.map_stateful(Updating(update), key=single_key, initial=initial, name=state_name)
         both = self._both(states, named)
@@ -107,25 +108,26 @@ class SideStreams(StatefulStage):
     ) -> Stage:
         """Join each record with the version of its key that was valid at the record's time: prices, rates, contracts.
 
-        `join(record, version)` comes out at the place of the record, `join(record, None)` if no version was valid. Of
-        the versions that came before the record in the sequence, the one with the latest `valid_from` at or before the
-        record's time counts.
+        Emits `join(record, version)` at the position of the record, or `join(record, None)` if no version was valid.
+        Only versions before the record in the sequence count. Of these, the valid version has the latest `valid_from`
+        at or before the record's time.
 
         Args:
-            versions: Another stage or source of the same pipeline; or a table (`procession.tables`) with a row for each
-                version, whose `by` is the key. The records then stay in their tasks, and no version is late.
+            versions: Another stage or source of the same pipeline; or a table (`procession.tables`) that has a row for
+                each version and whose `by` is the key. With a table, the records stay in their tasks, and no version is
+                late.
             join: Takes a record and a version or None, and returns the result. It receives a copy of the version.
-            time: A record's event time, as in `window`.
-            valid_from: The time from which a version is valid. A later version with the same time replaces it.
+            time: Returns a record's event time, as in `window`.
+            valid_from: Returns the time from which a version is valid. A later version with the same time replaces it.
             key: Returns the key, for both sides. Without keys, the key is that of `key_by` on both sides.
-            left_key: The key of records only. Needs `right_key`.
-            right_key: The key of versions only. A table has its own.
+            left_key: Returns the key of records only. Needs `right_key`.
+            right_key: Returns the key of versions only. A table has its own key.
             unit: Unit of the times: "s", "ms", "us" or "ns".
-            late: What happens to a version that comes after records for whose time it was valid: it counts for records
-                that come after it ("keep"), is dropped ("drop"), or becomes a dead letter ("dead-letter"). All are
-                counted. The rule holds for records, too, whose version is no longer kept; with "keep" they get the
-                oldest one that is.
-            versions_max: Number of versions that are kept per key, those with the latest times.
+            late: What happens to a version that arrives after records at whose time it was valid. It is counted. Then
+                it is used for records that come after it ("keep"), dropped ("drop"), or becomes a dead letter
+                ("dead-letter"). The same applies to records whose version is no longer kept; with "keep" they get the
+                oldest kept version.
+            versions_max: Number of versions that are kept per key. The versions with the latest times are kept.
 
         Raises:
             PlanError: The other stage belongs to another pipeline, there is no key, or a table is given `late` or
@@ -154,7 +156,7 @@ class SideStreams(StatefulStage):
                 if value != default:
                     raise PlanError(
                         f".{kind.value}() was given {word}={value!r} and a table, which has its own key",
-                        next_step=f"leave {word} away; or read the versions with a source",
+                        next_step=f"omit {word}; or read the versions with a source",
                     )
             valid = ValidRow(time, valid_from, checked_unit(unit))
             return self._valid_rows(versions, key or left_key, join, valid, name, parallelism)

@@ -1,7 +1,7 @@
 """Sources: the method of a pipeline that declares where records enter.
 
-Invariant: a stream belongs to one source. `api/pipeline` inherits the method; `planner/source_streams` says at run time
-which streams a source takes.
+Invariant: a stream belongs to one source. `api/pipeline` inherits the method; `planner/source_streams` decides at run
+time which streams a source takes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Sources:
-    """The method of `Pipeline` that declares sources."""
+    """The `Pipeline` methods that declare sources."""
 
     name: str
     types: NamedTypes
@@ -55,29 +55,30 @@ class Sources:
     ) -> Stage:
         """Declare where records enter the pipeline. Producers send them to the gateway, or `from_` names a URL.
 
-        All streams enter at one source, in the order of their arrival. To process some streams differently, declare
-        several sources and name the `streams` of each. `merge` joins sources again, in the order of arrival.
+        By default, all streams enter at one source, in the order of arrival. To process some streams differently,
+        declare several sources and name the `streams` of each. `merge` joins the sources again, in the order of
+        arrival.
 
         Args:
             name: Name of the source.
             from_: A URL to read from, such as "kafka://HOST:PORT/TOPIC" or "file:PATTERN". `procession run` starts the
-                connector that reads it. docs/how-to/connectors.md lists the connectors. Its streams are the source's
-                own, so `streams` is left out. Without a URL, producers connect to the gateway.
-            codec: What functions receive: `bytes`, `str` ("text"), the decoded value ("json", "msgpack", "arrow"), or
-                objects of a class of yours (`json_of(Call)`).
+                connector that reads it. docs/how-to/connectors.md lists the connectors. The connector defines the
+                streams, so omit `streams`. Without a URL, producers connect to the gateway.
+            codec: How records are decoded. Functions receive `bytes`, `str` ("text"), the decoded value ("json",
+                "msgpack", "arrow"), or objects of your class (`json_of(Call)`).
             schema: With codec="json": the fields of the records, as a `pyarrow.Schema`. Each record is validated when
                 it enters, and functions receive a dict with these fields. docs/how-to/typed-records.md lists the types.
             streams: The streams of this source, by name or id, or as `Path("a.log")` for a file. The files of a
-                pattern, `Path("calls-*.jsonl")`, are one stream, in the order of their names; files that appear later
-                continue it. One source may leave `streams` out; it receives all other streams.
-            ends: `True`: the source ends when all its streams have ended (those that have begun, or all of `streams`).
+                pattern, `Path("calls-*.jsonl")`, form one stream, in the order of their names; files that appear later
+                continue it. One source may omit `streams`; it receives all other streams.
+            ends: `True`: the source ends when all its streams have ended (all of `streams`, or all that have begun).
                 Open windows then fire. `sort` and `aggregate` require a source that ends. `None`: the source ends if
-                the app runs with `--input`, or if the connector of its URL ends, as that of files does. `False`: it
-                never ends; files are then followed, and new ones that match the pattern are read, too.
+                the app runs with `--input`, or if the connector of its URL ends, such as the connector for files.
+                `False`: the source never ends; files are followed, and new files that match the pattern are read, too.
             event_time_field: With `from_`: the field of JSON records that has the event time, such as "at" or
                 "after.at". Without it, the connector gives the event times, if it has any.
             event_time_unit: The unit of numbers in that field: "s", "ms", "us" or "ns" since 1970. Texts are ISO 8601.
-            parallelism: Number of tasks, if not that of the pipeline.
+            parallelism: Number of tasks. None: that of the pipeline.
 
         Returns:
             The stage to continue from.
@@ -101,7 +102,7 @@ class Sources:
                 if event_time_field is None and not connector.source.is_timed:
                     raise PlanError(
                         f"pipeline {self.name!r} is ordered by event time, but the records of source {name!r} have"
-                        " none",
+                        " no event time",
                         next_step="name the field of its JSON records that has it: event_time_field=…",
                     )
             if ends is None:
@@ -138,11 +139,11 @@ class Sources:
         )
 
     def clock(self, interval_s: float = 1.0, *, name: str = "clock") -> Stage:
-        """A clock: a source whose records are the time, for timers by the clock (`process(…, clock=…)`).
+        """Declare a clock: a source whose records are the time, for timers by the clock (`process(…, clock=…)`).
 
-        Each tick is a record of the log, so timers fire at the same place if an epoch is run again. The output depends
-        on when records arrive, so two runs may differ. `procession run` starts the clock, and the pipeline then runs
-        until it is stopped. In a test, the ticks are inputs: `("clock", 10.5)`.
+        Each tick is a record of the log, so timers fire at the same position if an epoch is run again. The output
+        depends on when records arrive, so two runs may differ. `procession run` starts the clock, and the pipeline then
+        runs until it is stopped. In a test, the ticks are inputs: `("clock", 10.5)`.
 
         Args:
             interval_s: Seconds between two ticks, from 0.01 to 3600. A timer fires up to two intervals late.
@@ -157,28 +158,28 @@ class Sources:
         return self.source(name, from_=f"clock:{interval_s}", codec="json")
 
     def _share(self, name: str, streams: frozenset[int] | None) -> int:
-        """The share of the stream ids for a source that reads a URL."""
+        """Return the share of the stream ids for a source that reads a URL."""
         if streams is not None:
             raise PlanError(
-                f"source {name!r} reads a URL and names streams, but its streams are those of the URL",
-                next_step="leave streams away; or leave from_ away, and start the connector with `procession source`",
+                f"source {name!r} reads a URL and names streams, but the URL defines its streams",
+                next_step="omit streams; or omit from_, and start the connector with `procession source`",
             )
         share = share_of(name)
         for other in self._nodes:
             if other.kind is Kind.SOURCE and other.share == share and other.name != name:
                 raise PlanError(
-                    f"sources {other.name!r} and {name!r} would have the same stream ids by a rare chance",
+                    f"sources {other.name!r} and {name!r} have the same stream ids, by a rare coincidence",
                     next_step="give one of them another name",
                 )
         return share
 
     def _declared(self, name: str, share: int, traits: SourceTraits, url: ConnectorUrl) -> frozenset[int]:
-        """The streams of a URL in event-time order."""
+        """Return the streams of a URL in event-time order."""
         if traits.declared is None:
             raise PlanError(
-                f"source {name!r} reads a URL, whose streams are not known before the start, but pipeline"
-                f" {self.name!r} is ordered by event time, for which they must be",
-                next_step="leave from_ away, name the streams, and start the connector with `procession source`",
+                f"source {name!r} reads a URL, whose streams are unknown before the start, but pipeline"
+                f" {self.name!r} is ordered by event time and must know them",
+                next_step="omit from_, name the streams, and start the connector with `procession source`",
             )
         return frozenset(id_in_share(share, stream) for stream in traits.declared(url))
 
@@ -189,7 +190,7 @@ def _typed(codec: str | TypedJson, schema: pa.Schema | None, owner: str) -> Type
     if codec != PayloadCodec.JSON.value:
         raise PlanError(
             f"{owner} has a schema, but its codec is {codec.shown if isinstance(codec, TypedJson) else codec!r}",
-            next_step='write codec="json" with a schema, or leave the schema away',
+            next_step='write codec="json" with a schema, or omit the schema',
         )
     return json_with(schema, owner)
 
@@ -210,7 +211,7 @@ def _time_field(name: str, field: str | None, unit: Unit, *, has_url: bool) -> s
     if not has_url:
         raise PlanError(
             f"source {name!r} has event_time_field={field!r}, but no from_: its producers give the event times",
-            next_step=f"start them with --event-time-field {field}; or call add_timestamps behind the source",
+            next_step=f"start them with --event-time-field {field}; or call add_timestamps after the source",
         )
     checked_unit(unit)
     return field
@@ -233,14 +234,14 @@ def _streams(streams: Any, name: str) -> frozenset[int]:
 
 
 def _patterns(streams: Iterable[int | str | Path]) -> tuple[str, ...]:
-    """The patterns of files among these streams."""
+    """Return the file patterns among these streams."""
     return tuple(str(stream) for stream in streams if isinstance(stream, Path) and has_magic(str(stream)))
 
 
 def number_of_stream(stream: object) -> int | None:
-    """The id of a stream, or None if the value does not name one."""
+    """Return the id of a stream, or None if the value does not name a stream."""
     if isinstance(stream, Path):
-        # As the file source does: the same file is the same stream, wherever it is named.
+        # Like the file source: the same file is the same stream, whatever the working directory is.
         return stream_id(bytes(Path(normpath(stream.absolute()))))
     if isinstance(stream, str):
         return stream_id(stream.encode()) if stream else None

@@ -1,7 +1,7 @@
 """Splits: the method of a stage that sends each record to one of several outputs.
 
 Invariant: as in `api/stage`, the method adds nodes to the graph: one that calls the tag function, and one for each
-output. `api/stage` inherits it; at run time `operators/side_outputs` does the work.
+output. `api/stage` inherits the method. At run time, `operators/side_outputs` splits the records.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 OUTPUTS_MAX = 64
 BOOLEAN_OUTPUTS = ("true", "false")
-"""How the outputs of a split without names are called in `explain`."""
+"""Names in `explain` for the outputs of a split without names."""
 
 
 class Splits:
-    """The method of `Stage` that splits."""
+    """The `Stage` method that splits."""
 
     _pipeline: Pipeline
     _index: int
@@ -40,15 +40,15 @@ class Splits:
     ) -> tuple[Stage, ...]:
         """Send each record to one of several outputs: `large, small = orders.split(is_large)`.
 
-        The function is called once for each record. Each output is a stage to continue from. All of them keep the
-        order, and `merge` puts them together again.
+        The function is called once for each record. Each output is a stage to continue from. All outputs keep the
+        order, and `merge` joins them again.
 
         Args:
-            tag: Without `outputs`, says whether a record goes to the first of two outputs or to the second. With
-                `outputs`, returns the name of the output. Another name is an error of the record.
+            tag: Without `outputs`, returns true for the first of two outputs and false for the second. With `outputs`,
+                returns the name of an output. Another name is an error of the record.
             outputs: The names of the outputs, in the order in which they are returned.
-            value: Returns what goes to the output instead of the record. With `value`, a function before the split can
-                emit records for several outputs, as pairs of a name and a value.
+            value: Returns the value that goes to the output instead of the record. With `value`, a function before the
+                split can emit records for several outputs, as pairs of a name and a value.
 
         Returns:
             A stage for each output.
@@ -72,7 +72,7 @@ class Splits:
             given = ", ".join(map(repr, outputs[: OUTPUTS_MAX + 1]))
             raise PlanError(
                 f".split() has the outputs {given}",
-                next_step=f"name 2 to {OUTPUTS_MAX} different outputs, or none if the tag is true or false",
+                next_step=f"name 2 to {OUTPUTS_MAX} different outputs, or no outputs if the tag is true or false",
             )
         named = f"split-{self._pipeline.size}" if name is None else checked_name(name, "a stage")
         tagging = Tagging(tag, outputs, value)

@@ -37,7 +37,7 @@ TIMEOUT_S = 60.0
 """Default time limit of one call of an asynchronous function."""
 
 CONNECTIONS_MAX = 64
-"""Maximum number of connections, and so of outputs, of a sink."""
+"""Maximum number of connections of a sink, which is also the maximum number of its outputs."""
 LANES_MAX = 1024
 """Maximum number of lanes of a sink."""
 
@@ -48,9 +48,9 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
     `Pipeline.source` returns the first stage. Two calls on the same stage make two branches. Each method that adds a
     stage has two further arguments:
 
-    - `name`: the name of the stage. A stateful stage with a name keeps its state when other stages are added.
-      It is unique among stages, sources included. A sink may be named like a stage.
-    - `parallelism`: the number of its tasks, if not that of the pipeline.
+    - `name`: the name of the stage. A stateful stage with a name keeps its state when other stages are added. It is
+      unique among stages, sources included. A sink may be named like a stage.
+    - `parallelism`: the number of its tasks. None: that of the pipeline.
 
     Example:
         >>> from procession import Pipeline
@@ -111,8 +111,8 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
     ) -> Stage:
         """Replace each record by the result of a coroutine function, for calls of slow services.
 
-        Results come out in the order of the records. A call that raises or times out fails the epoch, which is then
-        tried again; the record never becomes a dead letter.
+        Results have the order of the records. A call that raises or times out fails the epoch, which is then run again.
+        The record never becomes a dead letter.
 
         Args:
             function: An `async def` function of one record.
@@ -139,18 +139,18 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
     def key_by(self, key: Key, *, name: str | None = None, parallelism: int | None = None) -> Stage:
         """Set each record's key. Records do not move to other tasks.
 
-        `order="key"` refers to this key, and so do the keyed stages behind it that have no `key=`: `map_stateful`,
-        `reduce`, `rolling`, `distinct` and the like, `window`, `aggregate` and `join`. A record keeps its key when
-        `map` or another stage changes its value, and records that are made from it have the same key. The key ends at
-        the next `key_by`, at a stage with its own `key=`, and at a stage that emits new records: a window, an
-        aggregate, a join, a sort or a transform.
+        `order="key"` refers to this key. Keyed stages without `key=` use it, too: `map_stateful`, `reduce`, `rolling`,
+        `distinct`, `window`, `aggregate`, `join` and others. A record keeps its key when `map` or another stage changes
+        its value. Records made from it have the same key. The key is valid until the next `key_by`, a stage with its
+        own `key=`, or a stage that emits new records: a window, an aggregate, a join, a sort or a transform.
         """
         return self._then(Kind.KEY_BY, key, name, parallelism)
 
     def add_timestamps(
         self, time: Time, *, unit: Unit = "s", name: str | None = None, parallelism: int | None = None
     ) -> Stage:
-        """Set each record's event time, instead of the one that it was sent with. Later windows and joins use it.
+        """Set each record's event time. It replaces the time that the record was sent with, and later windows and joins
+        use it.
 
         Args:
             time: Returns the event time: a number in `unit` since 1970, or a datetime.
@@ -167,7 +167,8 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Distribute the records over tasks again: evenly, or with `key` so that all records of a key are in one task.
+        """Distribute the records over tasks again. With `key`, all records of a key are in one task; without it, the
+        records are distributed evenly.
 
         With `key`, records have this key from here on. Later stages and sinks still receive the records in order.
         """
@@ -176,10 +177,10 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
         return self._add(self._node(Kind.REBALANCE, None, name, parallelism))
 
     def merge(self, *others: Stage, name: str | None = None, parallelism: int | None = None) -> Stage:
-        """Join branches or sources. Each keeps its own order.
+        """Join branches or sources. Each branch keeps its own order.
 
-        Results of different input records come in the order of those input records. Results of one input record come in
-        the order in which the branches are passed.
+        Results of different input records have the order of these input records. Results of one input record have the
+        order in which the branches are passed.
 
         Raises:
             PlanError: A stage belongs to another pipeline, or is passed twice.
@@ -193,7 +194,7 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
                 )
             if other._index in places:
                 raise PlanError(
-                    ".merge() was given the same stage twice: each of its records would come out twice",
+                    ".merge() was given the same stage twice: each of its records would be emitted twice",
                     next_step="to emit records twice, use flat_map(lambda record: [record, record])",
                 )
             places.append(other._index)
@@ -214,10 +215,10 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
         """Process the records of an epoch with Spark SQL.
 
         The function receives a DataFrame with payload, key, event_time, stream_id and message_id. It returns a
-        DataFrame with a column `payload` of text or bytes, in any order. The columns that begin with `order_` are the
-        records' order key: keep them, and each row is put in its place. Rows made from one record are ordered by a
-        column `child` if there is one, else by their payloads. The size of an epoch is not fixed, so treat each row
-        independently: no aggregates. The stage costs two more Spark jobs per epoch.
+        DataFrame with a column `payload` of text or bytes; its rows may have any order. The columns that begin with
+        `order_` are the records' order key. Keep them, because they define the order of the rows. Rows made from one
+        record are ordered by the column `child` if it exists, else by their payloads. The size of an epoch is not
+        fixed, so treat each row independently: no aggregates. The stage costs two more Spark jobs per epoch.
         """
         return self._then(Kind.TRANSFORM, function, name, parallelism)
 
@@ -239,28 +240,28 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
 
         Args:
             name: Name of the sink.
-            to: "file:DIR", or another URL of a connector such as "kafka://HOST:PORT/TOPIC", for a sink that starts with
-                the pipeline; or the "HOST:PORT" of a running sink. docs/how-to/connectors.md lists the connectors.
-            codec: How records are encoded. "bytes" and "text" accept `str` and `bytes`. Without it, the sink uses the
-                codec of its source; behind `map_batches` and `transform`, whose functions return payloads, "bytes".
-            framing: "lines" puts a newline after each record, "raw" nothing. msgpack and Arrow need "raw". Sinks of
-                records, such as topics and tables, have none.
-            key: The key that a record is written with, for sinks of records. None means no key. Without this function
-                it is the key of `key_by`, or the one that the record came with.
-            order: The promised order of this sink, if not that of the pipeline.
-            connections: Number of outputs. They are written in parallel and committed together. Each key or stream,
-                whichever the order is promised for, is always in the same output. The number cannot change after the
-                first run.
+            to: A URL of a connector, such as "file:DIR" or "kafka://HOST:PORT/TOPIC", for a sink that starts with the
+                pipeline; or the "HOST:PORT" of a running sink. docs/how-to/connectors.md lists the connectors.
+            codec: How records are encoded. "bytes" and "text" accept `str` and `bytes`. Without a codec, the sink uses
+                the codec of its source, or "bytes" after `map_batches` and `transform`, whose functions return
+                payloads.
+            framing: "lines" puts a newline after each record, "raw" puts nothing. msgpack and Arrow need "raw". Sinks
+                of records, such as topics and tables, have no framing.
+            key: For sinks of records: returns the key that a record is written with. If it returns None, the record has
+                no key. Without this function, records have the key of `key_by`, or the key that they were sent with.
+            order: The promised order of this sink. None: that of the pipeline.
+            connections: Number of outputs. They are written in parallel and committed together. With order "key" or
+                "stream", each key or stream is always in the same output. The number cannot change after the first run.
             lanes: Write this many sorted lanes with order keys, for `procession merge`: to "lanes:DIR", or to the
                 partitions of a topic. Any number of mergers read them and restore the order. The number cannot change
                 after the first run. See docs/explanation/order-at-scale.md.
             idempotent: Skip two-phase commit. The sink shows records at once, and after a crash receives the same bytes
                 at the same positions again. Requires `Pipeline(deterministic=True)`.
-            knows_workers_left: Notify a sink given by address of gateways that leave, as file sinks are. Off by
-                default, because some existing sinks fail on this message.
+            knows_workers_left: Notify a sink given by address when a gateway leaves. File sinks are always notified.
+                Off by default, because some existing sinks fail on this message.
 
         Returns:
-            The stage before the sink, so that it can have further branches.
+            The stage before the sink, to which further branches can be added.
 
         Raises:
             PlanError: An argument is not valid, or the order cannot be kept with these connections.
@@ -281,13 +282,13 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
         elif framing == "lines" and chosen in BINARY:
             raise PlanError(
                 f'sink {name!r} has codec="{chosen.value}" and framing="lines", but such records may hold newlines',
-                next_step='leave framing="lines" out: such records mark their own end'
-                + (', or say what is written: sink(…, codec="text")' if codec is None else ""),
+                next_step='omit framing="lines": such records mark their own end'
+                + (', or name the codec of the output: sink(…, codec="text")' if codec is None else ""),
             )
         level: Order = self._pipeline.order if order is None else checked_choice(Order, order, "order")
         if lanes and level is Order.NONE:
             raise PlanError(
-                f'sink {name!r} has lanes and order="none", but lanes are there to restore an order',
+                f'sink {name!r} has lanes and order="none", but the purpose of lanes is to restore an order',
                 next_step='write order="total", or use connections=N without lanes',
                 stage=name,
             )
@@ -296,7 +297,7 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
                 f'sink {name!r} has {connections} connections and order="total", but one sequence cannot be written'
                 " over several: the order of two records in different outputs would be lost",
                 next_step='ask for less, as sink(…, order="key") or "stream", and each key or stream is in order in one'
-                " of the outputs; or leave connections away, and one output has all records in order",
+                " of the outputs; or omit connections, and one output has all records in order",
                 stage=name,
             )
         self._add(
@@ -321,7 +322,7 @@ class Stage(Timers, SideStreams, Matches, Splits, Pieces):
 
 
 def _checked_lanes(name: str, connector: Connector, lanes: int | None, connections: int) -> int:
-    """The number of lanes of a sink; 0: it has none."""
+    """Return the number of lanes of a sink, or 0 if it has none."""
     traits = connector.sink
     is_all_lanes = traits is not None and traits.packing is Packing.LANES
     if lanes is None and not is_all_lanes:
@@ -329,7 +330,7 @@ def _checked_lanes(name: str, connector: Connector, lanes: int | None, connectio
     if traits is None or not traits.lanes:
         raise PlanError(
             f"sink {name!r} has lanes={lanes}, but {connector.form} has no lanes",
-            next_step="write to lanes:DIR or to kafka://HOST:PORT/TOPIC; or leave lanes away",
+            next_step="write to lanes:DIR or to kafka://HOST:PORT/TOPIC; or omit lanes",
             stage=name,
         )
     if lanes is None or connections != 1:
@@ -344,11 +345,11 @@ def _checked_lanes(name: str, connector: Connector, lanes: int | None, connectio
 def _check_form(
     name: str, connector: Connector, is_in_blocks: bool, framing: str | None, key: object, idempotent: bool
 ) -> None:
-    """Refuse what a sink of this connector cannot do."""
+    """Raise PlanError if a sink of this connector does not support an argument."""
     if is_in_blocks and framing is not None:
         raise PlanError(
             f"sink {name!r} has framing={framing!r}, but {connector.form} gets records, not bytes of many",
-            next_step="leave framing away",
+            next_step="omit framing",
             stage=name,
         )
     if key is not None:
@@ -356,7 +357,7 @@ def _check_form(
     if key is not None and not is_in_blocks:
         raise PlanError(
             f"sink {name!r} has key=, but {connector.form} writes no keys",
-            next_step="leave key away; key_by says which connection of a sink gets a record",
+            next_step="omit key; key_by says which connection of a sink gets a record",
             stage=name,
         )
     if idempotent and connector.sink is not None and not connector.sink.is_repeatable:

@@ -54,11 +54,11 @@ STEP_RESULTS = {
     Kind.FLAT_MAP_STATEFUL: StepResult.MANY,
     Kind.DISTINCT: StepResult.FIRST,
 }
-"""What the step of a stage returns beside the state, if it is not one record."""
+"""The results that the step of a stage returns with the state, if it does not return exactly one record."""
 
 
 class Expiry(NamedTuple):
-    """When the states of a keyed stage expire, as the user wrote it."""
+    """When the states of a keyed stage expire, as the user declared it."""
 
     ttl_s: Length | None
     time: Time | None
@@ -67,7 +67,7 @@ class Expiry(NamedTuple):
 
 
 class StatefulStage(Joins):
-    """The methods of `Stage` that add stages with state."""
+    """The `Stage` methods that add stages with state."""
 
     def __init__(self, pipeline: Pipeline, index: int, add: Callable[[Node], Stage]) -> None:
         self._pipeline = pipeline
@@ -90,7 +90,7 @@ class StatefulStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Replace each record, with a state per key: `function(state, record)` returns the next state and the result.
+        """Replace each record, using a state per key: `function(state, record)` returns the next state and the result.
 
         States are committed with their epoch. An epoch that is run again starts with the same states.
 
@@ -99,12 +99,13 @@ class StatefulStage(Joins):
                 removes the key. A state consists of the values that docs/reference/values.md lists.
             key: Returns a record's key. Without it, the key is that of `key_by`.
             initial: The state of a new key: a value, or a function that makes one.
-            ttl_s: Remove a key when no record of it has come for this many seconds of event time, measured by the
-                latest of all records.
-            time: With `ttl_s`: a record's event time, as in `window`. Without it, the time that it was sent with.
+            ttl_s: Remove a key that got no record for this many seconds of event time. The latest record of any key
+                defines the current time.
+            time: With `ttl_s`: returns a record's event time, as in `window`. Without it, records have the event time
+                that they were sent with.
             unit: Unit of `time`: "s", "ms", "us" or "ns".
             on_evict: With `ttl_s`: `on_evict(key, state)` is called when a key is removed. Its result, if not None,
-                comes out at the record that moved time past the limit.
+            has the position of the record that moved time past the limit.
 
         Raises:
             PlanError: There is no key, `initial` cannot be stored, or `time` or `on_evict` is given without `ttl_s`.
@@ -134,7 +135,7 @@ class StatefulStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Keep or drop each record: as `map_stateful`, but the result says whether to keep the record."""
+        """Keep or drop each record. Works like `map_stateful`, but the function returns whether to keep the record."""
         expiry = Expiry(ttl_s, time, unit, on_evict)
         return self._keyed(Kind.FILTER_STATEFUL, function, key, initial, name, parallelism, expiry)
 
@@ -151,7 +152,8 @@ class StatefulStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Replace each record by any number of records: as `map_stateful`, but the result is an iterable of them."""
+        """Replace each record by any number of records. Works like `map_stateful`, but the function returns an iterable
+        of results."""
         expiry = Expiry(ttl_s, time, unit, on_evict)
         return self._keyed(Kind.FLAT_MAP_STATEFUL, function, key, initial, name, parallelism, expiry)
 
@@ -166,10 +168,10 @@ class StatefulStage(Joins):
         name: str | None = None,
         parallelism: int | None = None,
     ) -> Stage:
-        """Combine the records of each key, one after the other.
+        """Combine the records of each key, one after the other, and emit each intermediate result.
 
-        The first record of a key comes out unchanged. For each later one comes out `function(previous result, record)`.
-        `key`, `ttl_s`, `time` and `unit` are those of `map_stateful`.
+        The first record of a key is emitted unchanged. For each later record, `function(previous result, record)` is
+        emitted. `key`, `ttl_s`, `time` and `unit` are those of `map_stateful`.
         """
         checked_function(function, "reduce")
         expiry = Expiry(ttl_s, time, unit)
@@ -210,8 +212,8 @@ class StatefulStage(Joins):
     ) -> Stage:
         """Keep the first record of each key.
 
-        All keys are stored. With `ttl_s` a key is removed when no record of it has come for this many seconds of event
-        time. `time` and `unit` are those of `map_stateful`.
+        All keys are stored. With `ttl_s`, a key that got no record for this many seconds of event time is removed.
+        `time` and `unit` are those of `map_stateful`.
         """
         return self._keyed(Kind.DISTINCT, None, key, None, name, parallelism, Expiry(ttl_s, time, unit))
 
@@ -232,23 +234,26 @@ class StatefulStage(Joins):
     ) -> Stage:
         """Aggregate the records of each window: per key, or over all records if there is neither `key` nor a `key_by`.
 
-        Each result is a dict with key, start, end, count, value (of the aggregate) and why it fired: "end", "early",
-        "late" or "update". A window fires when a record arrives, of any key, that is `lateness_s` past the end of the
-        window. If the stage has several inputs, it must arrive from each of them (docs/how-to/windows.md).
+        Each result is a dict with key, start, end, count, value and fired. `value` is the aggregate; `fired` is the
+        reason: "end", "early", "late" or "update". A window fires when a record of any key arrives that is `lateness_s`
+        past the end of the window. If the stage has several inputs, such a record must arrive from each of them
+        (docs/how-to/windows.md).
 
         Args:
             windows: One of `procession.windows`.
             aggregate: One of `procession.aggregates`, or your own `Aggregate`.
             key: Returns a record's key. Without it, the key is that of `key_by`, if there is one.
-            time: A record's event time: an exact number in `unit` since 1970 (a float counts as the decimal number that
-                it prints as), or a datetime. Without it, the time that the record was sent with.
+            time: Returns a record's event time: an exact number in `unit` since 1970, or a datetime. A float means the
+                decimal number that Python prints for it. Without `time`, records have the event time that they were
+                sent with.
             unit: Unit of `time`, start and end: "s", "ms", "us" or "ns".
             lateness_s: How long a window waits for late records.
-            late: What happens to a record that is later than that. It is counted, and then dropped ("drop"), fires a
-                window of its own ("fire"), goes into the oldest open window ("oldest"), becomes a dead letter, or
-                corrects its window ("update"): the result is emitted again, with the one that it replaces.
+            late: What happens to a record that is later than that. It is counted. Then it is dropped ("drop"), fires a
+                window of its own ("fire"), goes into the oldest open window ("oldest"), becomes a dead letter
+                ("dead-letter"), or corrects its window ("update"). A correction is emitted together with the result
+                that it replaces.
             updates_s: With `late="update"`: how long after its end a window can be corrected, in seconds of event time.
-            early_records: Also emit the result so far after every this many records.
+            early_records: Also emit the current result each time that this many further records have arrived.
 
         Raises:
             PlanError: An argument is not valid, or session windows have an aggregate without `combine`.
@@ -315,10 +320,9 @@ class StatefulStage(Joins):
         return self._add(replace(node, key=by, operator=operator))
 
     def sort(self, by: Callable[[Any], Any], *, reverse: bool = False, name: str | None = None) -> Stage:
-        """Emit all records in ascending order of `by(record)` when the input has ended. Equal ones keep their order.
+        """Emit all records in ascending order of `by(record)` when the input has ended. Equal records keep their order.
 
-        There may be more records than fit in memory. The source must end: `source(…, ends=True)`, or run with
-        `--input`.
+        The records need not fit in memory. The source must end: `source(…, ends=True)`, or run with `--input`.
         """
         checked_function(by, "sort")
         operator = SortOperator(by, checked_flag(reverse, "reverse", "sort"), ValueCodec(self._pipeline.types))
@@ -356,7 +360,7 @@ class StatefulStage(Joins):
         return self._add(replace(node, key=by, time=time, unit=checked_unit(unit), operator=operator))
 
     def _key(self, kind: Kind, key: Key | None) -> Key | RecordKey:
-        """The key of a keyed stage: its own, or that of `key_by`."""
+        """Return the key of a keyed stage: its own, or that of `key_by`. Raises PlanError if there is none."""
         by = self._pipeline.key_at(self._index, kind.value) if key is None else key
         if by is None:
             raise PlanError(
@@ -369,13 +373,13 @@ class StatefulStage(Joins):
         return by
 
     def _initial(self, kind: Kind, initial: Any) -> Callable[[], Any]:
-        """A function that makes the state of a new key."""
+        """Return a function that makes the state of a new key."""
         try:
             return starting_with(initial, ValueCodec(self._pipeline.types))
         except (TypeError, ValueError) as error:
             raise PlanError(
                 f"the initial state of .{kind.value}() cannot be stored: {error}",
-                next_step="build it from these types, or pass a function that does",
+                next_step="build the state from these types, or pass a function that builds it",
             ) from error
 
     def _then(self, kind: Kind, function: Callable[..., Any], name: str | None, parallelism: int | None) -> Stage:

@@ -1,7 +1,7 @@
 """Timers: the method of a stage whose functions set timers.
 
 Invariant: as in `api/stage`, the method adds one node to the graph and returns the stage for it. `api/stage` inherits
-it; at run time `operators/process` does the work.
+it; at run time, `operators/process` runs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Timers(StatefulStage):
-    """The method of `Stage` that sets timers."""
+    """The `Stage` method that sets timers."""
 
     def process(
         self,
@@ -46,20 +46,22 @@ class Timers(StatefulStage):
 
         `function(state, record, context)` and `on_timer(state, context)` return the next state and an iterable of
         results. `context.timer_at(time)` sets a timer of the key, `context.cancel_timer(time)` cancels it. A timer
-        fires when a record arrives, of any key, whose time has reached it. What it emits comes before that record's
-        results. When the input has ended, all timers fire once, and no new ones are set.
+        fires when a record of any key arrives whose time has reached the timer. The timer's results come before the
+        results of that record. When the input has ended, all timers fire once, and new timers are ignored.
 
         Args:
             function: Takes the state of the record's key, the record and a `procession.ProcessContext`. Returns
                 `(state, results)`. A state of None removes the state; timers of the key stay.
-            on_timer: Takes the state and a `procession.ProcessContext` with the timer's time. Returns the same.
+            on_timer: Takes the state and a `procession.ProcessContext` with the timer's time. Returns `(state,
+                results)`.
             key: Returns a record's key. Without it, the key is that of `key_by`.
             initial: The state of a new key: a value, or a function that makes one.
-            time: A record's event time, as in `window`. Without it, the time that the record was sent with.
+            time: Returns a record's event time, as in `window`. Without it, records have the event time that they were
+                sent with.
             unit: Unit of `time` and of the timers: "s", "ms", "us" or "ns".
-            lateness_s: How much longer timers wait for late records.
+            lateness_s: Additional seconds for which timers wait for late records.
             clock: `pipeline.clock()`, for timers by the clock: `context.timer_after_s(5)`. The ticks of the clock then
-                fire the timers, and not event time. Needs `key`; `time`, `unit`, `lateness_s`, `step_s` are left out.
+                fire the timers; event time does not. Needs `key`; omit `time`, `unit`, `lateness_s` and `step_s`.
             step_s: Event time moves in steps of this many seconds, and a timer may fire one step late. A smaller step
                 is more exact and costs more.
 
@@ -87,7 +89,7 @@ class Timers(StatefulStage):
                 if value != default:
                     raise PlanError(
                         f".{kind.value}() has clock= and {word}=, but the clock alone fires its timers",
-                        next_step=f"leave {word} away; or leave clock away, for timers in event time",
+                        next_step=f"omit {word}; or omit clock, for timers in event time",
                     )
             return self._by_clock(clock, function, on_timer, key, initial, name, parallelism)
         if time is not None:

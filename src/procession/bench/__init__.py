@@ -1,5 +1,5 @@
 """Benchmarks of `procession bench`. Each module returns figures and formats them as lines.
 
-Invariant: what counts is a ratio of variants that are measured alternately in one run on one machine; absolute figures
+Invariant: results are ratios of variants that are measured alternately in one run on one machine. Absolute figures
 depend on the load.
 """

@@ -1,8 +1,8 @@
-"""Benchmark of a pipeline on several hosts: processor time and network bytes a record, by role.
+"""Measures a pipeline on several hosts: processor time and network bytes per record, by role.
 
-It runs `procession run --cluster` on network namespaces of this machine, with different numbers of executors, and reads
-what the kernel has counted for the processes of each host. All hosts share the machine's cores, so seconds would say
-nothing about a real cluster; processor time and bytes do. The same run with functions that work more shows which roles
+It runs `procession run --cluster` on network namespaces of this machine, with different numbers of executors, and
+reads the kernel's counters for the processes of each host. All hosts share the machine's cores, so only processor
+time and bytes, but not seconds, apply to a real cluster. The same run with more expensive functions shows which roles
 pay for functions. Then the time of a small epoch is compared with that on one machine. Root only.
 """
 
@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from procession.bench.processes import TICKS_S
+from procession.cluster.namespace_cluster import NamespaceCluster
+from procession.cluster.namespace_hosts import NamespaceHost, processes_of
+from procession.deployment.cluster_pipeline import driver_directory, ends_directory
+from procession.deployment.local_pipeline import COMMAND
 from procession.driver.epoch_log import EpochTail
 from procession.errors import ProcessionError
-from procession.supervisor.cluster import NamespaceCluster
-from procession.supervisor.cluster_pipeline import pipeline_directory
-from procession.supervisor.demo import write_input
-from procession.supervisor.local_pipeline import COMMAND
-from procession.supervisor.namespace_hosts import NamespaceHost, processes_of
+from procession.jobs.demo import write_input
 
 APP = """
 from procession import Pipeline
@@ -50,11 +50,11 @@ NAME = "spread"
 LIGHT, HEAVY = 1, 100
 """Rounds of the loop in each function."""
 EPOCHS = 8
-"""Epochs of a run. The first ones are not counted: programs and functions are loaded in them."""
+"""Number of epochs of a run. The first epochs do not count, because programs and functions are loaded then."""
 WARM_EPOCHS = 2
 SMALL_RECORDS = 100
 SMALL_EPOCHS = 40
-POLL_S = 0.5
+POLL_S = 0.2
 MARKS = (
     (b" gateway ", "gateway"),
     (b" sink ", "sink"),
@@ -63,7 +63,8 @@ MARKS = (
     (b"deploy.master.Master", "Spark's master and workers"),
     (b"deploy.worker.Worker", "Spark's master and workers"),
 )
-"""What the command lines of processes contain, and their roles. Others belong to the driver or to an executor."""
+"""Texts in the command lines of processes, with the role of such a process. Other processes belong to the driver or
+to an executor."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Usage:
     """Processor time of processes, and bytes that hosts have sent, as the kernel has counted them so far."""
 
     cpu_s: dict[tuple[str, int], float] = field(default_factory=dict)
-    """By role and process. A process that has ended keeps its last value."""
+    """Processor time by role and process. A process that has ended keeps its last value."""
     sent_bytes: dict[str, int] = field(default_factory=dict)
 
     def look(self, cluster: NamespaceCluster) -> None:
@@ -100,8 +101,8 @@ class Usage:
 
 
 def measure(executors: Sequence[int], records: int) -> dict[str, Any]:
-    """Return the figures of runs with these numbers of executors, of one with functions that work more, and of small
-    epochs."""
+    """Return the figures of runs with these numbers of executors, of a run with more expensive functions, and of
+    small epochs."""
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
         work = Path(name)
         write_input(work / "input.txt", range(records))
@@ -121,7 +122,8 @@ def measure(executors: Sequence[int], records: int) -> dict[str, Any]:
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each run and each role."""
+    """Yield what was measured, and a line for each run and each role."""
+    yield f"{figures['records']:,} records a run; the first {WARM_EPOCHS} of {EPOCHS} epochs do not count"
     last = list(figures["executors"])[-1]
     named = {f"{count} executors": run for count, run in figures["executors"].items()}
     named[f"{last} executors, functions that work more"] = figures["heavy_functions"]
@@ -136,7 +138,8 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def made(executors: int) -> Iterator[NamespaceCluster]:
-    """A cluster with this number of hosts for executors, besides one for the driver and one for gateways and sinks."""
+    """Yield a cluster with this number of hosts for executors, besides one for the driver and one for gateways and
+    sinks."""
     cluster = NamespaceCluster(f"bench{os.getpid()}", executors + 2)
     try:
         cluster.up(lambda sentence: None)
@@ -147,31 +150,40 @@ def made(executors: int) -> Iterator[NamespaceCluster]:
 
 def measure_run(cluster: NamespaceCluster, work: Path, rounds: int, records: int) -> dict[str, Any]:
     """Run an app whose functions do this many rounds of work, and return its costs a record after the first epochs."""
-    usage, before, after = Usage(), Usage(), 0
-    counted = 0
+    usage, after, readings = Usage(), 0, list[Reading]()
     epoch_records = max(1, records // EPOCHS)
     # Without a resident worker and without adaptive epochs, so that every run does the same.
     limits = ["--epoch-records-max", str(epoch_records), "--epoch-target-s", "0"]
     with _running(cluster, work, "input.txt", rounds, len(cluster.workers), limits) as (process, directory):
         tail = EpochTail(directory / "epochs.jsonl")
         while process.poll() is None:
+            before = after
             for line in tail.new():
                 after = line["records_in"]
             usage.look(cluster)
-            if not counted and after >= WARM_EPOCHS * epoch_records:
-                counted = after
-                before = Usage(dict(usage.cpu_s), dict(usage.sent_bytes))
+            if after > before and after >= WARM_EPOCHS * epoch_records:
+                readings.append((Usage(dict(usage.cpu_s), dict(usage.sent_bytes)), after))
             time.sleep(POLL_S)
-        for line in tail.new():
-            after = line["records_in"]
-    if after <= counted or not counted:
+    return costs_between(readings)
+
+
+Reading = tuple[Usage, int]
+"""The costs and the number of committed records just after the commit of an epoch. The end of a run is not used,
+because stopping the processes also has a cost."""
+
+
+def costs_between(readings: Sequence[Reading]) -> dict[str, Any]:
+    """Return the costs a record between the first reading and the last."""
+    if len(readings) < 2:
         raise ProcessionError("the run ended before enough epochs were committed: give more --records")
-    spent = _differences(usage.by_role(), before.by_role())
-    sent = _differences(usage.sent_by_host(), before.sent_by_host())
+    (before, began), (after, ended) = readings[0], readings[-1]
+    records = ended - began
+    spent = _differences(after.by_role(), before.by_role())
+    sent = _differences(after.sent_by_host(), before.sent_by_host())
     return {
-        "records": after - counted,
-        "cpu_us_per_record": {role: used / (after - counted) * 1e6 for role, used in spent.items()},
-        "sent_bytes_per_record": {role: size / (after - counted) for role, size in sent.items()},
+        "records": records,
+        "cpu_us_per_record": {role: used / records * 1e6 for role, used in spent.items()},
+        "sent_bytes_per_record": {role: size / records for role, size in sent.items()},
     }
 
 
@@ -186,8 +198,8 @@ def _small_epoch_s(cluster: NamespaceCluster | None, work: Path, *, is_on_spark:
 
 
 def epoch_time_s(committed_ns: Sequence[int]) -> float:
-    """Return the median time from one commit to the next. All input is there, so no epoch waits for records; the first
-    half, in which programs are loaded, does not count."""
+    """Return the median time from one commit to the next. All input is available, so no epoch waits for records. The
+    first half, during which programs are loaded, does not count."""
     later = committed_ns[len(committed_ns) // 2 :]
     return statistics.median((after - before) / 1e9 for before, after in pairwise(later))
 
@@ -196,7 +208,7 @@ def epoch_time_s(committed_ns: Sequence[int]) -> float:
 def _running(
     cluster: NamespaceCluster | None, work: Path, source: str, rounds: int, tasks: int, limits: Sequence[str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """A run that sends a file of `work`, and the directory of its driver. Raises ProcessionError if it fails."""
+    """Yield a run that sends a file of `work`, and the directory of its driver. Raises ProcessionError if it fails."""
     place = work / f"run-{len(list(work.iterdir()))}"
     place.mkdir()
     app = place / "app.py"
@@ -205,9 +217,9 @@ def _running(
     directory = place / "pipeline"
     if cluster is not None:
         argv += ["--cluster", "--cluster-name", cluster.name]
-        directory = pipeline_directory(cluster.head, NAME)
-        for host in cluster.hosts:  # what an earlier run has left
-            shutil.rmtree(pipeline_directory(host, NAME), ignore_errors=True)
+        directory = driver_directory(cluster, NAME)
+        for left in (directory, ends_directory(cluster, NAME)):  # the file of an earlier run
+            shutil.rmtree(left, ignore_errors=True)
     else:
         argv += ["--dir", str(directory)]
     with (place / "log").open("wb") as log:

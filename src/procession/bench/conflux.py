@@ -1,11 +1,14 @@
-"""Conflux's evaluation on our pipelines: what total order costs and gains, with and without stand-alone mergers.
+"""Repeats Conflux's evaluation with our pipelines: cost and benefit of total order, with and without separate
+mergers.
 
-Six contestants run the same workload by turns, for several rounds. `lanes` writes sorted lanes to Kafka, and the
+Six contestants run the same workload in turn, for several rounds. `lanes` writes sorted lanes to Kafka, and the
 reader merges them; so does `blocks`, with many records in a message. `ordered` is the pipeline's own ordered sink,
 `unordered` the same pipeline without order, `sequential` has one task, and `baseline` is a window sort on plain Spark.
-Each run is checked: all records came out, once, and in order. The first run of each contestant is a warm-up and does
-not count. Records carry five times: creation, process, sink, consume and emit. Results are medians; ratios are medians
-over the ratios of each round.
+Each run is checked: the output has all records once and in order. The steady state is measured. So each contestant
+first has a long run that does not count, and a short run before each measured run. The short run is needed because
+Spark ends Python workers after an idle minute, and the runs of the other contestants take longer. Records carry five
+times: creation, process, sink, consume and emit. Results are medians; ratios are medians over the ratios of each
+round.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from procession.errors import StorageError
 
 
 def measure(given: ConfluxSetup, workloads: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The figures after each workload, of all so far: a run that is stopped keeps what it has."""
+    """Yield the figures after each workload, including the earlier ones, so that an interrupted run keeps its
+    figures."""
     found: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="procession-bench-", ignore_cleanup_errors=True) as work,
@@ -56,13 +60,13 @@ def _measure_workload(given: ConfluxSetup, workload: str, server: KafkaServer, w
             for name in given.contestants
         ]
         for number in range(1 + given.rounds):
-            # The order of contestants changes from round to round, so that other load affects all of them alike.
+            # The order of contestants changes in each round, so that other load affects all of them equally.
             for place in range(len(running)):
                 contestant = running[(number + place) % len(running)]
                 idle = [other for other in running if other is not contestant]
-                figures = _run(contestant, given.records if number else given.warm_records, given.rate, idle)
+                _run(contestant, given.in_flight if number else given.warm_records, given.rate, idle)
                 if number:
-                    runs[contestant.name].append(figures)
+                    runs[contestant.name].append(_run(contestant, given.records, given.rate, idle))
     found = {name: contestant_figures(results) for name, results in runs.items()}
     return {
         "contestants": found,
@@ -80,7 +84,7 @@ def _run(contestant: Contestant, records: int, rate: float, idle: Sequence[Conte
 
 
 def check_numbers(numbers: Any, records: int, *, is_ordered: bool) -> None:
-    """StorageError unless these are the numbers that must come out, each once, and in order if asked."""
+    """Raise StorageError unless these are the expected numbers, each once, and in order if requested."""
     expected = expected_numbers(records)
     given = numbers if is_ordered else np.sort(numbers)
     if len(given) != len(expected):

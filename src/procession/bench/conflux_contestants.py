@@ -1,8 +1,8 @@
-"""The contestants of `procession bench conflux`: pipelines behind a gateway that publish to a topic.
+"""Runs the contestants of `procession bench conflux`: pipelines behind a gateway that publish to a topic.
 
-Invariant: each contestant is the real thing in its own processes: a gateway with a log, and either our driver and sink
-or the baseline's driver. All have the same flow control, the same source and the same reader, so they differ in how
-they keep order. Downstream: `bench/conflux`, which runs them by turns.
+Invariant: each contestant runs the shipped programs in separate processes: a gateway with a log, and either our
+driver and sink or the baseline's driver. All have the same flow control, the same source and the same reader, so they
+differ in how they keep order. Downstream: `bench/conflux`, which runs them in turn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from procession.bench.processes import cpu_total_s, cpu_tree_s
 from procession.bench.window_sort_driver import READY
 from procession.bench.workload import WORKLOADS, expected_count
 from procession.chaos.kafka_server import KafkaServer
+from procession.deployment.local_pipeline import COMMAND, HERE, LocalPipeline, announced_in
+from procession.deployment.settings import load_settings
 from procession.driver.app_file import load_app
 from procession.errors import ProcessionError
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
-from procession.supervisor.local_pipeline import COMMAND, HERE, LocalPipeline, announced_in
 from procession.supervisor.part import Part
-from procession.supervisor.settings import load_settings
 from procession.supervisor.supervisor import Supervisor
 
 WITH_LANES = ("lanes", "blocks")
@@ -43,8 +43,9 @@ TOPIC_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 EPOCHS_IN_FLIGHT = 2
 """Epochs of records that may wait for their commit: one is processed while the next one arrives."""
+WARM_RUNS = 2
 NO_TARGET_S = 3600.0
-"""A target that never limits: the number of records in flight does."""
+"""A target that never limits an epoch, because the number of records in flight does."""
 
 APP = """from procession.bench.stamped_records import conflux_pipeline
 
@@ -54,16 +55,16 @@ pipeline = conflux_pipeline({arguments})
 
 @dataclass(frozen=True)
 class ConfluxSetup:
-    """What is measured.
+    """The options of the measurement.
 
     Args:
         records: Records per run.
         burn_ns: Processor time that each stage uses per record.
         rounds: Number of runs of each contestant that count.
         epoch_records: Maximum number of records per epoch, and per window of the baseline.
-        rate: Records per second of the source. 0: as fast as it gets credits.
+        rate: Records per second of the source. 0: limited only by its credits.
         lanes: Number of lanes. 0: one for each task of the last stage.
-        contestants: Those of CONTESTANTS that take part.
+        contestants: The measured contestants, from CONTESTANTS.
     """
 
     records: int
@@ -76,11 +77,13 @@ class ConfluxSetup:
 
     @property
     def warm_records(self) -> int:
-        """Records of the run that does not count."""
-        return max(1000, self.records // 2)
+        """Records of the first run of a contestant, which does not count. The baseline's rows pass through the JVM,
+        which compiles their code until about two million."""
+        return WARM_RUNS * self.records
 
     @property
     def in_flight(self) -> int:
+        """Maximum number of records without a commit, and the records of the short run before each one that counts."""
         return EPOCHS_IN_FLIGHT * self.epoch_records
 
     def lanes_of(self, workload: str) -> int:
@@ -97,7 +100,7 @@ class Contestant:
     supervisor: Supervisor
     address: str
     position: dict[str, Any] = field(default_factory=dict)
-    """Where the reader continues."""
+    """The position at which the reader continues."""
     runs: int = 0
 
     def cpu_s(self) -> float:
@@ -106,8 +109,8 @@ class Contestant:
         return sum(cpu_tree_s(pid) for pid in pids if pid is not None)
 
     def run(self, records: int, rate: float, idle: Sequence[Contestant]) -> tuple[dict[str, Any], float]:
-        """Send this many records. Returns the stamps of all that came out, and the seconds of processor time of all
-        processes together: source, pipeline, broker and reader, without the contestants that are idle."""
+        """Send this many records. Return the stamps of all output records, and the total processor seconds of source,
+        pipeline, broker and reader, without idle contestants."""
         self.runs += 1
         output = self.work / f"stamps-{self.runs}.npz"
         wanted = {
@@ -135,7 +138,7 @@ class Contestant:
         return found, used_s
 
     def _until(self, line: str | None, next_line: Callable[[], str | None]) -> str:
-        """Wait for this line of the reader, or for any."""
+        """Wait for this line of the reader, or for any line."""
         said = ""
 
         def is_said() -> bool:
@@ -176,7 +179,7 @@ def running_contestant(
 
 
 def make_topic(server: KafkaServer, topic: str, partitions: int) -> None:
-    """A topic whose messages have the time at which the broker appended them."""
+    """Create a topic whose messages have the time at which the broker appended them."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": server.address, "log_level": 0})
@@ -197,6 +200,7 @@ def _start_ours(supervisor: Supervisor, name: str, workload: str, given: Conflux
         credits_max=max(2, given.in_flight),
         backlog_max=max(2, given.in_flight),
         latency_target_s=NO_TARGET_S,
+        master=f"local[{os.cpu_count() or 1}]",  # as the baseline
     )
     local = LocalPipeline(supervisor, app, load_app(app).graph, work, work, settings)
     if not local.start():
@@ -248,7 +252,7 @@ def _program(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _lines_of(module: str, *arguments: str) -> Iterator[Callable[[], str | None]]:
-    """A program and a function that returns its next line; None if there is none yet."""
+    """Yield a program and a function that returns its next line; None if there is none yet."""
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with subprocess.Popen([*_module(module), *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -42,13 +42,13 @@ PAPER: dict[str, dict[str, float]] = {
     },
     "baseline": {"mean_ms": 2097.33, "p99_ms": 2915.0, "records_per_second": 145_000.0, "completion_s": 60.0},
 }
-"""What the paper reports, for ten million records on twenty machines. Its baseline had 140,000 to 150,000 records/s."""
+"""The paper's results, for ten million records on twenty machines. Its baseline had 140,000 to 150,000 records/s."""
 
 Times = npt.NDArray[np.int64]
 
 
 def run_figures(stamps: Mapping[str, Times], records: int) -> dict[str, Any]:
-    """The figures of one run.
+    """Return the figures of one run.
 
     Args:
         stamps: The number and the five times of each record, in the order of emission.

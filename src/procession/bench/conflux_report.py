@@ -1,4 +1,4 @@
-"""The report of `procession bench conflux`: one self-contained HTML page with plots, beside the paper's figures.
+"""The report of `procession bench conflux`: one self-contained HTML page with plots, next to the paper's figures.
 
 Invariant: everything on the page comes from the figures, which are also at its end as JSON. The plots are those of the
 paper's figures 7 to 12. Upstream: `bench/conflux`; drawn by `bench/svg_plot`.
@@ -87,8 +87,9 @@ def _body(title: str, figures: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"<p>{figures['records']:,} records of {figures['record_bytes']} bytes per run, {pace};"
         f" {figures['burn_ns']:,} ns of processor time burned per record and stage; epochs and windows of at most"
-        f" {figures['epoch_records']:,} records; {figures['rounds']} rounds by turns after a warm-up; medians. In each"
-        " run all expected records came out, once, and in order.</p>"
+        f" {figures['epoch_records']:,} records; {figures['rounds']} rounds by turns; medians. Each contestant is warm:"
+        " it has a long run first and a short one before each run that counts. In each run all expected records came"
+        " out, once, and in order.</p>"
     )
     if command := figures.get("command"):
         yield f"<p>Repeat it: <code>{escape(str(command))}</code></p>"
@@ -148,7 +149,7 @@ def _row(label: str, cells: list[str]) -> str:
 
 
 def plots(result: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The paper's figures 7 to 12 from our data: caption and drawing, by the name of a file."""
+    """Return the paper's figures 7 to 12 from our data: caption and drawing, by the name of a file."""
     found = result["contestants"]
     labelled = {LABELS[name]: row for name, row in found.items()}
     made = {

@@ -1,8 +1,8 @@
-"""Benchmark of the control plane at sizes that no test machine has: leader, offsets, rounds and manifests.
+"""Measures the control plane at sizes that no test machine has: leader, offsets, rounds and manifests.
 
 It runs the shipped decision cores in this process, without sockets, disks or Spark, for growing numbers of gateways,
-and measures processor time. A step *bends* if its time per unit grows with the number of units: then it takes a larger
-share of the machine the larger the pipeline is.
+and measures processor time. A step *bends* if its time per unit grows with the number of units, so that its share of
+the machine grows with the pipeline.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from procession.storage.run_store import EVERY_BUCKET, Manifest, Run
 SIZES = (10, 100, 1000)
 """Numbers of gateways that are measured by default."""
 BEND = 3.0
-"""A step bends if ten times as many units cost this many times as much each."""
+"""A step bends if the time per unit grows by this factor when there are ten times as many units."""
 GROWTH = 10
 RECORDS = 1_000_000
-"""Records of each gateway in an epoch. They only appear as numbers."""
+"""Records of each gateway in an epoch. The records themselves are not created."""
 
 
 def measure(sizes: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def run_round(core: Coordinator, size: ControlSize, epoch: int) -> RoundRecord:
 
 
 def _plan(tasks: int) -> Plan:
-    """A plan with one exchange between two levels of this many tasks."""
+    """Return a plan with one exchange between two levels of this many tasks."""
     pipeline = Pipeline("bench", parallelism=tasks)
     keyed = pipeline.source("records", codec="text").key_by(str)
     keyed.rolling(aggregates.count()).map(str).sink("output", to="file:output", codec="text")

@@ -1,4 +1,4 @@
-"""A step of the control plane, and what it costs at one size. Shared by `bench/control_plane` and
+"""Measures the cost of a step of the control plane at one size. Used by `bench/control_plane` and
 `bench/exchange_costs`."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ControlSize:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of the control plane costs at one size."""
+    """The cost of one step of the control plane at one size."""
 
     name: str
     unit: str

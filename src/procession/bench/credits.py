@@ -1,4 +1,4 @@
-"""Benchmark of fixed and adaptive credit windows, with a slow pipeline and with a fast one.
+"""Compares fixed and adaptive credit windows, with a slow and with a fast pipeline.
 
 It uses a real gateway, a real source (the generator at full speed) and, instead of Spark, a driver that only commits:
 the slow one at a fixed rate, the fast one everything that is available. The waiting time of records is from their
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from procession.deployment.local_pipeline import COMMAND
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import addresses
 from procession.sdk.source_records import Stream
-from procession.supervisor.local_pipeline import COMMAND
 
 MODES = ("fixed", "adaptive")
 MEMORY = Path("/dev/shm")
@@ -35,11 +35,11 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class CreditsSetup:
-    """What is measured."""
+    """The options of the measurement."""
 
     rounds: int
     seconds: float
-    """How long a round with the slow pipeline is."""
+    """Duration of a round with the slow pipeline."""
     rate: int
     """Records per second that the slow pipeline commits."""
     epoch_s: float

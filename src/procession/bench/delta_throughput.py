@@ -1,6 +1,6 @@
-"""How fast records reach a Delta table: our sink, each record once, against plain deltalake writes of the same rows.
+"""Compares the speed of the Delta sink, which writes each record once, with plain deltalake writes of the same rows.
 
-Both append the same epochs to tables on the same disk, by turns, one file with the same compression for each epoch; the
+Both append the same epochs to tables on the same disk, in turn, one file with the same compression for each epoch; the
 result is the median of the ratios, and the ratio of processor time. There are two forms. `json`: both get JSON records,
 and the plain writer parses them with pyarrow. `arrow`: both get Arrow rows, and the plain writer passes them to
 `write_deltalake` unchanged. The sink is the real process: it receives blocks over TCP, as `procession run` sends them,
@@ -95,7 +95,7 @@ def rows_of(first: int, count: int) -> pa.Table:
 
 
 def records_of(table: pa.Table, form: str) -> pa.Array:
-    """The rows as records of about 100 bytes of JSON, or as Arrow IPC streams."""
+    """Return the rows as records of about 100 bytes of JSON, or as Arrow IPC streams."""
     if form == "json":
         return pa.array([json.dumps(row).encode() for row in table.to_pylist()], pa.binary())
     streams = []
@@ -108,7 +108,7 @@ def records_of(table: pa.Table, form: str) -> pa.Array:
 
 
 def write_plain(path: Path, rows: pa.Table | pa.Array) -> float:
-    """Seconds for an epoch, in a commit of its own."""
+    """Return a function that writes an epoch in one commit and returns the seconds."""
     began = time.perf_counter()
     table = rows if isinstance(rows, pa.Table) else pa_json.read_json(io.BytesIO(b"\n".join(rows.to_pylist())))
     write_deltalake(path, table, mode="append")
@@ -116,7 +116,8 @@ def write_plain(path: Path, rows: pa.Table | pa.Array) -> float:
 
 
 def _compare(plain: Path, ours: Path) -> None:
-    """Both tables have the same rows, files and compression, or the figures mean nothing."""
+    """Raise an error unless both tables have the same rows, files and compression, so that the figures are
+    comparable."""
     found = [DeltaTable(path) for path in (plain, ours)]
     ids = [table.to_pyarrow_table(columns=["id"]).column("id").combine_chunks().sort() for table in found]
     files = [[pq.read_metadata(uri) for uri in table.file_uris()] for table in found]

@@ -1,8 +1,8 @@
-"""Epochs whose size adapts, against epochs of fixed sizes: throughput under backlog, and the latency of a small load.
+"""Compares epochs of adaptive size with epochs of fixed sizes: throughput under backlog, and latency of a small load.
 
 One pipeline for each size (the functions of `bench loop` that parse fields) runs all the time. They get the same file
 in turn, for several rounds; then each gets a small load, in turn. A ratio is the median of the rounds' ratios. The
-outputs are compared byte for byte: the cuts between epochs must not be seen.
+outputs are compared byte for byte, because epoch boundaries must not affect the output.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from procession.bench.loop import FORMS, RunningPipeline, check_equal
+from procession.deployment.local_pipeline import LocalPipeline
+from procession.deployment.settings import Settings, load_settings
 from procession.driver.app_file import load_app
-from procession.supervisor.demo import write_input
-from procession.supervisor.local_pipeline import LocalPipeline
-from procession.supervisor.settings import Settings, load_settings
+from procession.jobs.demo import write_input
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.sink_outputs import committed_output
 
@@ -44,7 +44,7 @@ def measure(records: int, rounds: int, sizes: Sequence[int], rate: int, rate_s: 
         for name, count in inputs.items():
             write_input(work / name, range(count))
         running = {
-            name: _start(stack, work / f"size-{number}", settings)
+            name: started(stack, work / f"size-{number}", settings)
             for number, (name, settings) in enumerate(candidates.items())
         }
         for pipeline in running.values():
@@ -59,9 +59,11 @@ def measure(records: int, rounds: int, sizes: Sequence[int], rate: int, rate_s: 
             pipeline.run(work / "small", rate=rate, is_stamping=True)
             latency[name] = {"p50": pipeline.latency.quantile(0.5), "p99": pipeline.latency.quantile(0.99)}
         stack.close()
-        _check_outputs([work / f"size-{number}" / "output" for number in range(len(running))])
+        check_outputs([work / f"size-{number}" / "output" for number in range(len(running))])
     ratios = {
-        name: statistics.median(one / other for one, other in zip(seconds[name], seconds[ADAPTIVE], strict=True))
+        name: statistics.median(
+            fixed_s / adaptive_s for fixed_s, adaptive_s in zip(seconds[name], seconds[ADAPTIVE], strict=True)
+        )
         for name in candidates
     }
     return {
@@ -93,7 +95,7 @@ def _fixed(size: int) -> Settings:
     return load_settings(epoch_target_s=0.0, epoch_records_max=size, epoch_interval_s=FIXED_INTERVAL_S)
 
 
-def _start(stack: ExitStack, work: Path, settings: Settings) -> RunningPipeline:
+def started(stack: ExitStack, work: Path, settings: Settings) -> RunningPipeline:
     work.mkdir()
     app = FORMS[FORM]
     supervisor = stack.enter_context(Supervisor(work / "logs"))
@@ -104,7 +106,7 @@ def _start(stack: ExitStack, work: Path, settings: Settings) -> RunningPipeline:
     return pipeline
 
 
-def _check_outputs(directories: Sequence[Path]) -> None:
+def check_outputs(directories: Sequence[Path]) -> None:
     first = directories[0].parent / "committed"
     with first.open("wb") as file:
         file.writelines(committed_output(directories[0], None))

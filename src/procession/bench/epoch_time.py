@@ -1,4 +1,4 @@
-"""The duration of a small epoch, with Spark's default settings and with ours.
+"""Measures the duration of a small epoch, with Spark's default settings and with Procession's.
 
 Both run the same query (a Python source, two partitions, `foreachBatch` that collects two rows) in separate processes,
 alternately, for several rounds; the result is the ratio of the medians. With `--ablate`, ours also runs without each of
@@ -43,7 +43,8 @@ FOR_SPEED = (
 
 
 class Ticks(DataSourceStreamReader):
-    """Always ten more. `is_frozen`: do what our own reader does once in each Python worker."""
+    """A stream of ten more rows per epoch. With `is_frozen`, freezes objects in each Python worker as our reader
+    does."""
 
     def __init__(self, is_frozen: bool) -> None:
         self._is_frozen = is_frozen
@@ -76,7 +77,7 @@ class TickSource(DataSource):
 
 
 def run_variant(variant: str) -> dict[str, float]:
-    """One process's figures: the median epoch, and the time from nothing to the first."""
+    """Return one process's figures: the median epoch, and the time from nothing to the first."""
     began = time.perf_counter()
     if variant == "default":
         os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -1,4 +1,4 @@
-"""Benchmark of the files of an exchange with many tasks, and of Spark's scheduler. Part of `bench control-plane`."""
+"""Measures the files of an exchange with many tasks, and Spark's scheduler. Part of `bench control-plane`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from procession.storage.run_store import Manifest, RunStore
 
 
 def exchange_steps(size: ControlSize) -> Iterator[Step]:
-    """One file of a sender, with a row for each task behind the exchange. A task reads its row from each sender: here
-    as often from the same file, which is in the page cache."""
+    """Measure one file of a sender, with a row for each task after the exchange. A task reads its row from each
+    sender; here it reads the same file repeatedly, from the page cache."""
     tasks = size.gateways
     rows = pa.record_batch({"payload": pa.array([b"0" * 100], pa.binary())})
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
@@ -41,7 +41,7 @@ def exchange_steps(size: ControlSize) -> Iterator[Step]:
 
 
 def _fetch_steps(tasks: int, rows: pa.RecordBatch) -> Iterator[Step]:
-    """The same over Flight, from a host service in this process: the time of both ends counts."""
+    """Measure the same reads over Flight from a host service in this process, including the time of both ends."""
     with tempfile.TemporaryDirectory(prefix="procession-bench-") as name:
         service = open_service(HostConfig(Path(name), "127.0.0.1:0", b"bench"))
         try:
@@ -81,7 +81,7 @@ def spark_task_cpu_us(tasks: int) -> float:
             spark.range(0, tasks, 1, tasks).write.format("noop").mode("overwrite").save()
             return cpu_tree_s(pid) - before
 
-        run()  # loads classes
+        run()  # this first job loads classes
         return min(run() for _ in range(3)) / tasks * 1e6
     finally:
         spark.stop()

@@ -1,4 +1,4 @@
-"""The gateway's throughput relative to plain loopback TCP, with one producer and with eight.
+"""Measures the gateway's throughput relative to plain loopback TCP, with one and with eight producers.
 
 The same bytes go, alternately, to a plain `recv_into` loop and to a gateway, which decodes them, removes duplicates,
 appends them to its log and replenishes the credits. The producers send frames that are encoded beforehand, as far as
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from procession.deployment.local_pipeline import COMMAND
 from procession.gateway.control_client import ControlClient
-from procession.supervisor.local_pipeline import COMMAND
 from procession.wire import v3
 from procession.wire.frame_codec import Framer
 from procession.wire.messages import NOTHING_COMMITTED, Ack, Hello, Notify, Ok
@@ -37,7 +37,7 @@ WARM_STREAM, WARM_RECORDS = 1000, 200_000
 WARM_BYTES_MAX = 64 * 1024 * 1024
 MEMORY = Path("/dev/shm")
 FORK: Any = multiprocessing.get_context("fork")
-"""Producers are forks: what they send is in memory once, and there before the clock runs."""
+"""Producers are forks: they share the data in memory, which is ready before the measurement starts."""
 
 
 def measure(records: int, rounds: int, directory: Path | None) -> dict[str, dict[str, float]]:
@@ -72,13 +72,13 @@ def measure_with(producers: int, records: int, rounds: int, directory: Path | No
 
 
 def encoded(stream_id: int, records: int) -> memoryview:
-    """The MESSAGE frames of one producer, all equally long."""
+    """Return the MESSAGE frames of one producer, all equally long."""
     payloads = pa.array([b"x" * PAYLOAD_BYTES] * records, pa.binary())
     return memoryview(v3.encode_messages(stream_id, np.arange(records), np.zeros(records, np.int64), None, payloads))
 
 
 def through_loopback(loads: Sequence[memoryview]) -> float:
-    """The seconds that a loop which only receives takes."""
+    """Return the seconds that a loop which only receives takes."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as waiting:
         start, senders = forked(lambda load, _: _send_plainly(server.getsockname(), load), loads)
         for _ in loads:
@@ -99,7 +99,7 @@ def through_loopback(loads: Sequence[memoryview]) -> float:
 
 
 def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | None) -> float:
-    """The seconds from the first frame until the last is in the log of a gateway that has warmed up."""
+    """Return the seconds from the first frame until the last is in the log of a gateway that has warmed up."""
     warming: list[Any] = []
     senders: list[Any] = []
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=parent) as directory:
@@ -135,7 +135,7 @@ class Running(NamedTuple):
 
 @contextmanager
 def running(directory: str, *options: str) -> Iterator[Running]:
-    """A gateway, with its log in this directory, while it is needed."""
+    """Yield a gateway, with its log in this directory, while it is needed."""
     arguments = [
         "--dir",
         directory,
@@ -165,7 +165,7 @@ def _address(directory: Path) -> tuple[str, int]:
 
 
 def forked(send: Callable[[memoryview, int], Callable[[], None]], loads: Sequence[memoryview]) -> tuple[Any, list[Any]]:
-    """A process for each load: connected at once, and sending when the event is set."""
+    """Return a process for each load: connected at once, and sending when the event is set."""
     start = FORK.Event()
 
     def run(load: memoryview, number: int) -> None:
@@ -190,7 +190,7 @@ def _send_plainly(address: tuple[str, int], load: memoryview) -> Callable[[], No
 
 
 def produce(address: tuple[str, int], load: memoryview, records: int, stream_id: int) -> Callable[[], None]:
-    """A producer that spends the credits it has, and waits when it has none."""
+    """Return a producer that spends the credits it has, and waits when it has none."""
     peer = socket.create_connection(address)
     framer = Framer()
     frame_bytes = len(load) // records

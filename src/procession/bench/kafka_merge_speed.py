@@ -1,9 +1,9 @@
-"""Benchmark of a merger that reads lanes from Kafka, against a plain consumer of the same partitions.
+"""Compares a merger that reads lanes from Kafka with a plain consumer of the same partitions.
 
-Both read the same committed messages from the same broker in this process, by turns. The plain consumer takes the value
-of each message and does nothing with it. The merger gives out all records in order. Neighbouring records are in lanes
-by chance. The result is the median over the rounds of the ratio of the two, by time and by processor time; the latter
-includes the threads of the client.
+Both read the same committed messages from the same broker in this process, in turn. The plain consumer reads the
+value of each message and ignores it. The merger yields all records in order. Adjacent records are in random lanes.
+The result is the median over the rounds of the ratio of the two, by time and by processor time; the latter includes
+the threads of the client.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def measure(records: int, lanes: int, rounds: int) -> dict[str, float]:
 
 
 def compare(clients: KafkaClients, records: int, lanes: int, rounds: int) -> dict[str, float]:
-    """Both readers by turns, after a first time to warm up."""
+    """Run both readers alternately, after a first run to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in READERS}
     cpu_s: dict[str, list[float]] = {name: [] for name in READERS}
     for number in range(rounds + 1):
@@ -108,7 +108,7 @@ def publish(clients: KafkaClients, made: list[MemoryLane], work: Path) -> None:
 
 
 def read_plain(clients: KafkaClients, lanes: int) -> int:
-    """Take the value of every message. Returns their number, with those that are not records."""
+    """Read the value of every message. Return the number of messages, including those that are not records."""
     consumer = clients.consumer({"enable.partition.eof": True, "fetch.wait.max.ms": 50})
     consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in range(lanes)])
     count = ended = 0
@@ -126,7 +126,7 @@ def read_plain(clients: KafkaClients, lanes: int) -> int:
 
 
 def merge(clients: KafkaClients) -> int:
-    """Give out the records in order. Returns their number."""
+    """Merge the records in order. Return their number."""
     merging = LaneMerge(open_topic(clients), MergeOptions())
     count = sum(int(batch.rows.num_rows) for turn in merging.turns() for batch in turn)
     merging.close()

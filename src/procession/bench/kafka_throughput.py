@@ -1,12 +1,12 @@
-"""Kafka to Kafka, exactly once: a pipeline of ours against a plain loop that consumes, transforms and produces.
+"""Compares a pipeline from Kafka to Kafka, exactly once, with a plain loop that consumes, transforms and produces.
 
 Both run the same functions on the same messages at the same broker, alternately, for several rounds. The loop has one
 consumer and one transactional producer. It commits offsets and messages every 100 ms, as Kafka Streams does; a
-stateless program needs no more. It runs twice in each round: with the client's defaults, and tuned. (By default a
-consumer pauses for a second when its queue is full; our source does not, and neither does the tuned loop.) Ours is the
-whole pipeline: a source, a gateway with a log, Spark, and two-phase commit with the sink. Time is measured from the
-first record to the last commit. Then both get messages at a steady rate, and a consumer with `read_committed` measures
-the latency of each message. The outputs of both are compared.
+stateless program needs no other guarantees. The loop runs twice in each round: with the client's defaults, and tuned.
+(By default a consumer pauses for a second when its queue is full; our source does not, and neither does the tuned
+loop.) Ours is the whole pipeline: a source, a gateway with a log, Spark, and two-phase commit with the sink. Time is
+measured from the first record to the last commit. Then both get messages at a steady rate, and a consumer with
+`read_committed` measures the latency of each message. The outputs of both are compared.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 from procession.bench.apps.kafka_to_kafka import is_wanted, marked
 from procession.bench.loop import RunningPipeline
 from procession.chaos.kafka_server import KafkaServer
+from procession.deployment.local_pipeline import COMMAND, LocalPipeline
+from procession.deployment.settings import Settings
 from procession.driver.app_file import load_app
 from procession.errors import StorageError
-from procession.supervisor.local_pipeline import COMMAND, LocalPipeline
-from procession.supervisor.settings import Settings
 from procession.supervisor.supervisor import Supervisor
 
 APP = Path(__file__).with_name("apps") / "kafka_to_kafka.py"
@@ -41,7 +41,7 @@ LATENCY_S = 10.0
 TIMEOUT_S = 120.0
 CONSUME = 10_000
 TUNED = {"fetch.queue.backoff.ms": 10}
-"""What a user adds to the plain loop after measuring it."""
+"""Setting that a user would add to the plain loop after measuring it."""
 LOOPS: dict[str, dict[str, Any]] = {"loop": {}, "tuned": TUNED}
 """The topics that the loops write to, and their settings of the consumer."""
 
@@ -156,7 +156,7 @@ class _Bench:
         return Round(seconds, transactions, {**spent, **cpu_s})
 
     def loop(self, source: str, target: str, is_over: threading.Event | None = None) -> tuple[float, int]:
-        """Consumes, transforms and produces until the end of the topic, or until `is_over` is set. Returns the seconds
+        """Consume, transform and produce until the end of the topic, or until `is_over` is set. Return the seconds
         and the number of transactions."""
         from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -196,10 +196,10 @@ class _Bench:
         return seconds, transactions
 
     def compare(self) -> None:
-        """StorageError unless all published the same messages, in the order of each key."""
+        """Raise StorageError unless all have published the same messages, in the order of each key."""
         ours = self._by_key("ours")
         if any(ours != self._by_key(name) for name in LOOPS):
-            raise StorageError("what the pipeline published is not what the loop published")
+            raise StorageError("the pipeline and the loop have published different messages")
 
     def _by_key(self, topic: str) -> dict[bytes, list[bytes]]:
         found: dict[bytes, list[bytes]] = {}
@@ -243,7 +243,7 @@ class _Bench:
         self.loop("slow-loop", "loop", is_over)
 
     def latency(self, target: str, run: Callable[[threading.Event], None], seconds: float) -> dict[str, float]:
-        """How old messages are when a reader sees them, while they come at a steady rate."""
+        """Return the age of messages when a reader receives them, at a steady rate."""
         from confluent_kafka import Producer
 
         is_over = threading.Event()
@@ -259,7 +259,7 @@ class _Bench:
             thread.start()
         producer = Producer(self._config | {"linger.ms": 1})
         began = time.monotonic()
-        # A source takes seconds to start: as many as are counted come between the first that is read and those.
+        # A source takes seconds to start, so the first messages that are read do not count, as many as those that do.
         last = number = 0
         while not last or number < last:
             if not last and (ages or time.monotonic() > began + TIMEOUT_S):

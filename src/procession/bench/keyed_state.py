@@ -1,4 +1,4 @@
-"""Benchmark of keyed state: ours, a plain dictionary, and Spark's `transformWithState` on rows and on pandas.
+"""Compares keyed state: Procession's, a plain dictionary, and Spark's `transformWithState` on rows and on pandas.
 
 All variants count the records of each key and append the count to each record. They read the same log, alternately, for
 several rounds, with one task per core; the result is the median. The dictionary is a plain loop in one process on one
@@ -11,7 +11,7 @@ JVM's quick compiler and a file system that RocksDB cannot use; Spark's with Roc
 While one is measured, the other is idle. Warm-up epochs and the first epoch of each run are not timed. There are no
 producers, gateways or sinks.
 
-Then it measures an epoch that updates a few keys, out of a million and out of ten thousand.
+Then an epoch that updates a few keys is measured, out of a million and out of ten thousand keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 
 @dataclass(frozen=True)
 class KeyedStateSetup:
-    """What is measured. Spark's own states take part in the first `spark_rounds` only: they take most of the time."""
+    """The options of the measurement. Spark's states are measured only in the first `spark_rounds`, because they take
+    most of the time."""
 
     keys: int
     records: int
@@ -116,7 +117,7 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _written(log: Path, keys: int, epochs: tuple[int, ...]) -> EpochEnds:
-    """A log for epochs of these sizes; in the first of them every key is met."""
+    """Write a log for epochs of these sizes, and return it. The first epoch has every key."""
     ends = np.cumsum(epochs)
     numbers = np.arange(ends[-1], dtype=np.uint64)
     write_log(log, _scattered(numbers, keys), numbers)
@@ -124,7 +125,7 @@ def _written(log: Path, keys: int, epochs: tuple[int, ...]) -> EpochEnds:
 
 
 def _scattered(numbers: npt.NDArray[np.uint64], keys: int) -> npt.NDArray[np.uint64]:
-    """Every key in turn, in an order that no cache could predict."""
+    """Return every key in turn, in an unpredictable order."""
     return numbers % np.uint64(keys) * np.uint64(7_919) % np.uint64(keys)
 
 
@@ -133,7 +134,7 @@ def _folder(work: Path, name: str) -> Path:
     return work / name
 
 
-# In processes of their own
+# In separate processes
 
 _spark: SparkSession
 """The Spark of this process."""
@@ -141,7 +142,7 @@ _spark: SparkSession
 
 @contextmanager
 def _process(opens: Callable[[int], None], cores: int) -> Iterator[Callable[..., Any]]:
-    """A process with its own Spark session. It runs functions and returns their results."""
+    """Yield a process with its own Spark session. It runs functions and returns their results."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), opens, (cores,))
     try:
         yield lambda function, *given: pool.submit(function, *given).result()
@@ -156,7 +157,8 @@ def _open_ours(cores: int) -> None:
 
 
 def _open_sparks(cores: int) -> None:
-    """Rows pass through Java there, and RocksDB cannot work with the file system that we choose."""
+    """Open both sessions. In Spark's session rows pass through Java, and RocksDB needs another file system than
+    ours."""
     changed: Any = tuple(option for option in session.JAVA_OPTIONS if option != COMPILE_QUICKLY)
     session.JAVA_OPTIONS = changed
     session.SETTINGS = (
@@ -172,7 +174,8 @@ def _close() -> None:
 
 
 def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path | None) -> EpochCosts:
-    """The times of one run of one variant, without its first epoch. Raises StorageError if its output is wrong."""
+    """Return the times of one run of one variant, without its first epoch. Raises StorageError if its output is
+    wrong."""
     clock = EpochClock(len(ends.ends))
     if variant == "ours":
         with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
@@ -196,7 +199,8 @@ def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path
 
 
 def _check_counts(folder: Path, ends: EpochEnds) -> None:
-    """Of each key as many records as there are, each with another count. Their order is not promised."""
+    """Raise StorageError unless each key has all of its records, each with a different count. Their order is not
+    checked."""
     seen = Counter(
         line[:KEY_BYTES] + line[DIGITS:]
         for path in folder.glob("[0-9]*-[0-9]*")
@@ -207,7 +211,7 @@ def _check_counts(folder: Path, ends: EpochEnds) -> None:
 
 
 def _few(touched: int, keys: int, cores: int, work: Path) -> dict[str, float]:
-    """Measures an epoch that updates `touched` of `keys` keys."""
+    """Measure an epoch that updates `touched` of `keys` keys."""
     folder = _folder(work, f"{touched}-of-{keys}")
     first = np.arange(keys, dtype=np.uint64)
     spread = np.arange(touched, dtype=np.uint64) * np.uint64(keys // touched)
@@ -217,8 +221,8 @@ def _few(touched: int, keys: int, cores: int, work: Path) -> dict[str, float]:
     clock = EpochClock(len(ends.ends))
     with KeyedPipeline(_spark, ends.log, folder, cores) as ours:
         ours.run(ends, clock)
-        # The first two behind the large one start what is started once. Files are merged only from time to time, hence
-        # the mean.
+        # The first two epochs after the large one include one-time work. Files are merged only occasionally, so the
+        # mean is used.
         return {
             "keys": touched,
             "of": keys,

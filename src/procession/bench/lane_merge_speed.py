@@ -1,7 +1,7 @@
-"""Benchmark of a merger: the records of lanes in memory into one sequence, in processor time.
+"""Measures a merger in processor time: it merges the records of lanes in memory into one sequence.
 
-Neighbouring records are in lanes by chance, so the merge finds no long stretches: the worst case. Keys have two
-columns, as behind one stage that makes several records of one. The result is the median over the rounds.
+Adjacent records are in random lanes, so the merge finds no long runs: the worst case. Keys have two columns, as after
+a stage that creates several records from one. The result is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAYLOAD_BYTES = 10
 
 
 class MemoryLane:
-    """A lane in memory, which can be read again."""
+    """A lane in memory, which can be read several times."""
 
     def __init__(self, number: int, lanes: int) -> None:
         self.name = f"lane-{number}"
@@ -45,11 +45,11 @@ class MemoryLane:
         self.position += 1
 
     def close(self) -> None:
-        """Keep the records."""
+        """Do nothing, so that the records can be read again."""
 
 
 def measure(records: int, lanes: int, rounds: int) -> dict[str, float]:
-    """Millions of records per second of processor time: merged, and merged with `--verify`."""
+    """Return the millions of records per second of processor time, without and with `--verify`."""
     made = lanes_of(records, lanes)
     found: dict[str, list[float]] = {"merged": [], "verified": []}
     for _ in range(rounds):
@@ -70,7 +70,7 @@ def report_lines(figures: Mapping[str, float], lanes: int) -> Iterator[str]:
 
 
 def lanes_of(records: int, lanes: int) -> list[MemoryLane]:
-    """Lanes with this many records together, in some epochs."""
+    """Return lanes with this total number of records, in some epochs."""
     chance = np.random.default_rng(1)
     made = [MemoryLane(number, lanes) for number in range(lanes)]
     each = records // EPOCHS

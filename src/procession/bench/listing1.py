@@ -1,9 +1,9 @@
-"""The cost of order: the workload of Conflux's Listing 1 with order, without order, and with a window sort instead.
+"""Measures the cost of order: the workload of Conflux's Listing 1 with order, without order, and with a window sort.
 
 All three read the same log on the same Spark, in one process, alternately, for several rounds; the result is the
 median. Each output is counted and compared with the expected output, record by record. A warm-up round for the JVM does
 not count, nor does the first, small epoch of each run, which includes one-time start-up work. The latency of a record
-is from the start of its epoch until it is written. Producers, gateway and commit are left out, because they are the
+is from the start of its epoch until it is written. Producers, gateway and commit are omitted, because they are the
 same for all. The JVM compiles with Spark's default settings instead of ours, because in the window sort rows pass
 through the JVM. The log, the runs and Spark's shuffle files are in memory, if there is a file system in memory.
 """
@@ -38,7 +38,7 @@ from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 from procession.storage.run_store import Manifest, RunStore
 
 POLL_INTERVAL_S = 0.2
-"""How often it is seen whether a query still lives."""
+"""Interval at which a query is checked."""
 MEMORY = Path("/dev/shm")
 VARIANTS = ("ordered", "unordered", "baseline")
 COMPILE_QUICKLY = "-XX:TieredStopAtLevel=1"
@@ -48,7 +48,7 @@ WARM_SHARE = 50
 
 @dataclass(frozen=True)
 class Listing1Setup:
-    """What is measured."""
+    """The options of the measurement."""
 
     name: str
     records: int
@@ -65,7 +65,7 @@ class Listing1Setup:
 
 @dataclass(frozen=True)
 class FixedFeed:
-    """Epochs of one size, after a small first one."""
+    """Offers epochs of one size, after a small first epoch."""
 
     records: int
     epoch_records: int
@@ -83,7 +83,7 @@ class FixedFeed:
 
 @dataclass
 class Timeline:
-    """When epochs ended, and when their records were written."""
+    """The end times of epochs, and the times at which their records were written."""
 
     records: int
     ends_ns: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ def _spark(given: Listing1Setup, work: Path) -> Iterator[SparkSession]:
 
 
 def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Medians of the ratios of each round."""
+    """Return the medians of the rounds' ratios."""
 
     def ratio(name: str, other: str) -> float:
         rounds = zip(found["ordered"], found[other], strict=True)
@@ -193,7 +193,8 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 def run(
     spark: SparkSession, given: Listing1Setup, variant: str, work: Path, folder: Path
 ) -> tuple[dict[str, float], int]:
-    """One run of one variant: its figures, and how many records came out. StorageError if they are not right."""
+    """Run one variant. Return its figures and its number of output records. Raises StorageError if the output is
+    wrong."""
     folder.mkdir()
     timeline = Timeline(given.records)
     output = folder / "output"

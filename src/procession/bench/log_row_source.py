@@ -1,4 +1,4 @@
-"""A data source that reads our log as Spark rows, for the baselines."""
+"""Defines a data source that reads our log as Spark rows, for the baselines."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A file through the whole pipeline (filter, map, rebalance, map, ordered file), against a plain Python loop.
+"""Compares a whole pipeline on a file (filter, map, rebalance, map, ordered file) with a plain Python loop.
 
 Both run the same functions on the same file, alternately, for several rounds, and our committed output is compared with
 the loop's output byte for byte. Ours is the whole pipeline: a source, a gateway with a log, Spark, an exchange, a merge
 and two-phase commit with a sink, all synced to disk. Time is measured from the first record at the gateway to the last
 commit; the start-up of Spark and of the source is reported separately. Before the rounds some records are sent slowly,
-in many epochs, to warm up the JVM. There are four variants: functions that do almost nothing, functions that parse
-fields and compute, and both again on columns.
+in many epochs, to warm up the JVM. There are four variants: trivial functions, functions that parse fields and
+compute, and both again on columns.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 from procession.bench.apps import by_fields, by_record
 from procession.bench.processes import cpu_s
+from procession.deployment.local_pipeline import COMMAND, LocalPipeline
+from procession.deployment.settings import Settings
 from procession.driver.app_file import load_app
 from procession.driver.epoch_log import EpochTail, Latency
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.control_client import ControlClient
-from procession.supervisor.demo import write_input
-from procession.supervisor.local_pipeline import COMMAND, LocalPipeline
-from procession.supervisor.settings import Settings
+from procession.jobs.demo import write_input
 from procession.supervisor.supervisor import Supervisor
 from procession.verify.sink_outputs import committed_output
 
@@ -45,7 +45,7 @@ FORMS = {form: Path(__file__).with_name("apps") / f"{form}.py" for form in LOOPS
 WARM_RECORDS = 300_000
 WARM_S = 10.0
 POLL_INTERVAL_S = 0.005
-"""How exactly it is known when the first record is there."""
+"""Interval of polls for the first record, which limits the precision of its time."""
 WAIT_S = 0.1
 COMPARE_BYTES = 1024 * 1024
 
@@ -75,7 +75,7 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass
 class FormResult:
-    """What the rounds of one form came to."""
+    """The results of the rounds of one form."""
 
     ours_s: list[float] = field(default_factory=list)
     loop_s: list[float] = field(default_factory=list)
@@ -116,7 +116,7 @@ def _measure_form(
         start_s = time.monotonic() - began
         pipeline.run(warm, rate=_lines_of(warm) / warm_s if warm_s else 0.0)
         for number in range(rounds):
-            # Another name is another stream, of the same records.
+            # Another name makes another stream of the same records.
             named = work / f"input-{number}.txt"
             named.hardlink_to(source)
             used_before = time.process_time()
@@ -131,7 +131,7 @@ def _measure_form(
 
 
 def plain_loop(source: Path, target: Path, functions: ModuleType = by_record) -> float:
-    """The seconds that a loop over the lines of a file takes."""
+    """Return the seconds that a loop over the lines of a file takes."""
     is_wanted, parted, marked = functions.is_wanted, functions.parted, functions.marked
     began = time.perf_counter()
     with source.open("rb") as lines, target.open("wb") as out:
@@ -145,7 +145,7 @@ def plain_loop(source: Path, target: Path, functions: ModuleType = by_record) ->
 
 
 class RunningPipeline:
-    """A pipeline that is running, and what it is sent."""
+    """A running pipeline, to which files are sent."""
 
     def __init__(self, supervisor: Supervisor, local: LocalPipeline, work: Path) -> None:
         self._supervisor = supervisor
@@ -156,23 +156,26 @@ class RunningPipeline:
         self._tail = EpochTail(work / "epochs.jsonl")
         self.epochs = 0
         self.latency = Latency()
-        """From the time of a record to its commit."""
+        """Latencies from the time of a record to its commit."""
+        self.commit_s: list[float] = []
+        """Seconds from the end of each epoch's tasks to its commit."""
         self._committed_ns = 0
 
     def forget_latency(self) -> None:
         self.latency = Latency()
+        self.commit_s.clear()
 
     def run(
         self, source: Path, *, rate: float = 0.0, is_stamping: bool = False
     ) -> tuple[float, float, dict[str, float]]:
-        """Sends a file. Returns the seconds from its first record to the last commit, the seconds until its first
+        """Send a file. Return the seconds from its first record to the last commit, the seconds until its first
         record, and the processor time of each part from its first record on. `rate` limits the source, in records per
         second; `is_stamping` gives each record the time at which it is sent, for `latency`."""
         stamp = ["--stamp"] if is_stamping else []
         return self.send(["file", str(source), *(["--rate", str(rate)] if rate else []), *stamp])
 
     def send(self, arguments: Sequence[str]) -> tuple[float, float, dict[str, float]]:
-        """As `run`, with these arguments of `procession source`."""
+        """Send records as `run` does, with these arguments of `procession source`."""
         before = self._client.status()["next_sequence"]
         started_ns = time.time_ns()
         to = ["--to", self._local.address, *self._local.producer_arguments]
@@ -198,6 +201,7 @@ class RunningPipeline:
         for line in self._tail.new():
             self.epochs += 1
             self.latency.add(line)
+            self.commit_s.append(line["seconds"])
             self._committed_ns = line["committed_ns"]
 
     def _used(self) -> dict[str, float]:
@@ -214,10 +218,10 @@ def check_equal(expected: list[Path], output: Iterator[bytes]) -> None:
                 while len(rest) < len(wanted) and (piece := next(output, b"")):
                     rest += piece
                 if rest[: len(wanted)] != wanted:
-                    raise StorageError(f"what was committed is not what the loop wrote, from byte {position} on")
+                    raise StorageError(f"the committed output differs from the loop's output from byte {position} on")
                 position, rest = position + len(wanted), rest[len(wanted) :]
     if rest or next(output, b""):
-        raise StorageError(f"more was committed than the loop wrote: it ends at byte {position}")
+        raise StorageError(f"the committed output is longer than the loop's output, which ends at byte {position}")
 
 
 def _lines_of(path: Path) -> int:

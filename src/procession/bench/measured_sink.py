@@ -1,8 +1,8 @@
-"""A sink under measurement, and its comparison with a plain writer of the same rows.
+"""Measures a sink, and compares it with a plain writer of the same rows.
 
 Invariant: the sink is the real process. Time is measured from the first byte of an epoch to the reply to its commit,
-without the encoding of blocks. The contestants write the same epochs by turns, so that a load on the machine meets all
-of them; the result is the median over epochs. Upstream: the benchmarks of sinks; downstream: `sdk/sink_process`.
+without the encoding of blocks. The contestants write the same epochs in turn, so that a load on the machine affects
+all of them; the result is the median over epochs. Upstream: the benchmarks of sinks; downstream: `sdk/sink_process`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from procession.bench.processes import cpu_total_s
+from procession.deployment.local_pipeline import COMMAND
+from procession.sdk.doubles import Worker
 from procession.sdk.record_blocks import block_batch, encode_blocks
 from procession.sdk.sink_process import SinkProcess
-from procession.sdk.testing import Worker
-from procession.supervisor.local_pipeline import COMMAND
 
 WriteEpoch = Callable[[int], Awaitable[float]]
 """Writes the epoch of this index. Returns the seconds that it took."""
@@ -27,11 +27,11 @@ WriteEpoch = Callable[[int], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class SinkRounds:
-    """What is measured of a sink.
+    """The options of the measurement of a sink.
 
     Args:
         records: Records per round.
-        epochs: Epochs, and transactions of the sink, that they are divided into.
+        epochs: Number of epochs, and so of the sink's transactions, in a round.
         rounds: Number of rounds.
     """
 
@@ -48,27 +48,27 @@ class Timings:
     cpu_s: list[float] = field(default_factory=list)
 
     def rate(self, records: int) -> float:
-        """Records per second."""
+        """Return the records per second."""
         return records / statistics.median(self.seconds)
 
     def ratio(self, plain: Timings) -> float:
-        """The rate, as a part of the other's."""
+        """Return the rate as a share of the other variant's rate."""
         return statistics.median(theirs / ours for ours, theirs in zip(self.seconds, plain.seconds, strict=True))
 
     def cpu_us(self, records: int) -> float:
-        """Microseconds of processor time for a record."""
+        """Return the microseconds of processor time per record."""
         return statistics.fmean(self.cpu_s) / records * 1e6
 
 
 async def compare(
     contestants: Mapping[str, WriteEpoch], epochs: int, rounds: int, reset: Callable[[], None]
 ) -> dict[str, Timings]:
-    """Lets the contestants write all epochs, by turns, in an order that changes from epoch to epoch.
+    """Let the contestants write all epochs in turn, in an order that changes with each epoch.
 
     Args:
-        contestants: What is compared.
+        contestants: The variants to compare.
         epochs: Number of epochs.
-        rounds: How often they are written, after a first time to warm up.
+        rounds: How often the epochs are written, after a first time to warm up.
         reset: Called after each round.
     """
     timings = {name: Timings() for name in contestants}
@@ -91,7 +91,7 @@ class MeasuredSink:
 
     Args:
         name: Name of the output.
-        arguments: Those of `procession sink`, with the placeholder {dir}.
+        arguments: Arguments of `procession sink`, with the placeholder {dir}.
         directory: A directory for the process.
         payloads: The records of each epoch.
     """
@@ -110,7 +110,7 @@ class MeasuredSink:
         await worker.hello(instance=f"bench-{self._name}-0")
 
     async def write(self, epoch: int) -> float:
-        """Seconds for the epoch of this index."""
+        """Write the epoch with this index, and return the seconds."""
         worker, blocks = self._worker, self._blocks[epoch]
         assert worker is not None, "it was started"
         self._epochs += 1

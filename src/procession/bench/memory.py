@@ -1,4 +1,4 @@
-"""Whether memory stays flat while the demo runs: the resident size of each process, early and late.
+"""Measures whether memory stays flat while the demo runs: the resident size of each process, early and late.
 
 Samples every process of a `procession demo` from outside. A part is flat if its size in the last third of the run is
 hardly more than in the middle third; the first third is start-up.
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from procession.bench.processes import memory_mib
-from procession.supervisor.local_pipeline import COMMAND
+from procession.deployment.local_pipeline import COMMAND
 
 SAMPLE_S = 0.25
 SAMPLES_MIN = 9

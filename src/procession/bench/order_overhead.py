@@ -1,8 +1,8 @@
-"""The overhead of total order: Listing 1 with order and without it, by turns, for many rounds.
+"""Measures the overhead of total order: Listing 1 with order and without it, alternating for many rounds.
 
-Both variants run in one warm Spark, one after the other, and the variant that begins a round alternates. A single round
-depends on what else the machine does. So the result is the median of the ratio of each round, with its quartiles; and
-beside it the ratio of the processor time of all processes, which other load changes least.
+Both variants run in one warm Spark, one after the other, and the variant that begins a round alternates. Other load
+on the machine affects a single round. So the result is the median of the rounds' ratios with its quartiles, and the
+ratio of the processor time of all processes, which depends least on other load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def measure(given: Listing1Setup) -> dict[str, Any]:
 
 
 def overhead(rounds: Mapping[str, list[Mapping[str, float]]]) -> dict[str, float]:
-    """Throughput with order relative to that without; the same of processor time, so that more is better in both."""
+    """Return the ratios of order to no order for throughput, and the inverse ratios for processor time, so that a
+    larger value is better in both."""
     pairs = list(zip(rounds["ordered"], rounds["unordered"], strict=True))
     throughput = [ours["records_per_second"] / theirs["records_per_second"] for ours, theirs in pairs]
     cpu = [theirs["cpu_us_per_record"] / ours["cpu_us_per_record"] for ours, theirs in pairs]

@@ -1,4 +1,4 @@
-"""The workload of `procession bench state`: a count for each key, in our keyed state and in a plain dictionary.
+"""Runs the workload of `procession bench state`: a count for each key, in our keyed state and in a plain dictionary.
 
 The log has records of a key and a number. A pipeline with one keyed stage reads it, with round records as the commit
 performer writes them. A loop with a dictionary does the same on one core. Upstream: `bench/keyed_state`, which measures
@@ -48,7 +48,7 @@ SINK = "counted"
 
 @dataclass(frozen=True)
 class EpochEnds:
-    """Epochs that end there."""
+    """Offers epochs with these ends."""
 
     ends: tuple[int, ...]
     log: Path
@@ -62,7 +62,7 @@ class EpochEnds:
 
 @dataclass(frozen=True)
 class EpochCosts:
-    """What the epochs behind the first one took, and how much processor time of all processes together."""
+    """The time of the epochs after the first one, and the processor time of all processes."""
 
     seconds: float
     used_s: float
@@ -70,7 +70,7 @@ class EpochCosts:
 
 @dataclass
 class EpochClock:
-    """When epochs ended, and how much processor time had been used until then."""
+    """The end times of epochs, and the processor time used until then."""
 
     epochs: int
     ends_s: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ def counted(count: int, payload: bytes) -> tuple[int, bytes]:
 
 
 def write_log(directory: Path, keys: npt.NDArray[np.uint64], numbers: npt.NDArray[np.uint64]) -> None:
-    """Records of a key and a number, in digits."""
+    """Write records of a key and a number, in digits."""
     directory.mkdir(parents=True)
     with IngressLog(directory) as log:
         for start in range(0, len(numbers), ENTRY_RECORDS):
@@ -109,7 +109,7 @@ def write_log(directory: Path, keys: npt.NDArray[np.uint64], numbers: npt.NDArra
 
 
 def plain_loop(log: Path, output: Path, ends: EpochEnds) -> EpochCosts:
-    """What a loop with a dictionary takes, behind the first epoch."""
+    """Return the time of a loop with a dictionary, after the first epoch."""
     states: dict[bytes, int] = {}
     reader = LogReader(log)
     began, used = time.perf_counter(), time.process_time()
@@ -176,7 +176,8 @@ class KeyedPipeline:
             until_over(query, clock.is_over)
 
     def _commit(self, epoch: int, manifests: Sequence[Manifest]) -> None:
-        """As the commit performer does: the round names the states, and states of the previous round are removed."""
+        """Commit as the commit performer does: the round names the states, and states of the previous round are
+        removed."""
         versions = {
             name: StateVersion(tuple(manifest.states or () for manifest in manifests if manifest.stage == chain), kind)
             for chain, (name, kind) in keyed_stages(self._plan).items()

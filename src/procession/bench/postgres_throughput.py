@@ -1,10 +1,10 @@
-"""How fast records reach a PostgreSQL table: our sink, each record once, against plain COPY of the same rows.
+"""Compares the speed of the PostgreSQL sink, which writes each record once, with plain COPY of the same rows.
 
-Both write the same epochs to the same server, by turns; the result is the median of the ratios. Plain COPY sends rows
-that are encoded beforehand, a transaction for each epoch, with no token and no second phase. The sink is the real
-process: it receives records in blocks over TCP, as `procession run` sends them, converts them to rows and takes part in
-two-phase commit. In mode `prepared` it gets JSON records and, a second time, Arrow tables. The server syncs, and each
-table has a primary key.
+Both write the same epochs to the same server, in turn; the result is the median of the ratios. Plain COPY sends rows
+that are encoded beforehand, a transaction for each epoch, without a token or a second phase. The sink is the real
+process: it receives records in blocks over TCP, as `procession run` sends them, converts them to rows and takes part
+in two-phase commit. In mode `prepared` it gets JSON records and, a second time, Arrow tables. The server syncs, and
+each table has a primary key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AT = datetime.datetime(2026, 11, 17, 9, tzinfo=datetime.UTC)
 ARROW_ROWS = 4096
 """Rows of one Arrow record."""
 SINKS = {"prepared": ("prepared", "json"), "prepared_arrow": ("prepared", "arrow"), "token": ("token", "json")}
-"""The sinks that are measured: mode, and form of the records. Each has a table of its name."""
+"""The measured sinks: mode, and form of the records. Each sink has a table with its name."""
 
 
 def measure(setup: SinkRounds) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table_of(first: int, count: int) -> pa.Table:
-    """Rows, no two of a round with the same id."""
+    """Return rows with unique ids within a round."""
     numbers = range(first, first + count)
     return pa.table(
         {
@@ -112,7 +112,7 @@ def table_of(first: int, count: int) -> pa.Table:
 
 
 def records_of(table: pa.Table, form: str) -> pa.Array:
-    """The rows as records of about 130 bytes of JSON, or as Arrow tables of `ARROW_ROWS` rows."""
+    """Return the rows as records of about 130 bytes of JSON, or as Arrow tables of `ARROW_ROWS` rows."""
     if form == "arrow":
         return pa.array(
             [to_arrow(table.slice(first, ARROW_ROWS)) for first in range(0, len(table), ARROW_ROWS)], pa.binary()
@@ -122,7 +122,7 @@ def records_of(table: pa.Table, form: str) -> pa.Array:
 
 
 def rows_of(payloads: pa.Array) -> memoryview:
-    """The same rows as COPY BINARY takes them."""
+    """Return the rows in the format of COPY BINARY."""
     encoder = RecordEncoder([FieldMapping(column, column.name) for column in COLUMNS], "bench")
     return Payloads(encoder.rows(TableRecords(payloads, np.arange(len(payloads))))).joined
 

@@ -1,7 +1,8 @@
-"""The processes of a running pipeline, seen from outside: which part each is, and what it has used.
+"""Measures the processes of a running pipeline from outside: the part of each process, its memory and its processor
+time.
 
-Invariant: it only reads from the kernel, and leaves out processes that have ended. Upstream:
-`supervisor/local_pipeline`, which starts them. Downstream: the benchmarks of memory and of the loop.
+Invariant: this module only reads from the kernel, and omits processes that have ended. Upstream:
+`deployment/local_pipeline`, which starts them. Downstream: the benchmarks of memory and of the loop.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from pathlib import Path
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_S = os.sysconf("SC_CLK_TCK")
 PARTS = {
+    "emitter_process": "emitters",
     " gateway ": "gateway",
     " sink ": "sink",
     " source ": "source",
     " driver ": "driver (Python)",
     " kafka.Kafka ": "broker",
+    "procession.spark.resident_worker": "resident worker",
     "java": "driver (JVM)",
     "pyspark.worker": "Python workers",
     "pyspark.daemon": "Python workers",
@@ -27,7 +30,7 @@ PARTS = {
 
 
 def memory_mib(root: int) -> dict[str, float]:
-    """The resident size of each part below this process."""
+    """Return the resident size of each part below this process."""
     sizes: dict[str, float] = defaultdict(float)
     for part, process in _parts(root):
         sizes[part] += int((process / "statm").read_text().split()[1]) * PAGE_BYTES / 2**20
@@ -35,22 +38,22 @@ def memory_mib(root: int) -> dict[str, float]:
 
 
 def cpu_s(root: int) -> dict[str, float]:
-    """The processor time that each part below this process has used so far."""
+    """Return the processor time that each part below this process has used so far."""
     used: dict[str, float] = defaultdict(float)
     for part, process in _parts(root):
-        # The name, in brackets, may hold anything; user and system time are the 14th and 15th field.
+        # The name, in parentheses, may contain any character; user and system time are the 14th and 15th field.
         fields = (process / "stat").read_text().rpartition(")")[2].split()
         used[part] += (int(fields[11]) + int(fields[12])) / TICKS_S
     return dict(used)
 
 
 def cpu_total_s() -> float:
-    """The processor time that this process and all below it have used so far, with those that have ended."""
+    """Return the processor time that this process and all below it have used so far, with those that have ended."""
     return cpu_tree_s(os.getpid())
 
 
 def cpu_tree_s(root: int) -> float:
-    """The processor time that a process and all below it have used so far, with those that have ended."""
+    """Return the processor time that a process and all below it have used so far, with those that have ended."""
     used = 0.0
     for pid in (root, *_descendants(root)):
         try:

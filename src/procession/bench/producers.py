@@ -1,4 +1,5 @@
-"""The cost of many producers at a gateway: throughput with 1, 8 and 64 producers, and memory per idle producer.
+"""Measures the cost of many producers at a gateway: throughput with 1, 8 and 64 producers, and memory per idle
+producer.
 
 One producer and several producers send the same number of records, alternately; the result is the median of the ratios.
 Then many connections are opened that only open their streams. The memory growth of the gateway's process is divided by
@@ -24,7 +25,7 @@ from procession.wire.messages import NOTHING_COMMITTED, Frame, Hello, Notify, No
 PRODUCERS = (1, 8, 64)
 READ_BYTES = 65536
 DESCRIPTORS = 256
-"""What this process has open beside its connections, at most."""
+"""Maximum number of other open files of this process."""
 
 
 def measure(
@@ -62,7 +63,7 @@ def _figures(producers: int, records: int, took: Mapping[int, Sequence[float]]) 
 
 
 def idle(connections: int, streams_each: int, directory: Path | None) -> dict[str, float]:
-    """Measures the memory growth of a gateway when this number of producers connect, open their streams and wait."""
+    """Measure the memory growth of a gateway when this number of producers connect, open their streams and wait."""
     allow_descriptors(connections + DESCRIPTORS)
     with (
         tempfile.TemporaryDirectory(prefix="procession-bench-", dir=directory) as place,
@@ -86,7 +87,7 @@ def idle(connections: int, streams_each: int, directory: Path | None) -> dict[st
 
 
 def waiting(address: tuple[str, int], first_stream: int, streams: int) -> socket.socket:
-    """A producer that has sent HELLO and NOTIFY and received a NOTIFY_ACK for each of its streams."""
+    """Connect a producer that sends HELLO and NOTIFY and receives a NOTIFY_ACK for each of its streams."""
     peer = socket.create_connection(address)
     framer = Framer()
     peer.sendall(v3.encode(Hello(v3.SOURCE_VERSION, b"", "bench", str(first_stream))))

@@ -1,4 +1,4 @@
-"""How long each process takes to recover from SIGKILL: from the signal to its first useful work.
+"""Measures how long each process takes to recover from SIGKILL, from the signal to its first useful work.
 
 A demo's parts run under a steady source; each is killed in turn, several rounds; the driver also with a warm
 spare. Useful work is, for source and gateway, the first record that arrives after the signal; for sink and driver,
@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from procession.deployment.local_pipeline import DRIVER, SOURCE, LocalPipeline
+from procession.deployment.part_arguments import GATEWAY
+from procession.deployment.settings import load_settings
 from procession.driver.app_file import load_app
 from procession.driver.driver import SPARE_READY
-from procession.supervisor.demo import APP, SINK, write_input
-from procession.supervisor.local_pipeline import DRIVER, GATEWAY, SOURCE, LocalPipeline
-from procession.supervisor.progress import PipelineProgress
+from procession.jobs.demo import APP, SINK, write_input
+from procession.monitoring.progress import PipelineProgress
 from procession.supervisor.restart_policy import RestartPolicy
-from procession.supervisor.settings import load_settings
 from procession.supervisor.supervisor import Supervisor
 
 RATE = 5_000

@@ -1,4 +1,4 @@
-"""What replicas cost: a gateway without and with two replicas, in turn, and a file that is written durably.
+"""Measures the cost of replicas: for a gateway without and with two replicas, in turn, and for a durable file.
 
 The same frames go to a gateway until all of them are synced: on its disk, or on its disk and both replicas. Everything
 is on this machine, so the replicas take their share of its processors. The producer's frames are encoded beforehand.
@@ -29,6 +29,7 @@ from procession.bench.gateway_throughput import (
     until,
 )
 from procession.bench.processes import cpu_tree_s
+from procession.deployment.local_pipeline import COMMAND
 from procession.gateway.control_client import ControlClient
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
@@ -36,7 +37,6 @@ from procession.sos.replicated_host import replicated_host
 from procession.sos.replicated_volume import ReplicaOptions
 from procession.sos.sos_client import SosClient, SosUnreachable
 from procession.storage.durable import write_durably
-from procession.supervisor.local_pipeline import COMMAND
 
 REPLICAS = 2
 SECRET = b"bench"
@@ -52,13 +52,13 @@ class ReplicaProcess(NamedTuple):
 
 
 class GatewayIntake(NamedTuple):
-    """What one round has used."""
+    """The costs of one round."""
 
     seconds: float
     gateway_cpu_s: float
     replicas_cpu_s: float
     replicated_bytes: int
-    """On one replica."""
+    """Bytes written on one replica."""
 
 
 def measure(records: int, rounds: int, directory: Path | None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def report_lines(figures: Mapping[str, float]) -> Iterator[str]:
 def _intake(work: Path, load: memoryview, records: int, replicas: int) -> GatewayIntake:
     (work / "gateway").mkdir()
     with ExitStack() as stack:
-        services = [stack.enter_context(_replica(work / str(number))) for number in range(replicas)]
+        services = [stack.enter_context(replica(work / str(number))) for number in range(replicas)]
         options = ["--lag-bytes-max", str(4 * len(load) + WARM_BYTES_MAX)]
         if services:
             (work / "secret").write_bytes(SECRET)
@@ -139,7 +139,7 @@ def _stored(services: list[ReplicaProcess]) -> int:
 
 
 @contextmanager
-def _replica(directory: Path) -> Iterator[ReplicaProcess]:
+def replica(directory: Path) -> Iterator[ReplicaProcess]:
     directory.mkdir()
     secret = directory.with_suffix(".secret")
     secret.write_bytes(SECRET)
@@ -166,9 +166,9 @@ def _answers(address: Address) -> bool:
 
 
 def _durable_files(work: Path) -> tuple[float, float]:
-    """Milliseconds for a small file, on the disk alone and with replicas."""
+    """Return the milliseconds for a small durable file, without and with replicas."""
     with ExitStack() as stack:
-        services = [stack.enter_context(_replica(work / str(number))) for number in range(REPLICAS)]
+        services = [stack.enter_context(replica(work / str(number))) for number in range(REPLICAS)]
         options = ReplicaOptions(tuple(service.address for service in services), REPLICAS, SECRET)
         host = stack.enter_context(replicated_host(work / "replicated", "v", options))
         (work / "plain").mkdir()

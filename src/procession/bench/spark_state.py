@@ -1,4 +1,4 @@
-"""Spark's own keyed state, in its usual form: `transformWithState` on rows and on pandas.
+"""Runs Spark's keyed state in its usual form: `transformWithState` on rows and on pandas.
 
 The log's records are rows, grouped by key, with a value state that counts each key. Spark's tasks append the output to
 files, unordered. `procession bench state` compares our state with it.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = "payloads"
 KEY_BYTES = 7
-"""Number of bytes of a payload that are its key."""
+"""Number of bytes of the key at the beginning of a payload."""
 
 
 def _payloads(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -97,7 +97,7 @@ def start_query(
     checkpoint: Path,
     on_epoch: Callable[[int], None],
 ) -> StreamingQuery:
-    """`on_epoch(records that came out)` is called at the end of each epoch."""
+    """Start a query. `on_epoch` is called with the number of output records at the end of each epoch."""
     register(spark, FORMAT, "payload binary", LogRowReader(log, feed, tasks, _payloads))
     rows = spark.readStream.format(FORMAT).load()
     grouped = rows.withColumn("key", expr(f"substring(payload, 1, {KEY_BYTES})")).groupBy("key")

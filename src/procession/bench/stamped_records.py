@@ -1,8 +1,9 @@
-"""The records of `procession bench conflux`: numbers that carry their timestamps, and the stages that treat them.
+"""Defines the records of `procession bench conflux`, which are numbers with timestamps, and the stages that process
+them.
 
-Invariant: a record has a fixed size, so stages treat it in columns. Every contestant runs the same stages on the same
-records, and each stage uses the stated processor time. `created_ns` is set by the source, `processed_ns` by the last
-stage of the pipeline. Downstream: `bench/conflux_contestants`, which runs pipelines of these stages.
+Invariant: a record has a fixed size, so stages process it in columns. Every contestant runs the same stages on the
+same records, and each stage uses the stated processor time. `created_ns` is set by the source, `processed_ns` by the
+last stage of the pipeline. Downstream: `bench/conflux_contestants`, which runs pipelines of these stages.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ Records = npt.NDArray[np.void]
 
 
 def records_of(payload: pa.Array) -> Records:
-    """The records of a column, without a copy."""
+    """Return the records of a column, without a copy."""
     return np.frombuffer(bytes_of(payload), RECORD)
 
 
 def payload_of(records: npt.NDArray[Any]) -> pa.Array:
-    """The records as a column."""
+    """Return the records as a column."""
     edges = np.arange(len(records) + 1, dtype=np.int32) * np.int32(RECORD.itemsize)
     return pa.Array.from_buffers(
         pa.binary(), len(records), [None, pa.py_buffer(edges), pa.py_buffer(records.tobytes())]
@@ -45,14 +46,15 @@ def payload_of(records: npt.NDArray[Any]) -> pa.Array:
 
 
 def expected_numbers(records: int) -> npt.NDArray[np.int64]:
-    """The numbers that come out, in the order of the sequential run."""
+    """Return the numbers of the output, in the order of the sequential run."""
     numbers: npt.NDArray[np.int64] = np.arange(records, dtype=np.int64)
     return np.compress(numbers % DROPPED != 0, numbers)
 
 
 @dataclass(frozen=True)
 class StampedStage:
-    """A stage of a workload on columns. The last one notes the time at which the pipeline has finished a record."""
+    """A stage of a workload on columns. The last stage records the time at which the pipeline has finished a
+    record."""
 
     function: StageFunction
     burn_ns: int
@@ -73,25 +75,25 @@ class StampedStage:
         return payload_of(records)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Array:
-        """As `map_batches` calls it."""
+        """Process a batch, as `map_batches` calls it."""
         kept = self.kept(batch.column("payload"))
         return self.result(batch.column("payload")) if kept is None else batch.select(["payload", "row"]).filter(kept)
 
 
 def stages_of(segments: Sequence[Segment], burn_ns: int) -> list[list[StampedStage]]:
-    """The stages of each segment."""
+    """Return the stages of each segment."""
     made = [[StampedStage(function, burn_ns) for function in segment.stages] for segment in segments]
     made[-1][-1] = StampedStage(segments[-1].stages[-1], burn_ns, is_last=True)
     return made
 
 
 def number_of(payload: bytes) -> bytes:
-    """The key of workload W1, which partitions by number."""
+    """Return the key of workload W1, which partitions by number."""
     return payload[:8]
 
 
 def conflux_pipeline(workload: str, contestant: str, burn_ns: int, url: str, lanes: int) -> Pipeline:
-    """A workload as one of our pipelines.
+    """Return a workload as one of our pipelines.
 
     Args:
         workload: One of WORKLOADS.

@@ -1,6 +1,6 @@
-"""A run of the benchmarks, compared with a stored one. Pure.
+"""Compares a run of the benchmarks with a stored run. Pure.
 
-Invariant: only figures that a busy or a different machine changes little are compared: ratios of two variants in one
+Invariant: only figures that hardly depend on the machine and its load are compared: ratios of two variants in one
 run, and processor time per record. Each benchmark is repeated. A figure has moved if its median differs from the
 stored median by more than the ranges of both, and by more than `CHANGE_MIN`. Used by `cli/bench_command`.
 """
@@ -16,9 +16,9 @@ from procession.errors import ConfigError
 
 FORMAT = 1
 COMPARED = ("ratio", "cpu", "share", "relative", "_to_")
-"""A figure is compared if a name on its path has one of these in it."""
+"""A figure is compared if a name on its path contains one of these texts."""
 CHANGE_MIN = 0.03
-"""A smaller change is not reported, however little the figure varied: a few repeats underestimate its range."""
+"""A smaller change is not reported, because a few repeats underestimate the range of a figure."""
 
 Figures = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Figures]]
@@ -44,7 +44,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class FigureChanges:
-    """What both runs have, and the benchmarks that only one has, or that were run with different options."""
+    """The figures of both runs, and the benchmarks that only one run has or that were run with different options."""
 
     figures: tuple[FigureChange, ...]
     skipped: tuple[str, ...]
@@ -68,12 +68,12 @@ class FigureChanges:
 
 
 def stored(runs: Runs) -> dict[str, Any]:
-    """The document of a run, for a later comparison."""
+    """Return the document of a run, for a later comparison."""
     return {"format": FORMAT, "runs": {name: list(figures) for name, figures in runs.items()}}
 
 
 def stored_runs(document: Any, path: str) -> Runs:
-    """The runs of a document. Raises ConfigError if it is not one."""
+    """Return the runs of a document. Raises ConfigError if it is not one."""
     runs = document.get("runs") if isinstance(document, dict) and document.get("format") == FORMAT else None
     is_valid = isinstance(runs, dict) and all(
         isinstance(repeats, list) and repeats and all(isinstance(each, dict) for each in repeats)
@@ -114,7 +114,7 @@ def _changes(name: str, before: Sequence[Figures], after: Sequence[Figures]) -> 
 
 
 def _values(repeats: Sequence[Figures]) -> dict[str, list[float]]:
-    """The values of each compared figure, by its path."""
+    """Return the values of each compared figure, by its path."""
     found: dict[str, list[float]] = {}
     for figures in repeats:
         for path, value in _leaves(figures, ()):

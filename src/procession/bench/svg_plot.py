@@ -1,7 +1,7 @@
-"""Plots as SVG text: curves over two axes, and groups of bars. Pure.
+"""Draws plots as SVG text: curves over two axes, and groups of bars. Pure.
 
-Invariant: a plot needs nothing but itself: no script, no font and no network. Colours differ in lightness, too, and
-every curve is named in a legend. Used by `bench/conflux_report`.
+Invariant: a plot needs no script, font or network. Colours also differ in lightness, and every curve is named in a
+legend. Used by `bench/conflux_report`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Axes:
 
 
 def tick_step(maximum: float, ticks: int = TICKS) -> float:
-    """A round step (1, 2 or 5 times a power of ten) that gives at most this many ticks up to the maximum."""
+    """Return a round step (1, 2 or 5 times a power of ten) that gives at most this many ticks up to the maximum."""
     rough = maximum / ticks
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
 
 def rounded_up(maximum: float) -> float:
-    """The next tick at or above a maximum; 1 if it is not positive."""
+    """Return the next tick at or above a maximum; 1 if it is not positive."""
     if maximum <= 0:
         return 1.0
     step = tick_step(maximum)
@@ -59,7 +59,7 @@ def tick_text(value: float) -> str:
 
 
 def curves(title: str, x_name: str, y_name: str, lines: Mapping[str, Sequence[Point]], y_max: float = 0.0) -> str:
-    """Curves by name. `y_max` 0: as high as the highest point."""
+    """Draw curves by name. With `y_max` 0, the axis ends at the highest point."""
     points = [point for line in lines.values() for point in line]
     if not points:
         return ""
@@ -74,7 +74,7 @@ def curves(title: str, x_name: str, y_name: str, lines: Mapping[str, Sequence[Po
 
 
 def cdf(title: str, x_name: str, percentiles: Mapping[str, Sequence[float]]) -> str:
-    """Distributions, each as its percentiles in equal steps from 0 to 100."""
+    """Draw distributions, each given as percentiles in equal steps from 0 to 100."""
     lines = {
         name: [(value, place / (len(values) - 1)) for place, value in enumerate(values)]
         for name, values in percentiles.items()
@@ -83,7 +83,7 @@ def cdf(title: str, x_name: str, percentiles: Mapping[str, Sequence[float]]) -> 
 
 
 def bars(title: str, y_name: str, groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Groups of bars: the value of each name in each group."""
+    """Draw groups of bars: the value of each name in each group."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     values = [value for group in groups.values() for value in group.values()]
     if not values:

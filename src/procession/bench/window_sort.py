@@ -1,7 +1,8 @@
-"""The baseline: a workload on plain Spark rows, ordered by a sort of each window in one task.
+"""Runs the baseline: a workload on plain Spark rows, ordered by a sort of each window in one task.
 
-Invariant: it uses every optimization that keeps the order: stages fused between exchanges, functions on columns, hash
-partitions instead of Spark's sorting round robin, and a writer in the sorting task itself. Upstream: the log.
+Invariant: the baseline uses every optimization that keeps the order: stages fused between exchanges, functions on
+columns, hash partitions instead of Spark's sorting round robin, and a writer in the sorting task itself. Upstream:
+the log.
 Downstream: `bench/listing1`, which compares. This is how plain Spark keeps order.
 """
 
@@ -23,7 +24,7 @@ from procession.spark.log_source import EpochFeed
 SCHEMA = "message_id bigint, payload binary"
 FORMAT = "numbers"
 Stamps = list[tuple[int, int]]
-"""When a piece of the output was written, in nanoseconds, and how many records it held."""
+"""For each piece of the output: its time in nanoseconds, and its number of records."""
 
 
 def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -33,7 +34,7 @@ def _numbered(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Stages:
-    """In Spark's workers: the stages between two exchanges."""
+    """Runs the stages between two exchanges in Spark's workers."""
 
     def __init__(self, functions: Sequence[Filter | Identity]) -> None:
         self._functions = functions
@@ -46,7 +47,7 @@ class Stages:
 
 
 class AppendSorted:
-    """In the one task that has the sorted window: write it, and tell when."""
+    """Writes the sorted window in its single task, and returns the time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,7 +60,7 @@ class AppendSorted:
 
 
 def bytes_of(payload: pa.Array) -> memoryview:
-    """The bytes of a column, one row after the other, without a copy."""
+    """Return the bytes of a column, one row after the other, without a copy."""
     _, offsets, data = payload.buffers()
     if not len(payload):
         return memoryview(b"")

@@ -1,9 +1,9 @@
-"""The baseline of `procession bench conflux`: a program on plain Spark that sorts windows into a topic.
+"""Runs the baseline of `procession bench conflux`: a program on plain Spark that sorts windows into a topic.
 
-Invariant: it reads the same gateway as our driver and acknowledges records when they are published, so the source is
-held back as it is with ours. A window is what the gateway has when the window begins, up to the same limit as our
-epochs. It is sorted and published by one task, with a plain producer: it does less than ours, because there is no
-two-phase commit. The JVM compiles with Spark's defaults, because rows pass through it. Upstream: `procession gateway`.
+Invariant: the program reads the same gateway as our driver and acknowledges records when they are published, so the
+source is slowed down in the same way. A window contains the gateway's records at its beginning, up to the limit of
+our epochs. One task sorts and publishes it with a plain producer, which is less work than two-phase commit. The JVM
+compiles with Spark's defaults, because rows pass through it. Upstream: `procession gateway`.
 `bench/conflux_contestants` starts it.
 """
 
@@ -42,11 +42,11 @@ TIMEOUT_S = 30.0
 PRODUCER: dict[str, Any] = {"linger.ms": 5, "queue.buffering.max.messages": 1_000_000, "log_level": 0}
 
 _producers: dict[str, Any] = {}
-"""In a worker of Spark: the producer, which outlives a task."""
+"""The producer of a Spark worker, which is used for several tasks."""
 
 
 class GatewayWindows:
-    """The windows that the gateway offers. It is pickled, so it connects where it is used."""
+    """The windows that the gateway offers. The object is pickled, so it connects where it is used."""
 
     def __init__(self, directory: Path, records_max: int) -> None:
         self._directory = directory
@@ -73,7 +73,7 @@ class GatewayWindows:
 
 
 def rows_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of an entry as Spark's rows: streams also have ends."""
+    """Return the records of an entry as Spark's rows: streams also have ends."""
     records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
     return pa.record_batch(
         {"number": records.column("message_id").view(pa.int64()), "payload": records.column("payload")}
@@ -100,7 +100,7 @@ class SegmentOnRows:
 
 
 class PublishSorted:
-    """In the one task that has the sorted window: publish it."""
+    """Publishes the sorted window in its single task."""
 
     def __init__(self, brokers: str, topic: str) -> None:
         self._brokers = brokers
@@ -128,11 +128,11 @@ class PublishSorted:
 
 
 def run_baseline(directory: Path, work: Path, settings: Mapping[str, Any]) -> None:
-    """Sort windows until the process is ended.
+    """Sort windows until the process ends.
 
     Args:
         directory: The gateway's directory.
-        work: Directory of Spark's checkpoint and of the file that says that it runs.
+        work: Directory of Spark's checkpoint and of the file that shows readiness.
         settings: `workload`, `burn_ns`, `epoch_records`, `brokers`, `topic` and `cores`.
     """
     segments = WORKLOADS[settings["workload"]]
@@ -165,12 +165,12 @@ def run_baseline(directory: Path, work: Path, settings: Mapping[str, Any]) -> No
 
 
 def last_ids(log: LogReader, start: int, end: int) -> dict[int, int]:
-    """The last message id of each stream between two places of the log."""
+    """Return the last message id of each stream between two positions of the log."""
     found: dict[int, int] = {}
     for batch in log.read(start, end):
         records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
         if records.num_rows:
-            # An entry has records of one stream.
+            # An entry contains records of only one stream.
             found[records.column("stream_id")[-1].as_py()] = records.column("message_id")[-1].as_py()
     return found
 

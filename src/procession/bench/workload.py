@@ -1,4 +1,4 @@
-"""Benchmark workloads from the literature: Conflux's Listing 1, and its two smaller ones.
+"""Defines benchmark workloads from the literature: Conflux's Listing 1 and its two smaller workloads.
 
 Invariant: all variants do the same work, on the same log, with the same functions. A function that simulates load uses
 processor time, so tasks that share a core cannot overlap it. Upstream: the log that `write_log` makes. Downstream:
@@ -25,7 +25,7 @@ from procession.storage.segment import INGRESS_SCHEMA
 
 PAYLOAD_BYTES = 10
 DROPPED = 7
-"""Every n-th record is filtered out, from the first on."""
+"""Every n-th record is removed, beginning with the first."""
 ENTRY_RECORDS = 50_000
 SINK = "output"
 
@@ -36,7 +36,7 @@ class StageFunction(enum.Enum):
 
 
 class Distribution(enum.Enum):
-    """How records come to a segment."""
+    """How records are distributed to the tasks of a segment."""
 
     RANGES = "ranges"
     REBALANCE = "rebalance"
@@ -45,7 +45,7 @@ class Distribution(enum.Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """Stages that no exchange parts, and how many tasks run them."""
+    """Stages without an exchange between them, and their number of tasks."""
 
     tasks: int
     stages: tuple[StageFunction, ...]
@@ -71,7 +71,7 @@ WORKLOADS: dict[str, Sequence[Segment]] = {
 
 
 def burn(nanoseconds: int) -> None:
-    """Use so much processor time of this thread."""
+    """Use this amount of processor time in this thread."""
     end = time.thread_time_ns() + nanoseconds
     while time.thread_time_ns() < end:
         pass
@@ -90,7 +90,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity."""
+    """Returns its input."""
 
     burn_ns: int
 
@@ -118,7 +118,7 @@ class ColumnFunction:
 
 
 def pipeline(segments: Sequence[Segment], order: Literal["total", "none"], burn_ns: int) -> Pipeline:
-    """The workload as one of our pipelines."""
+    """Return the workload as one of our pipelines."""
     made = Pipeline(f"bench-{order}", order=order, parallelism=segments[0].tasks)
     stage = made.source("numbers")
     for segment in segments:
@@ -137,7 +137,7 @@ def _whole(payload: bytes) -> bytes:
 
 
 def write_log(directory: Path, records: int) -> None:
-    """The source's records: numbers, each with ten digits of payload."""
+    """Write the source's records: numbers, each with ten digits of payload."""
     directory.mkdir(parents=True)
     with IngressLog(directory) as log:
         for first in range(0, records, ENTRY_RECORDS):
@@ -147,13 +147,13 @@ def write_log(directory: Path, records: int) -> None:
 
 
 def digits_of(values: npt.NDArray[np.uint64], places: int) -> npt.NDArray[np.uint8]:
-    """A row for each value: its last `places` decimal digits in ASCII."""
+    """Return a row for each value: its last `places` decimal digits in ASCII."""
     powers = 10 ** np.arange(places - 1, -1, -1, dtype=np.uint64)
     return (values[:, None] // powers % 10 + ord("0")).astype(np.uint8)
 
 
 def entry_of(numbers: npt.NDArray[np.uint64], digits: npt.NDArray[np.uint8]) -> pa.RecordBatch:
-    """An entry of the log: messages of one stream with these ids, the rows of digits their payloads."""
+    """Return an entry of the log: messages of one stream with these ids, the rows of digits their payloads."""
     count, width = digits.shape
     edges = np.arange(count + 1, dtype=np.int32) * width
     payloads = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(edges), pa.py_buffer(digits)])
@@ -170,7 +170,8 @@ def expected_count(records: int) -> int:
 
 
 def check_output(path: Path, records: int, *, is_ordered: bool) -> int:
-    """How many records the output has; StorageError unless they are those that must come out, and in order if asked."""
+    """Return the number of records in the output. Raises StorageError unless they are the expected records, in order
+    if requested."""
     digits = np.fromfile(path, np.uint8)
     count, rest = divmod(len(digits), PAYLOAD_BYTES)
     if rest or count != expected_count(records):
@@ -179,8 +180,8 @@ def check_output(path: Path, records: int, *, is_ordered: bool) -> int:
     numbers = (digits.reshape(count, PAYLOAD_BYTES) - np.uint8(ord("0"))) @ powers
     if is_ordered and (np.diff(numbers) <= 0).any():
         at = int(np.argmax(np.diff(numbers) <= 0))
-        raise StorageError(f"record {numbers[at + 1]} came out behind record {numbers[at]}")
+        raise StorageError(f"record {numbers[at + 1]} came out after record {numbers[at]}")
     wanted = np.arange(records, dtype=np.int64)
     if (np.sort(numbers) != wanted[wanted % DROPPED != 0]).any():
-        raise StorageError("as many records came out as must, but not all of them are those that must")
+        raise StorageError("the number of records is right, but some are not the expected ones")
     return count

@@ -1,7 +1,8 @@
-"""The cluster of a chaos run: gateways, a driver, two sinks and producers that come and go, all real processes.
+"""Runs the cluster of a chaos run: gateways, a driver, two sinks and producers that start and end, all real
+processes.
 
 Invariant: there is a proxy between any two parts. Each part is started with its own command. `chaos/live_cluster` has
-what all clusters share.
+the code for all clusters.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from procession.chaos.scenario import (
     TO_SECOND,
     TO_THIRD,
 )
+from procession.deployment.local_pipeline import COMMAND, SPARE
 from procession.storage.secret import Secret
-from procession.supervisor.local_pipeline import COMMAND, SPARE
 from procession.supervisor.part import Part
 
 EXECUTORS_READY_S = 240.0
-"""Startup timeout of a driver with executors, which starts three JVMs, on a busy machine."""
+"""Startup timeout, on a busy machine, of a driver with executors, which starts three JVMs."""
 
 
 class ChaosCluster(LiveCluster):
@@ -62,9 +63,9 @@ class ChaosCluster(LiveCluster):
             self.start_gateway(name)
         shown = self._cookie(Secret.SINKS)
         file_sink = [*COMMAND, "sink", "file", str(place / "left"), "--listen", ANYWHERE, *shown]
-        self._start(LEFT, file_sink, self._announcement(LEFT))
+        self.start_part(LEFT, file_sink, self._announcement(LEFT))
         faulty_sink = [sys.executable, "-m", "procession.chaos.faulty_sink", str(place / "right"), "--listen", ANYWHERE]
-        self._start(RIGHT, [*faulty_sink, *shown, "--behaviour", str(self.behaviour)], self._announcement(RIGHT))
+        self.start_part(RIGHT, [*faulty_sink, *shown, "--behaviour", str(self.behaviour)], self._announcement(RIGHT))
         if self.supervisor.wait_ready():
             self.supervisor.start(self._driver(""))
             self.supervisor.wait_ready()

@@ -1,7 +1,7 @@
 """The gateways of a chaos run: reads their status and makes them join and leave.
 
-Invariant: it never blocks on a gateway. A gateway whose process does not run is not asked, and one that does not answer
-at once is asked again at the next poll. Uses `gateway/control_client`.
+Invariant: no call blocks on a gateway. A gateway whose process does not run is not asked; a gateway that does not
+answer immediately is asked again at the next poll. Uses `gateway/control_client`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from typing import Any, NamedTuple, TypeVar
 from procession.address import Address
 from procession.chaos.chaos_supervisor import ChaosSupervisor
 from procession.chaos.scenario import GATEWAY, GATEWAYS, THIRD
+from procession.deployment.local_pipeline import COMMAND
 from procession.errors import ProcessionError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.listen_address import ADDRESS_FILE
-from procession.supervisor.local_pipeline import COMMAND
 
 BEHIND = "127.0.0.3"
 """Host where gateways listen, at the same ports as their proxies. They advertise the proxies' host, so that every
-connection goes through a proxy. Nothing else uses this host, so the ports are free."""
+connection goes through a proxy. No other program uses this host, so its ports are free."""
 STATUS_TIMEOUT_S = 0.3
 
 Answer = TypeVar("Answer")
 
 
 class GatewayProxies(NamedTuple):
-    """The proxies in front of a gateway, for producers and for the driver, and the one in front of the leader, for the
-    other gateways."""
+    """The proxies of a gateway: for producers, for the driver, and, to the leader, for the other gateways."""
 
     listen: Address
     control: Address
@@ -48,7 +47,7 @@ class ChaosGateways:
         return self._directory / name / ADDRESS_FILE
 
     def argv(self, name: str, proxies: GatewayProxies) -> list[str]:
-        """Return the command of a gateway behind these proxies. All but the first join the first."""
+        """Return the command of a gateway behind these proxies. All other gateways join the first."""
         argv = [*COMMAND, "gateway", "--dir", str(self._directory / name), "--advertise", proxies.listen.host]
         argv += ["--listen", str(Address(BEHIND, proxies.listen.port))]
         argv += ["--control", str(Address(BEHIND, proxies.control.port))]
@@ -68,7 +67,7 @@ class ChaosGateways:
         return {name: answer for name, answer in answers.items() if answer is not None}
 
     def has_joined(self, name: str) -> bool:
-        """Whether the leader lists the gateway and is connected to it."""
+        """Return whether the leader lists the gateway and is connected to it."""
         listed = self._ask(GATEWAY, ControlClient.gateways) or []
         return any(member["name"] == name and member["is_connected"] for member in listed)
 

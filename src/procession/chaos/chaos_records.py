@@ -1,4 +1,4 @@
-"""The records of a chaos run: about 50 bytes, each unique, each with its stream, number and key. Pure.
+"""Generates the records of a chaos run: unique, about 50 bytes, each with its stream, number and key. Pure.
 
     s0007 0000123 D 5f0c…        stream 7, record 123, key D, a checksum
 
@@ -17,7 +17,7 @@ SALT_BYTES = 9
 KEY_AT = 14
 RECORD_BYTES = 50
 
-SALTED = '''"""What comes in goes out, with a salt: made anew whenever an epoch is run again."""
+SALTED = '''"""Copies records and adds a salt, which differs each time that an epoch is run again."""
 
 import os
 
@@ -31,7 +31,7 @@ def salted(payload: bytes) -> bytes:
 pipeline = Pipeline("chaos", parallelism=2)
 lines = pipeline.source("lines").map(salted)
 '''
-"""An app without its sinks."""
+"""The text of an app, without its sinks."""
 APP = (
     SALTED
     + """lines.sink("left", to="file:left")

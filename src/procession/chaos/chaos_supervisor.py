@@ -1,7 +1,8 @@
-"""The supervisor of a chaos run, in which parts die all the time.
+"""Supervises the parts of a chaos run, which die frequently.
 
-Invariant: it restarts parts without a limit and records every death, except parts that are held back or may end. A
-death counts as injected only if it matches the injected signal: SIGKILL gives signal 9, SIGTERM an orderly end.
+Invariant: every death is recorded, and parts are restarted without a limit, except parts that are held back or may
+end. A death counts as injected only if it matches the injected signal: SIGKILL gives signal 9, SIGTERM an orderly
+end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from procession.supervisor.supervisor import Supervisor
 RESTART_DELAY_S = 0.02
 TRACE = "Traceback (most recent call last)"
 UNDONE = frozenset({Status.UNCLEAN, -signal.SIGTERM})
-"""Statuses of a finite part that is stopped early. One that is still starting does not handle SIGTERM."""
+"""Exit statuses of a finite part that is stopped early. A part that is still starting does not handle SIGTERM."""
 
 
 class RecordedDeaths:
@@ -28,9 +29,9 @@ class RecordedDeaths:
         self.deaths: list[Death] = []
         self.held: set[str] = set()
         self.ending: set[str] = set()
-        """Parts that were asked to stop. They are restarted even after a clean exit."""
+        """Parts that were sent SIGTERM. They are restarted even after a clean exit."""
         self.finite: set[str] = set()
-        """Parts that end by themselves with status 0: producers, and gateways that leave."""
+        """Parts that end with status 0 without being stopped: producers, and gateways that leave."""
 
     def ended(self, child: Child, status: int, now: float) -> None:
         name = child.part.name
@@ -55,7 +56,8 @@ class RecordedDeaths:
         return status == Status.DONE or is_undone
 
     def late(self, child: Child, how: str, now: float) -> None:
-        """Restart a part that was not ready in time. The monitor's deadlines decide whether that was too long."""
+        """Restart a part that was not ready in time. The monitor's deadlines decide whether the start took too
+        long."""
         child.state, child.due = PartState.WAITING, now + RESTART_DELAY_S
         self.deaths.append(Death(child.part.name, -signal.SIGKILL, now, True, how, is_late=True))
 
@@ -74,7 +76,8 @@ class ChaosSupervisor(Supervisor):
         self.deaths, self.held, self.ending, self.finite = exits.deaths, exits.held, exits.ending, exits.finite
 
     def stop(self) -> None:
-        """Stop in order, or at once if the user interrupted the run: then nothing is verified any more."""
+        """Stop the parts in order; kill them immediately if the user interrupted the run, because nothing is verified
+        then."""
         if self.is_asked_to_stop:
             for child in self._children.values():
                 child.clear()

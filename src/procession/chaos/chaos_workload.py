@@ -1,8 +1,8 @@
-"""The workload of a chaos run: producers that send files of records, one after another.
+"""Runs the workload of a chaos run: producers that send files of records, one after another.
 
 Invariant: every record is written to an input file, and expected at the outputs, before it is sent. At the end of a
-scenario the rest is sent at full speed. The harness feeds the workload at every poll. `chaos/kafka_workload` publishes
-to a topic instead.
+scenario the remaining records are sent at full speed. The harness feeds the workload at every poll.
+`chaos/kafka_workload` publishes to a topic instead.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from procession.chaos.output_monitor import MonitoredStream
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load. A source sends its file at `rate`, then the next one. At the end of a scenario the rest is sent at full
-    speed."""
+    """The load. A source sends its file at `rate`, then the next file. At the end of a scenario the remaining records
+    are sent at full speed."""
 
     rate: float = 250.0
     seconds: float = 30.0
@@ -33,20 +33,20 @@ class Load:
 
 
 class Workload(Protocol):
-    """What is sent into the pipeline."""
+    """The records that are sent into the pipeline."""
 
     def feed(self) -> None:
-        """Send what is due. Called all the time."""
+        """Send the records that are due. Called at every poll."""
 
     def drain(self) -> None:
-        """Send the rest, and nothing new until `feed` is called again."""
+        """Send the remaining records, and no new ones until `feed` is called again."""
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is sent, after `drain`."""
+        """Whether all records are sent, after `drain`."""
 
     def forget(self) -> None:
-        """Everything is committed: remove producers that have ended."""
+        """Remove producers that have ended, because everything is committed."""
 
     def move(self, source: str, gateway: str) -> None:
         """Make a producer send to this gateway from its next start on."""
@@ -59,7 +59,7 @@ MakeWorkload = Callable[[Cluster, Monitor, Load], Workload]
 
 
 class FileWorkload:
-    """Producers that send files. Each gets a new file when its last one is committed."""
+    """Producers that send files. A producer gets a new file when its last file is committed."""
 
     def __init__(self, cluster: Cluster, monitor: Monitor, load: Load) -> None:
         self._cluster = cluster
@@ -84,7 +84,7 @@ class FileWorkload:
         return path
 
     def drain(self) -> None:
-        """Send the rest of all files at full speed and, if there is one, to another gateway."""
+        """Send the rest of all files at full speed, to another gateway if there is one."""
         supervisor = self._cluster.supervisor
         for name, (home, *others) in self._homes.items():
             if not supervisor.is_done(name):

@@ -1,8 +1,8 @@
-"""Clock control: sets the time of day that each part of a chaos run sees, while it runs.
+"""Sets the time of day that each part of a chaos run sees, while the part runs.
 
 Invariant: only the time of day jumps, as with a real clock, in the real processes, their children and Spark's JVM.
-Monotonic clocks and waits do not change. It needs a C compiler, once; without one no clock can be set, and the report
-says so. `clock.c` is loaded into every part.
+Monotonic clocks and waits do not change. Building the library needs a C compiler; without one no clock can be set,
+and the report notes this. `clock.c` is loaded into every part.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ COMPILE_TIMEOUT_S = 60.0
 
 
 class ProcessClocks:
-    """The clocks of all parts, each a file with its offset in seconds."""
+    """The clocks of all parts. Each clock is a file with its offset in seconds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._library = directory / "clock.so"
         self.why_not = "" if shutil.which("cc") else "there is no C compiler (cc) for the clock library"
-        """Why no clock can be set; empty if it can."""
+        """The reason why clocks cannot be set; empty if they can."""
 
     def make(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

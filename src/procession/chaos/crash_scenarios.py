@@ -1,6 +1,6 @@
-"""Scenarios of processes that die: one, several, all; at any time, and at each point of no return. Pure.
+"""Defines scenarios in which processes die: one, several or all, at any time and at each point of no return. Pure.
 
-Invariant: a killed process is restarted and must recover by itself.
+Invariant: a killed process is restarted and must recover without help.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ GROW = (StepPattern(FaultAction.JOIN, (THIRD,)), StepPattern(FaultAction.MOVE, S
 CLUSTER = "local-cluster[2,1,1024]"
 """Spark with two executors, each a JVM with its own Python workers."""
 ANY = tuple(map(str, range(12)))
-"""One of several processes, modulo their number. Drawn with the schedule, so that a replay chooses the same."""
+"""Numbers that choose one of several processes, modulo their count. They are in the schedule, so a replay chooses the
+same."""
 GATEWAY_POINTS = (
     "gateway:before-append",
     "gateway:after-append",
@@ -54,17 +55,15 @@ GATEWAY_POINTS = (
 
 
 def _crash(part: str, on: tuple[str, ...], times: int) -> Scenario:
-    return Scenario(
-        f"crash-{part}", f"A {part} is killed, again and again.", (StepPattern(FaultAction.KILL, on, times),)
-    )
+    return Scenario(f"crash-{part}", f"A {part} is killed repeatedly.", (StepPattern(FaultAction.KILL, on, times),))
 
 
 def _pair(first: str, second: str, times: int) -> Scenario:
-    """Kill two parts: the second with the first, or while the first recovers."""
+    """Return a scenario that kills two parts: the second with the first, or while the first recovers."""
     first_kind, second_kind = (part.removeprefix("sink-").removesuffix("-0") for part in (first, second))
     return Scenario(
         f"crash-{first_kind}-then-{second_kind}",
-        f"{first} is killed, and {second} at once or while {first} is still coming back.",
+        f"{first} is killed, and {second} at the same time or while {first} recovers.",
         (
             StepPattern(FaultAction.KILL, (first,)),
             StepPattern(FaultAction.KILL, (second,), delay_s=(0.0, 1.0), is_settled=False),
@@ -145,7 +144,7 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "pause-each",
-        "Each part stands still for a while, as on a machine that swaps, and then goes on as if nothing had been.",
+        "Each part is paused for a while, as on a machine that swaps, and then continues.",
         (StepPattern(FaultAction.PAUSE, (*GATEWAYS, DRIVER, *SINKS, "source-0"), is_each=True, seconds=(1.0, 3.0)),),
     ),
     # Several
@@ -161,7 +160,7 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "crash-all",
-        "Everything dies at once, as when the power fails.",
+        "All processes die at the same time, as in a power cut.",
         (
             StepPattern(FaultAction.NOTHING),
             StepPattern(FaultAction.KILL, PARTS, delay_s=(0.0, 0.0), is_settled=False, is_each=True),
@@ -189,7 +188,7 @@ CRASHES: tuple[Scenario, ...] = (
     # While it recovers
     Scenario(
         "crash-while-recovering",
-        "A part that has just been killed is killed again before it is back.",
+        "A part that was just killed is killed again before it has recovered.",
         tuple(
             line
             for part in (GATEWAY, LEFT, RIGHT, "source-1")
@@ -209,7 +208,7 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "kill-every-fifth-of-a-second",
-        "The same part is killed every 0.2 s; it never gets to its work until it is left alone.",
+        "The same part is killed every 0.2 s, so it does no work until the kills end.",
         tuple(
             line
             for part in (GATEWAY, LEFT, "source-2", DRIVER)
@@ -244,7 +243,7 @@ CRASHES: tuple[Scenario, ...] = (
     # The order of starting
     Scenario(
         "driver-before-sink",
-        "The driver is started while a sink is not there yet.",
+        "The driver is started before a sink.",
         (
             StepPattern(FaultAction.GONE, SINKS, seconds=(14.0, 16.0)),
             StepPattern(FaultAction.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False),
@@ -260,16 +259,16 @@ CRASHES: tuple[Scenario, ...] = (
     ),
     Scenario(
         "driver-before-gateway",
-        "The driver is started while the gateway is not there yet.",
+        "The driver is started before the gateway.",
         (
             StepPattern(FaultAction.GONE, (GATEWAY,), seconds=(14.0, 16.0)),
             StepPattern(FaultAction.KILL, (DRIVER,), delay_s=SHORTLY, is_settled=False),
         ),
     ),
-    # All of it
+    # All faults
     Scenario(
         "mixed",
-        "Any part, at any time, for as long as it takes: killed while others come back.",
+        "Any part is killed at any time, while others recover, for the whole duration.",
         (
             StepPattern(FaultAction.KILL, QUICK, 8, (0.1, 1.5), is_settled=False),
             StepPattern(FaultAction.KILL, (DRIVER,), is_settled=False),

@@ -1,8 +1,8 @@
-"""The fair clock: how much CPU time the parts could really use on a busy machine. Linux only (/proc).
+"""Measures time fairly on a busy machine: seconds without CPU time for the parts do not count. Linux only (/proc).
 
-Invariant: a second in which our threads wanted a core and had to wait counts only by the share that they got; a second
-in which they all slept counts in full. So a part that hangs reaches its deadline on any machine, and one that merely
-gets no CPU does not. Only threads that existed at the last reading of the kernel's schedstat count, by their use since
+Invariant: a second in which our threads waited for a core counts only by the share that they got; a second in which
+all of them slept counts in full. So a part that hangs reaches its deadline on any machine, and a part that only lacks
+CPU time does not. Only threads that existed at the last reading of the kernel's schedstat count, with their use since
 then. The monitor's deadlines use the clock.
 """
 
@@ -48,9 +48,9 @@ def _threads(pid: int) -> dict[str, tuple[int, int]]:
 
 
 SHARE_MIN = 0.1
-"""Minimum share that a second counts, so that deadlines end on a busy machine too."""
+"""Minimum share with which a second counts, so that deadlines also end on a busy machine."""
 CPU_TIME_S_MIN = 0.01
-"""Work per second below which nothing counts as waiting."""
+"""CPU time plus waiting time per second below which a second counts in full."""
 
 
 class CpuTime(NamedTuple):
@@ -61,7 +61,8 @@ class CpuTime(NamedTuple):
 
 
 class FairClock:
-    """Call `tick` about once per second; `between` then returns the time that the parts really had."""
+    """A clock that is read with `tick` about once per second. `between` returns the time that the parts really
+    had."""
 
     def __init__(self, now: float) -> None:
         self._times = [now]

@@ -1,7 +1,7 @@
-"""The fault injector: applies one step to the cluster, and ends lasting faults in time.
+"""Injects faults: applies one step to the cluster, and ends lasting faults in time.
 
-Invariant: every injected fault is also expected: a death that belongs to a step is excused, and no other. The harness
-chooses the next step.
+Invariant: every injected fault is also expected: only deaths that belong to a step are excused. The harness chooses
+the next step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from procession.chaos.scenario import ALL, EXECUTOR, WORKER, FaultAction, FaultS
 EXECUTORS_S = 90.0
 """Additional time for new executors, which are JVMs that have to start."""
 FAULT_TIMEOUT_S = 20.0
-"""How long a fault waits for its occasion. If it never occurs, that is noted, not a failure."""
+"""How long a fault waits for its occasion. A fault without an occasion is noted and is not a failure."""
 FAULT_EPOCHS_MAX = 5
 """Number of epochs within which every armed fault has its occasion."""
 
 
 @dataclass(slots=True)
 class Undo:
-    """Ends a fault, `seconds` after it took effect, or at `limit` if it never does."""
+    """Ends a fault `seconds` after it took effect, or at `limit` if it has no effect."""
 
     seconds: float
     name: str
@@ -62,12 +62,12 @@ class FaultInjector:
         self.began = time.monotonic()
         self._undos: list[Undo] = []
         self.allowed_exits: dict[str, AllowedExit] = {}
-        """Deaths that a step causes by other means than a signal, until all parts have recovered."""
+        """Deaths that a step causes without a signal, until all parts have recovered."""
         self._late_allowed_exits: dict[str, AllowedExit] = {}
-        """One death of each part that depends on a part that a fault hit. An idle sink notices that its database was
-        away only at its next transaction, when all others have recovered."""
+        """One allowed death for each part that depends on a part with a fault. An idle sink notices the outage of its
+        database only at its next transaction, when all other parts have recovered."""
         self.leaving: dict[str, float] = {}
-        """Gateways that are asked to leave, and since when."""
+        """Gateways that were asked to leave, with the time of the request."""
         self.last_done = self.last_change = self.began
 
     @property
@@ -158,7 +158,7 @@ class FaultInjector:
         return sorted(self._cluster.workers() if step.do is FaultAction.WORKER else self._cluster.executors())
 
     def _chosen(self, step: FaultStep) -> list[int]:
-        """Return all of them, or the one with the step's number, modulo their count."""
+        """Return all found processes, or the one with the step's number, modulo their count."""
         pids = self.found(step)
         if not pids:
             self._history.notes.append(f"{step} found none")
@@ -196,7 +196,7 @@ class FaultInjector:
     def _until_happened(
         self, step: FaultStep, has_happened: Callable[[], bool], call: Callable[[], object] = lambda: None
     ) -> None:
-        """End the fault `seconds` after it first takes effect. Note it if it never does."""
+        """End the fault `seconds` after it first takes effect. Note a fault without effect."""
 
         def end() -> None:
             if not has_happened():
@@ -220,7 +220,7 @@ class FaultInjector:
         )
 
     def _injected_faults(self) -> int:
-        """Return how often the faulty sink has misbehaved; it logs that."""
+        """Return how often the faulty sink has misbehaved, from its log."""
         path = injected_faults_file(self._cluster.behaviour)
         return path.stat().st_size if path.exists() else 0
 
@@ -235,6 +235,7 @@ NEEDS_LIFE = frozenset(
         FaultAction.MASTER,
         FaultAction.MOVE,
         FaultAction.GONE,
+        FaultAction.LOSE,
         FaultAction.STOP,
         FaultAction.PAUSE,
         FaultAction.ARM,

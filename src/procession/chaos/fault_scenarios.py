@@ -1,4 +1,4 @@
-"""Scenarios of everything else that goes wrong: faulty sinks, producers, networks, disks and clocks. Pure.
+"""Defines scenarios of all other faults: of sinks, producers, networks, disks and clocks. Pure.
 
 Invariant: these faults kill no process, but in most scenarios a process is also killed meanwhile.
 """
@@ -27,23 +27,24 @@ from procession.chaos.scenario import (
 
 AT_ONCE = (0.0, 0.05)
 SYNCS = tuple(map(str, range(1, 9)))
-"""Number of the sync that fails. Each epoch syncs a handful of files and directories."""
+"""Numbers of the sync that fails. Each epoch syncs a few files and directories."""
 SINK_LINKS = (TO_LEFT, TO_RIGHT)
 PAIRS = tuple((link, "") for link in (TO_GATEWAY, TO_SECOND, CONTROL, CONTROL_SECOND, BETWEEN, *SINK_LINKS))
 BOTH_WAYS = (
-    # Both gateways, and both sinks, behave alike, so each of two gets only one direction.
+    # Both gateways behave alike, and so do both sinks, so each gets only one direction.
     *((TO_GATEWAY, "up"), (TO_SECOND, "down"), (TO_LEFT, "up"), (TO_RIGHT, "down")),
     *((link, way) for link in (CONTROL, CONTROL_SECOND, BETWEEN) for way in ("up", "down")),
 )
 RANDOM_ABORTS = tuple(f"abort_chance=0.3,seed={seed}" for seed in range(100))
 MEANWHILE = StepPattern(FaultAction.KILL, (*GATEWAYS, *SINKS, *SOURCES), delay_s=(0.05, 0.4), is_settled=False)
-"""Early enough to happen before a lasting fault ends."""
+"""A kill that happens before a lasting fault ends."""
 
 
 def _network(
     name: str, description: str, on: tuple[tuple[str, str], ...], kind: str, seconds: tuple[float, float] = (0.0, 0.0)
 ) -> Scenario:
-    """Inject the fault on each link in this direction, and each time kill a part meanwhile."""
+    """Return a scenario that injects the fault on each link in this direction, and each time kills a part
+    meanwhile."""
     details = [(link, f"{kind}:{way}" if way else kind) for link, way in on]
     lines = [
         (StepPattern(FaultAction.NETWORK, (link,), details=(detail,), seconds=seconds), MEANWHILE)
@@ -55,7 +56,7 @@ def _network(
 def _behave(
     name: str, description: str, *details: str, seconds: tuple[float, float] = (2.0, 3.5), times: int = 1
 ) -> Scenario:
-    """Use each behaviour once undisturbed, and once while a part is killed."""
+    """Return a scenario that uses each behaviour once without other faults, and once while a part is killed."""
     lines = [
         (StepPattern(FaultAction.BEHAVE, (RIGHT,), details=(detail,), seconds=seconds),) for detail in details * times
     ]
@@ -71,13 +72,13 @@ def _with_faulty_producer(name: str, description: str, *details: str) -> Scenari
 FAULT_SCENARIOS: tuple[Scenario, ...] = (
     # A sink that behaves badly
     _behave("sink-aborts-once", "One of two sinks votes abort on a transaction.", "abort_on=1", "abort_on=3"),
-    _behave("sink-aborts-on-content", "A sink refuses what it does not like to see.", "abort_content=7 G "),
+    _behave("sink-aborts-on-content", "A sink votes abort on output with certain content.", "abort_content=7 G "),
     Scenario(
         "sink-aborts-at-random",
         "A sink votes abort at random: first without other faults, then while a process dies.",
         (StepPattern(FaultAction.BEHAVE, (RIGHT,), 2, seconds=(2.0, 3.5), details=RANDOM_ABORTS), MEANWHILE),
     ),
-    _behave("sink-slow", "A sink takes its time to vote.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
+    _behave("sink-slow", "A sink votes slowly.", "vote_delay_s=0.7", "decide_delay_s=0.7"),
     _behave("sink-hangs", "A sink stops answering in the middle of a round.", "hang_on=2", seconds=(6.0, 9.0)),
     _behave(
         "sink-closes",
@@ -101,7 +102,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "sink-aborts-and-closes",
-        "A sink votes abort, and the connection is lost before or after that word.",
+        "A sink votes abort, and the connection is lost before or after this vote.",
         tuple(
             line
             for how in ("cut-before:refusal", "cut-after:refusal")
@@ -127,7 +128,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "sink-gone",
-        "A sink is away for ten seconds; nothing may go on without it, and all must go on with it.",
+        "A sink is away for ten seconds. Nothing may be committed without it, and all must continue with it.",
         (StepPattern(FaultAction.GONE, SINKS, seconds=(9.0, 11.0)),),
     ),
     Scenario(
@@ -138,8 +139,8 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "sink-forgets",
-        "A sink comes back with less than it had promised. It is refused with a clear word; with its files restored,"
-        " all goes on.",
+        "A sink returns with less output than it had promised. It is refused with a clear error; with its files"
+        " restored, all continues.",
         (StepPattern(FaultAction.FORGET, (RIGHT,), details=("committed", "prepared"), is_each=True),),
     ),
     # Faulty producers
@@ -147,17 +148,17 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
         "producer-replays", "A producer sends again from the first record, or from the middle.", "zero", "middle"
     ),
     _with_faulty_producer(
-        "producer-repeats", "A producer sends duplicates, and goes back within a session.", "duplicates", "back"
+        "producer-repeats", "A producer sends duplicates and decreasing ids within a session.", "duplicates", "back"
     ),
-    _with_faulty_producer("producer-fights", "A producer wants a stream that another one holds.", "fight"),
-    _with_faulty_producer("producer-reopens", "A stream ends, is opened again and goes on, under crashes.", "reopen"),
+    _with_faulty_producer("producer-fights", "A producer requests a stream that another producer holds.", "fight"),
+    _with_faulty_producer("producer-reopens", "A stream ends and is opened again, while processes crash.", "reopen"),
     # The network
     _network(
         "network-cut", "A connection is cut, and stays cut for a while: each pair in turn.", PAIRS, "cut", (0.5, 2.5)
     ),
     _network(
         "network-silent",
-        "A connection carries nothing for a while, and does not say so.",
+        "A connection delivers nothing for a while, without an error.",
         PAIRS,
         "silent",
         (1.0, 3.0),
@@ -178,13 +179,13 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
         "late",
         (1.0, 2.0),
     ),
-    _network("network-corrupts", "The head of a frame is not what was sent.", BOTH_WAYS, "corrupt"),
+    _network("network-corrupts", "The head of a frame is corrupted on the way.", BOTH_WAYS, "corrupt"),
     # Clocks
     Scenario(
         "clock-jumps",
         "The time of day jumps: an hour ahead, an hour behind, and right again, at one part after the other.",
         (
-            # Each jump comes some time after the work in progress at the last jump has ended.
+            # Each jump happens some time after the work in progress at the last jump has ended.
             StepPattern(
                 FaultAction.CLOCK,
                 (DRIVER, GATEWAY, RIGHT, "source-0"),
@@ -197,7 +198,7 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     ),
     Scenario(
         "crash-under-a-wrong-clock",
-        "A part is killed, and finds on its return that it is yesterday; then that it was not.",
+        "A part is killed, and its clock is a day behind at the restart; then it is right again.",
         tuple(
             line
             for part in (GATEWAY, LEFT, "source-1", DRIVER)
@@ -211,18 +212,19 @@ FAULT_SCENARIOS: tuple[Scenario, ...] = (
     # Disks
     Scenario(
         "disk-full",
-        "There is no room left for gateway, sink or driver. Each says so and ends; with room again, all goes on.",
+        "The disk of the gateway, a sink or the driver is full. Each ends with an error; with free space, all"
+        " continues.",
         (StepPattern(FaultAction.FULL, (GATEWAY, LEFT, DRIVER), is_each=True, seconds=(1.0, 2.0)),),
     ),
     Scenario(
         "disk-tears-a-write",
-        "A part dies in the middle of a write: the first half of it is in the file.",
+        "A part dies in the middle of a write: only the first half is in the file.",
         (StepPattern(FaultAction.ARM, (LEFT, GATEWAY, RIGHT, DRIVER), details=("disk:torn",), is_each=True),),
     ),
     Scenario(
         "disk-fails-to-sync",
-        "A sync fails, one of several in an epoch. The process that asked for it ends with a clear error,"
-        " and recovers from what is really there.",
+        "A sync fails, one of several in an epoch. The process ends with a clear error, and recovers from the data"
+        " that is on the disk.",
         tuple(
             StepPattern(FaultAction.BAD_SYNC, (part,), details=SYNCS, seconds=(0.5, 1.0))
             for part in (GATEWAY, GATEWAY, LEFT, LEFT, DRIVER)

@@ -1,15 +1,14 @@
-"""A faulty producer: replays records that it must not replay, and opens streams that others hold.
+"""Runs a faulty producer, which replays records that it must not replay, and opens streams that others hold.
 
-Invariant: in the end it has sent every line of its file, so that the output can be verified; only its behaviour on the
-way is faulty. It uses `wire.connection`, so its frames are allowed by the tables and wrong only in meaning. As in the
-file source, the id of a line is its position, and acknowledgements are logged (`--acks`). It exits with status 0 when
-all is committed, and with 4 if the gateway allowed something that it must not.
+Invariant: in the end the producer has sent every line of its file, so that the output can be verified. It uses
+`wire.connection`, so its frames follow the protocol's lifecycle, and only their content is wrong. As in the file
+source, the id of a line is its position, and acknowledgements are logged (`--acks`). It exits with status 0 when all
+is committed, and with 4 if the gateway allowed a forbidden request.
 
-    zero, middle    sessions that begin at the first record, or half way, whatever is committed
+    zero, middle    sessions that begin at the first record, or in the middle, regardless of what is committed
     duplicates      replays records of an earlier session, twice
-    back            an id that goes back within a session; the gateway ends it
-    fight           a stream that another session holds
-    reopen          the stream ends and is opened again, several times
+    back            an id that decreases within a session; the gateway ends the session fight           a stream that
+    another session holds reopen          a stream that ends and is opened again, several times
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ PIECE_RECORDS_MAX = 200
 ANSWER_TIMEOUT_S = 10.0
 PAUSE_S = 0.3
 REPETITIONS = 3
-"""Number of times that it misbehaves. A session that is lost before that does not count."""
+"""Number of times that the producer misbehaves. A session that is lost earlier does not count."""
 WENT_BACK_MAX, UNANSWERED_MAX = 12, 6
-"""Maximum number of sessions in which an id goes back until the gateway reports it; and the number of complete sessions
-without a report that prove a bug. A session that is lost for another reason proves nothing."""
+"""Maximum number of sessions with a decreasing id, and the number of those sessions without an error of the gateway
+that proves a bug. A session that is lost for another reason proves nothing."""
 WENT_BACK = "goes back"
 PRODUCER_FAULTS = ("zero", "middle", "duplicates", "back", "fight", "reopen")
 STATUS_BROKEN = 4
@@ -59,7 +58,7 @@ class GatewayMisbehaved(Exception):
 
 
 class FaultySession:
-    """One connection. Lines have numbers here, and `ids` at the gateway. Calls `observe` with committed ids."""
+    """One connection. The code numbers lines; `ids` are their message ids. Calls `observe` with committed ids."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class FaultySession:
         self._until(lambda: self.committed is not None and self.committed >= last, is_patient=True)
 
     def is_alive(self) -> bool:
-        """Whether the peer still seems to be connected."""
+        """Return whether the peer still seems to be connected."""
         try:
             self._receive(0.2)
         except TimeoutError:
@@ -168,7 +167,7 @@ class FaultySession:
 
 
 class FaultyProducer:
-    """The producer. Each method is one or two sessions, and returns whether it misbehaved; `finish` sends the rest
+    """The producer. Each method runs one or two sessions and returns whether it misbehaved; `finish` sends the rest
     correctly."""
 
     def __init__(self, address: Address, path: Path, acks: AckLog | None = None, cookie: bytes = b"") -> None:
@@ -193,12 +192,13 @@ class FaultyProducer:
             time.sleep(PAUSE_S)
         if not self._is_rejected and self._unanswered >= UNANSWERED_MAX:
             raise GatewayMisbehaved(
-                f"in {self._unanswered} sessions an id went back, and the gateway never reported it"
+                f"in {self._unanswered} sessions an id decreased, and the gateway never reported it"
             )
         self.finish(len(self._lines))
 
     def finish(self, end: int) -> None:
-        """Send everything up to `end` that is not committed, end the stream, and wait. Repeat until it succeeds."""
+        """Send all uncommitted lines up to `end`, end the stream and wait for the commit. Repeat until this
+        succeeds."""
         while True:
             try:
                 with self._session() as session:
@@ -253,8 +253,9 @@ class FaultyProducer:
             return session.is_alive()
 
     def _back(self) -> bool:
-        """Send new records, then the last of them again. If it is committed by then it is a plain duplicate, and a kill
-        makes the session inconclusive; but eventually the gateway must report that the id goes back."""
+        """Send new records, then repeat the last one. If that record is already committed, the repetition is a plain
+        duplicate, and a kill makes the session inconclusive. But in one of the sessions the gateway must report that
+        the id decreases."""
         goal = min(len(self._lines), len(self._lines) * (self._went_back + 1) // (WENT_BACK_MAX + 2))
         with self._session() as session:
             if not session.open(self._stream, self._path.name):

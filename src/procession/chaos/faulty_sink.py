@@ -1,18 +1,18 @@
-"""A faulty sink: the file sink with configurable misbehaviour. `python -m procession.chaos.faulty_sink`.
+"""Runs a faulty sink: the file sink with configurable misbehaviour. `python -m procession.chaos.faulty_sink`.
 
-Invariant: it is the shipped file sink, except for what its behaviour file says. The file is read at every message of a
-round, so a harness can change it at run time. It contains comma-separated `name=value` pairs; with an empty or missing
-file the sink behaves correctly. Counts start when the file is written.
+Invariant: the code is that of the shipped file sink, except for the faults in its behaviour file. The file is read at
+every message of a round, so a harness can change it at run time. It contains comma-separated `name=value` pairs; with
+an empty or missing file the sink behaves correctly. Counts start when the file is written.
 
     abort_on=N            vote abort on the N-th transaction
     abort_content=TEXT    vote abort on output that contains TEXT (at most three times)
     abort_chance=P        vote abort with this probability, drawn from `seed=S`
     vote_delay_s=S, decide_delay_s=S    delay a vote, or phase 2
-    hang_on=N             from the N-th transaction on, do not answer while the file says so
-    close_before_vote=N, close_after_vote=N, close_before_decision=N, close_after_decision=N
-                          end the session, the N-th time
-    double=N              A PLANTED BUG: write a record twice, in place of the next, in the N-th piece of data; for the
-                          test of the harness itself
+    hang_on=N             from the N-th transaction on, do not answer until the file changes close_before_vote=N,
+    close_after_vote=N, close_before_decision=N, close_after_decision=N
+                          close the connection at the N-th occasion
+    double=N              a planted bug: in the N-th piece of data, replace a record by a copy of the previous one, to
+    test the harness itself
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ HANG_POLL_S = 0.05
 
 
 def injected_faults_file(behaviour: Path) -> Path:
-    """Return the log of misbehaviour, one line each time."""
+    """Return the path of the log of misbehaviour, which has one line for each occasion."""
     return behaviour.with_name("misdeeds")
 
 
 class Behaviour:
-    """The current content of the behaviour file, and the count of each occasion since it changed."""
+    """The current content of the behaviour file, and the count of each occasion since the file changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class Behaviour:
         return float(self.get(name) or 0)
 
     def is_turn(self, name: str) -> bool:
-        """Whether this is the N-th occasion."""
+        """Return whether this is the N-th occasion."""
         turn = int(self.number(name))
         self._counts[name] = self._counts.get(name, 0) + 1
         return self._noted(name, turn == self._counts[name])
@@ -126,7 +126,7 @@ class FaultyParticipant(SinkParticipant):
         behaviour = self._behaviour
         self._close_if("close_before_vote")
         if behaviour.is_turn("abort_on") or behaviour.happens("abort_chance") or self._rejects_content():
-            self._has_gap = True  # as if data had not arrived, which makes the vote an abort
+            self._has_gap = True  # as if data were missing, so the vote is abort
         behaviour.delay("vote_delay_s")
         if behaviour.get("hang_on") and behaviour.is_turn("hang_on"):
             while behaviour.get("hang_on"):

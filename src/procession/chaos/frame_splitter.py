@@ -1,7 +1,7 @@
-"""The frame splitter: cuts bytes between two parts into whole frames, each with its kind. Pure.
+"""Splits bytes between two parts into whole frames, each with its kind. Pure.
 
-Invariant: the concatenated output equals the input; the splitter only finds frames and their kinds. Bytes that are not
-frames pass unsplit. The proxy uses it to inject faults just before or after a certain message.
+Invariant: the concatenated output equals the input. Bytes that are not frames pass unsplit. The proxy uses it to
+inject faults just before or after a certain message.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LineSplitter:
 
 
 class PieceSplitter:
-    """Splits nothing: a piece is what was read at once. For protocols of other systems."""
+    """Returns each read as one piece, for protocols of other systems."""
 
     def feed(self, data: bytes) -> list[SplitFrame]:
         return [SplitFrame(data, "")]

@@ -1,7 +1,7 @@
-"""The harness: runs scenarios one after another on one cluster, drains it in between, and monitors it all the time.
+"""Runs chaos scenarios one after another on one cluster, drains the cluster in between, and monitors it continuously.
 
-Invariant: only a verified run is clean: every scenario ends with all producers done, nothing left in the gateways, and
-every record of every stream at both sinks, once, in order. The result is a `History`.
+Invariant: only a verified run is clean. At the end of every scenario all producers are done, the gateways are empty,
+and both sinks have every record of every stream once, in order. The result is a `History`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Harness:
         self._workload = make_workload(cluster, self._monitor, load or Load())
 
     def run(self, runs: Iterable[ScenarioRun]) -> History:
-        """Run until all runs are over or the first failure; then do the complete comparison."""
+        """Run until all runs are over or the first failure, then compare everything."""
         try:
             self._monitor.is_awaiting = False
             for run in runs:
@@ -66,7 +66,7 @@ class Harness:
         except StorageError as error:
             # A part's file is damaged.
             self.history.failures.append(self._monitor.failure(Failed("violation", error.sentence)))
-        except Exception as error:  # report what was seen so far, whatever the error is
+        except Exception as error:  # after any error, report the findings so far
             why = f"the harness itself failed: {type(error).__name__}: {error}"
             self.history.failures.append(RunFailure(UNJUDGED, why, self.history.scenario, format_exc()))
         finally:
@@ -117,6 +117,8 @@ class Harness:
             case FaultAction.FORGET:
                 self._injector.note(step.on, str(step))
                 SinkDataLoss(self._cluster, self._injector, self._monitor).run(step.detail)
+            case FaultAction.LOSE:
+                self._lose_machine(step)
             case FaultAction.RACE:
                 self._injector.note(step.on, str(step))
                 SinkRace(self._cluster, self._injector, self._monitor, self._until).run(step.on, step.detail)
@@ -126,7 +128,7 @@ class Harness:
             self._until_happened(step)
 
     def _is_gone(self, part: str) -> bool:
-        """Whether the part is held back or has left, so that no fault can be injected."""
+        """Return whether the part is held back or has left, so that it cannot get a fault."""
         return not self._cluster.supervisor.has(part) or part in self._cluster.supervisor.held
 
     def _join(self, step: FaultStep) -> None:
@@ -136,11 +138,22 @@ class Harness:
         self._until(lambda: self._cluster.has_joined(step.on), f"{step.on} to join")
 
     def _move(self, step: FaultStep) -> None:
-        """Make a producer send to another gateway. Its next file goes to its own gateway again."""
+        """Make a producer send to another gateway. It sends its next file to its own gateway again."""
         self._injector.note(step.on, str(step))
         self._workload.move(step.on, step.detail)
         self._injector.hit(step.on, is_timed=False)
         self._cluster.supervisor.kill(step.on)
+
+    def _lose_machine(self, step: FaultStep) -> None:
+        """Kill the part, and delete its files before it is started again. Nothing of the part runs while they are
+        deleted. `chaos/machine_cluster` restores them from the object services."""
+        self._injector.note(step.on, str(step))
+        self._injector.hit(step.on)
+        self.history.losses[step.on] += 1
+        self._cluster.supervisor.hold(step.on)
+        self._monitor.until(lambda: self._cluster.supervisor.pid(step.on) is None, f"the end of {step.on}")
+        self._cluster.delete_files(step.on)
+        self._cluster.supervisor.release(step.on)
 
     def _until_happened(self, step: FaultStep) -> None:
         """Wait for the expected death. A disk fails for a while; a fault point acts once."""
@@ -155,7 +168,7 @@ class Harness:
 
         self._until(lambda: has_died() or is_passed(), f"{step} to happen")
         if not has_died() and step.do is not FaultAction.ARM:
-            raise Failed("violation", f"{step}: it went on for {FAULT_EPOCHS_MAX} epochs as if nothing had been")
+            raise Failed("violation", f"{step}: it had no effect during {FAULT_EPOCHS_MAX} epochs")
         if not has_died():
             self.history.notes.append(f"{step} did not happen within {FAULT_TIMEOUT_S:g} s")
         elif step.do is not FaultAction.ARM:
@@ -177,7 +190,7 @@ class Harness:
         self._monitor.until(holds_while_fed, what)
 
     def _drain(self) -> None:
-        """Have all producers send their rest, and wait until everything is committed."""
+        """Let all producers send their remaining records, and wait until everything is committed."""
         self._injector.note("", "drain")
         self._workload.drain()
         self._monitor.until(lambda: self._workload.is_over, "the producers to end")

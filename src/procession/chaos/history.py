@@ -1,7 +1,7 @@
-"""The history of a chaos run: injected faults, their effects and the progress of the records, for the report.
+"""Records the history of a chaos run: injected faults, their effects and the progress, for the report.
 
-Invariant: it only records; times are seconds since the run began. The harness writes it; the screen and the report read
-it.
+Invariant: the history decides nothing; times are seconds since the run began. The harness writes it; the screen and
+the report read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from procession.verify.verdict import Outcome, Verdict
 
 RECENT_MAX = 12
 UNJUDGED = "unknown"
-"""A failure of this kind says nothing about the pipeline: it only prevented the verification."""
+"""The kind of failures that only prevented the verification and show nothing about the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class ScenarioSpan:
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """Why a run is not clean: a violation, a stall or an unexplained death; or why it is unknown (kind `UNJUDGED`).
-    `log_tails` has the last log lines of all parts."""
+    """The reason why a run is not clean: a violation, a stall or an unexplained death; or, with kind `UNJUDGED`, why
+    it is unknown. `log_tails` has the last log lines of all parts."""
 
     kind: str
     sentence: str
@@ -70,18 +70,20 @@ class History:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     committed: int = 0
     decided: int = 0
-    """Visible transactions that were found in a round record, of the sink with the fewest."""
+    """Number of visible transactions that were found in a round record, at the sink with the fewest."""
     acknowledged: int = 0
-    """Streams whose producer has logged its acknowledgements; faulty producers do not."""
+    """Number of streams whose producer has logged acknowledgements; faulty producers do not."""
     epochs: int = 0
     pauses: int = 0
+    losses: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Number of machines that were lost with their disks, by part."""
     faults_put: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: float = 0.0
     was_stopped: bool = False
 
     @property
     def outcome(self) -> Outcome:
-        """Clean only if the final comparison is clean and nothing failed before."""
+        """Return the outcome, which is clean only if the final comparison is clean and nothing failed before."""
         found = [verdict.outcome for verdict in self.verdicts.values()]
         if self.has_failed or Outcome.VIOLATED in found:
             return Outcome.VIOLATED
@@ -130,6 +132,8 @@ class History:
             "events": self.recoveries.events,
             "events_per_hour": round(self.recoveries.events / hours) if hours else 0,
             "pauses": self.pauses,
+            "machines_lost": sum(self.losses.values()),
+            "lost_by_part": dict(self.losses),
             "other_faults": dict(self.faults_put),
             "records": self.committed,
             "decided_transactions": self.decided,
@@ -166,11 +170,14 @@ class History:
         """Return the verdict as a sentence."""
         summary = f"{self.recoveries.events:,} crashes, {self.committed:,} records: {self._counted()}"
         lines = [f"{summary}; {self.outcome} (seed {self.seed}, {self.seconds:,.0f} s)", f"  {self._mix()}"]
+        if self.losses:
+            lost = ", ".join(f"{part} {count}" for part, count in sorted(self.losses.items()))
+            lines.append(f"  {sum(self.losses.values()):,} machines lost with their disks ({lost})")
         for kind, result in self.recoveries.figures().items():
             times = f", p50 {result['p50_s']:.1f} s, p99 {result['p99_s']:.1f} s" if result["timed"] else ""
             lines.append(f"  {kind}: {result['kills']} killed, {result['recovered']} back at work{times}")
         if self.was_stopped:
-            lines.append("  it was stopped: what was under way was not compared")
+            lines.append("  the run was stopped: the last records were not compared")
         lines += [f"  {failure}" for failure in self.failures]
         lines += [f"  unknown at {name}: {result.why}" for name, result in self.verdicts.items() if result.why]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

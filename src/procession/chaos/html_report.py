@@ -1,6 +1,6 @@
-"""The report: one self-contained HTML page about a chaos run, with its style and timeline inline.
+"""Writes the report of a chaos run: one self-contained HTML page with inline style and timeline.
 
-Invariant: it shows the verdict first, then the injected faults, their effects, and how to repeat the run.
+Invariant: the page shows the verdict first, then the injected faults, their effects, and how to repeat the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def page(history: History) -> str:
     body = [
         f'<h1 class="{outcome}">{escape(first)}</h1>',
         f"<p>{len(history.runs)} scenarios were run, one after another, on one living cluster:"
-        f" {escape(history.cluster.description)}. Every committed byte was held against the input as soon as it was"
+        f" {escape(history.cluster.description)}. Every committed byte was compared with the input as soon as it was"
         f" committed{', and all of them again at the end' if history.was_compared else ''}.</p>",
         *(f"<p>{escape(line.strip())}</p>" for line in rest if line.strip().startswith("note:")),
         *_failures(history),

@@ -1,7 +1,7 @@
-"""A Kafka broker of our own, for chaos scenarios, benchmarks and tests: one process in a temporary directory.
+"""Runs a Kafka broker for chaos scenarios, benchmarks and tests: one process in a temporary directory.
 
-Invariant: as in `chaos/system_server`. Broker and controller are one process (KRaft). Clients that come through a proxy
-get a listener of their own, which advertises the proxy: a Kafka client connects to what the broker advertises.
+Invariant: as in `chaos/system_server`. Broker and controller are one process (KRaft). Clients behind a proxy use a
+separate listener, which advertises the proxy, because a Kafka client connects to the advertised address.
 Upstream: the scenarios, benchmarks and tests; downstream: `scripts/kafka`, which fetches the broker's jars.
 """
 
@@ -39,7 +39,8 @@ SETTINGS = {
 
 
 def find_jars() -> Path:
-    """The directory of the broker's jars: what `scripts/kafka` made in this checkout. Raises ConfigError."""
+    """Return the directory of the broker's jars, which `scripts/kafka` has created in this checkout. Raises
+    ConfigError."""
     jars = Path(__file__).resolve().parents[3] / ".make" / "kafka" / "libs"
     if not (jars.parent / "pom.xml").is_file():
         raise ConfigError(
@@ -53,9 +54,9 @@ class KafkaServer(SystemServer):
     """A broker that is started, killed and started again on the same data. Use it as a context manager.
 
     Args:
-        settings: The broker's settings, in addition to `SETTINGS`. With `log.dirs` its messages are kept elsewhere.
+        settings: The broker's settings, in addition to `SETTINGS`. With `log.dirs` its messages are stored elsewhere.
         listeners: Further listeners, such as SASL_PLAINTEXT://127.0.0.1:9093.
-        proxied: Further listeners without security, by name, each for one proxy: the address that it advertises.
+        proxied: Further listeners without security, by name, each with the address of its proxy, which it advertises.
             `ports` has the port at which the broker listens for it.
         jars: The directory of the broker's jars.
     """

@@ -1,7 +1,8 @@
-"""The workload of scenarios that begin in Kafka: publishes records to the partitions of a topic, at a steady rate.
+"""Runs the workload of scenarios with Kafka as source: publishes records to the partitions of a topic at a steady
+rate.
 
 Invariant: each partition is a stream, and its records are in an input file before they are published. The producer is
-idempotent and goes around the proxies, so the topic has each record once, in order, whatever happens to the broker.
+idempotent and does not use the proxies, so the topic has each record once, in order, even if the broker fails.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MESSAGE_TIMEOUT_S = 300
 
 
 class KafkaWorkload:
-    """Publishes to the partitions of a topic. `stream_ids` has the stream of each."""
+    """Publishes to the partitions of a topic. `stream_ids` has the stream of each partition."""
 
     def __init__(
         self, cluster: Cluster, monitor: Monitor, load: Load, *, brokers: str, topic: str, stream_ids: list[int]
@@ -91,12 +92,12 @@ class KafkaWorkload:
 
     @property
     def is_over(self) -> bool:
-        """Everything is in the topic and at every output: the source does not end."""
+        """Whether all records are in the topic and at every output. The source itself does not end."""
         self._poll()
         return not len(self._producer) and not self._outputs.missing()
 
     def forget(self) -> None:
-        """The source runs on."""
+        """Do nothing: the source continues."""
 
     def move(self, source: str, gateway: str) -> None:
         raise NotImplementedError

@@ -1,7 +1,8 @@
-"""What every cluster of a chaos run is: a supervisor of real processes, proxies between them, and what can be read.
+"""Runs the cluster of a chaos run: a supervisor of real processes, proxies between them, and functions that read
+their state.
 
 Invariant: a part that dies is restarted, and its status and last log lines are recorded; the harness decides whether
-it was allowed to die. `chaos/chaos_cluster` and `chaos/system_cluster` say which parts there are.
+this death was expected. `chaos/chaos_cluster` and `chaos/system_cluster` define the parts.
 """
 
 from __future__ import annotations
@@ -26,50 +27,54 @@ from procession.chaos.proxy import Proxies
 from procession.chaos.scenario import BETWEEN, CONTROL, DRIVER, GATEWAYS
 from procession.commit.round_files import RoundRecords
 from procession.commit.spark_log import SparkLog
+from procession.deployment.local_pipeline import COMMAND
 from procession.driver.epoch_log import EpochTail
 from procession.errors import StorageError
 from procession.sdk.ack_log import AckTail
 from procession.storage.driver_claim import CURRENT, checkpoint_of
 from procession.storage.secret import Secret, make_secret, path_of
 from procession.supervisor import cleanup
-from procession.supervisor.local_pipeline import COMMAND
 from procession.supervisor.part import Part
 from procession.verify.decided import Decisions
 from procession.verify.decisions import DecisionReader
 
 LOG_TAIL_BYTES_MAX = 4000
 WORKER_DAEMON = "procession.spark.worker_daemon pyspark.worker"
-"""In the command of the process that forks Spark's Python workers."""
+"""Text in the command of the process that forks Spark's Python workers."""
 RESIDENT = "procession.spark.resident_worker"
-"""In the command of the driver's process for small epochs."""
+"""Text in the command of the driver's process for small epochs."""
 ANYWHERE = "127.0.0.1:0"
 EPOCH_INTERVAL_S = 0.1
 EPOCH_RECORDS_MAX = 5_000
 SMALL_EPOCH_RECORDS_MAX = 100
-"""Low, so that both Spark and the resident worker run epochs."""
+"""A low limit, so that both Spark and the resident worker run epochs."""
 ANSWER_TIMEOUT_S = 3.0
 SINK_REFUSALS_MAX = 1000
-"""High, because the proxies accept and close connections for a sink that is down, which is not a refusal."""
+"""A high limit, because the driver counts a refusal when a proxy accepts and closes a connection for a sink that is
+down."""
 
 
 class LiveCluster(ABC):
-    """A context manager. All of its files are in `directory`."""
+    """A running cluster, as a context manager. All of its files are in `directory`."""
 
     proxies: Proxies
 
-    def __init__(self, directory: Path, app: str) -> None:
+    def __init__(self, directory: Path, app: str, *, driver: Path | None = None) -> None:
+        """Prepare a cluster. `driver` is the directory of the driver, if it is not in `directory`."""
         self.directory = directory
+        self._driver_directory = driver or directory
         self.supervisor = ChaosSupervisor(directory / "logs")
         self.behaviour = directory / "behaviour"
         self._app_text = app
         self._app = directory / "app.py"
-        self._epochs = EpochTail(directory / "epochs.jsonl")
+        self._epochs = EpochTail(self._driver_directory / "epochs.jsonl")
         self._acks = AckTail([])
         self._gateways = ChaosGateways(directory, self.supervisor)
         self._clocks = ProcessClocks(directory / "clocks")
         self._cpu_time = CpuTimeReader()
         self._reader: DecisionReader | None = None
         self._decided: dict[int, int] = {}
+        self._fence = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,7 +101,7 @@ class LiveCluster(ABC):
 
     @abstractmethod
     def instances(self) -> dict[str, Path]:
-        """The outputs: the path of each in its sink's directory, without a suffix."""
+        """Return the path of each output in its sink's directory, without a suffix."""
 
     # Starting
 
@@ -104,8 +109,8 @@ class LiveCluster(ABC):
         return ["--cookie-file", str(path_of(self.directory, secret))]
 
     def _driver_arguments(self, sinks: Mapping[str, str]) -> list[str]:
-        """The command of the driver. `sinks` has the link to each sink."""
-        driver = [*COMMAND, "driver", str(self._app), "--dir", str(self.directory)]
+        """Return the command of the driver. `sinks` has the link to each sink."""
+        driver = [*COMMAND, "driver", str(self._app), "--dir", str(self._driver_directory)]
         driver += ["--gateway", str(self.proxies.address(CONTROL))]
         for sink, link in sinks.items():
             driver += ["--sink", f"{sink}={self.proxies.address(link)}"]
@@ -116,16 +121,16 @@ class LiveCluster(ABC):
 
     @abstractmethod
     def _driver(self, master: str) -> Part:
-        """The driver, with this master of Spark; empty: local threads."""
+        """Return the driver, with this master of Spark; empty: local threads."""
 
     def start_gateway(self, name: str) -> None:
         """Start one more gateway. Its directory may exist from an earlier membership."""
         address = self.proxies.address
         leader = address(BETWEEN) if name != GATEWAYS[0] else address(CONTROL)
         proxies = GatewayProxies(address(f"source-{name}"), address(f"driver-{name}"), leader)
-        self._start(name, self._gateways.argv(name, proxies), self._gateways.announcement(name))
+        self.start_part(name, self._gateways.argv(name, proxies), self._gateways.announcement(name))
 
-    def _start(self, name: str, argv: list[str], announcement: Path) -> None:
+    def start_part(self, name: str, argv: list[str], announcement: Path) -> None:
         self.supervisor.start(self._part(name, argv, announcement))
 
     def _part(
@@ -137,7 +142,7 @@ class LiveCluster(ABC):
         spare: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
     ) -> Part:
-        """A part that announces in a file that it is ready, and can be armed."""
+        """Return a part that announces in a file that it is ready, and can be armed."""
         environment = {
             faults.FILE_VARIABLE: str(self.fault_file(name)),
             **self._clocks.environment(name),
@@ -169,7 +174,7 @@ class LiveCluster(ABC):
         """Return the acknowledgement log of a producer, with the streams of all files that it has sent."""
         return self.directory / f"{name}.acks"
 
-    # Doing; what only one kind of cluster can do, the others never get as a step.
+    # Actions. A cluster gets only the steps that its kind supports.
 
     def start_faulty_producer(self, name: str, path: Path, fault: str) -> None:
         raise NotImplementedError
@@ -184,6 +189,12 @@ class LiveCluster(ABC):
         raise NotImplementedError
 
     def restore_copy(self) -> None:
+        raise NotImplementedError
+
+    def delete_files(self, name: str) -> None:
+        raise NotImplementedError
+
+    def is_filled(self, name: str) -> bool:
         raise NotImplementedError
 
     def arm(self, name: str, point: str) -> None:
@@ -239,7 +250,12 @@ class LiveCluster(ABC):
         leader = self.supervisor.pid(name)
         return {entry.pid for entry in cleanup.processes() if entry.session == leader and entry.state != "Z"}
 
-    # Looking
+    # Reading
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether files that the monitor reads are deleted, and not restored yet."""
+        return False
 
     def gateways(self) -> list[str]:
         return self._gateways.names
@@ -251,28 +267,33 @@ class LiveCluster(ABC):
         return self._gateways.has_joined(name)
 
     def let_go(self, name: str) -> bool:
-        self.supervisor.finite.add(name)  # even if this request is lost: an earlier one may have arrived
+        self.supervisor.finite.add(name)  # even if this request is lost, because an earlier one may have arrived
         return self._gateways.let_go(name)
 
     def cpu_time(self) -> CpuTime:
-        """Return how long all parts ran, and how long they waited for a core, since the last call."""
+        """Return how long all parts ran and how long they waited for a core since the last call."""
         return self._cpu_time.measure({pid for pid in map(self.supervisor.pid, self.names()) if pid is not None})
 
     def fence(self) -> int:
+        """Return the highest fence that was ever seen."""
+        self._fence = max(self._fence, self._current_fence())
+        return self._fence
+
+    def _current_fence(self) -> int:
         with suppress(OSError, ValueError):
-            return int((checkpoint_of(self.directory) / CURRENT).read_text())
+            return int((checkpoint_of(self._driver_directory) / CURRENT).read_text())
         return 0
 
     def decisions(self, visible: Iterable[tuple[str, int, int]]) -> Decisions:
         if self._reader is None:
-            self._reader = DecisionReader(checkpoint_of(self.directory))
+            self._reader = DecisionReader(checkpoint_of(self._driver_directory))
         return self._reader.poll(visible)
 
     def decided_positions(self) -> Mapping[int, int] | None:
         """Return the last committed message id of each stream; None while a driver takes over.
 
-        A round record names only positions that gateways may not know yet, so earlier ones are kept here."""
-        copy = checkpoint_of(self.directory) / f"{self.fence():010d}"
+        A round record contains only positions that gateways may not know yet, so earlier positions are kept here."""
+        copy = checkpoint_of(self._driver_directory) / f"{self._current_fence():010d}"
         with suppress(StorageError):
             committed = SparkLog(copy).committed
             rounds = RoundRecords(copy / "rounds")
@@ -302,7 +323,7 @@ class LiveCluster(ABC):
         return "\n".join([f"processes: {parts}", f"gateways: {json.dumps(self.statuses())}", *tails])
 
     def state(self, name: str) -> str:
-        """The state of a part's process in one letter, as the kernel has it; empty if there is none."""
+        """Return the state of a part's process in one letter, as the kernel has it; empty if there is none."""
         pid = self.supervisor.pid(name)
         return next((entry.state for entry in cleanup.processes() if entry.pid == pid), "")
 
@@ -338,7 +359,7 @@ def address_in(path: Path, name: str) -> Callable[[], Address]:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Whether the process has announced in this file that it is ready."""
+    """A test of readiness: whether the process has written this announcement file."""
 
     path: Path
 

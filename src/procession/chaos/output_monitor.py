@@ -1,9 +1,9 @@
-"""The outputs of a chaos run: continuously compares what the sinks have committed with the inputs.
+"""Compares the committed output of the sinks of a chaos run with the inputs, continuously.
 
 Invariant: every committed byte is read once, soon after its commit, and must belong to the next record of its stream.
-All sinks must have the same bytes, including the salt, and nothing may be visible that was not decided. Output that was
-never compared with a decision or an acknowledgement is not clean. The harness polls several times per second, and at
-each drain whether everything is there.
+All sinks must have the same bytes, including the salt, and all visible output must be decided. Output that was never
+compared with a decision or an acknowledgement is not clean. The harness polls several times per second, and checks at
+each drain that no record is missing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class MonitoredStream:
     path: Path
     records: int
     stream_id: int | None = None
-    """The stream at the gateway. None: that of the file."""
+    """The stream id at the gateway. None: the stream id of the file."""
     id_bytes: int = 1
-    """Bytes of the input per message id. 1: a message id is the position of a byte."""
+    """Number of input bytes per message id. 1: a message id is the position of a byte."""
 
     @property
     def id(self) -> int:
@@ -47,21 +47,21 @@ class MonitoredStream:
 
 
 class MonitoredOutput(ABC):
-    """One sink's output, and the position of each stream in it. Subclasses say what is visible."""
+    """One sink's output, and the position of each stream in it. Subclasses determine the visible records."""
 
     order = PromisedOrder.TOTAL
-    """Of the records of one stream; with `KEY`, of those of one stream and key."""
+    """The promised order of a stream's records; with `KEY`, of the records of one stream and key."""
 
     def __init__(self, name: str, data: Path) -> None:
         self.name = name
         self.data = data
-        """The file that has what was visible: salted records, one per line."""
+        """File with the visible records, salted, one per line."""
         self.end = 0
         """End of the committed bytes that were checked."""
         self.named = 0
-        """Number of its transactions that were found in a round record."""
+        """Number of this output's transactions that were found in a round record."""
         self.wrong = ""
-        """What `refresh` found that no sink may write, as a sentence."""
+        """A violation that `refresh` has found, as a sentence."""
         self.checks: dict[str, PrefixCheck] = {}
 
     @abstractmethod
@@ -70,7 +70,7 @@ class MonitoredOutput(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Read again what is visible, before the complete comparison."""
+        """Read the visible records again, before the complete comparison."""
 
     def whole(self) -> Iterator[list[bytes]]:
         """Yield all lines of the output, from the first byte on."""
@@ -81,7 +81,7 @@ class MonitoredOutput(ABC):
         return key_of if self.order is PromisedOrder.KEY else None
 
     def take(self, lines: Iterable[bytes], streams: Mapping[str, MonitoredStream]) -> Iterator[str]:
-        """Check that these lines are the next ones of their streams."""
+        """Check that these lines are the next lines of their streams."""
         for tag, own in unsalted(lines).items():
             yield from self._take(tag, own, streams.get(tag))
 
@@ -114,7 +114,7 @@ class MonitoredOutput(ABC):
 
 
 class FileSinkOutput(MonitoredOutput):
-    """The output of a file sink: what its transaction log commits."""
+    """The output of a file sink: the bytes that its transaction log commits."""
 
     def __init__(self, name: str, instance: Path) -> None:
         super().__init__(name, instance.with_suffix(".data"))
@@ -138,14 +138,14 @@ class FileSinkOutput(MonitoredOutput):
             yield from self.take(data.splitlines(), streams)
 
     def refresh(self) -> None:
-        """The file is read in any case."""
+        """Do nothing, because the file itself is read."""
 
 
 class MonitoredOutputs:
     """Compares all sinks' outputs with all inputs."""
 
     def __init__(self, outputs: Mapping[str, Path] | Sequence[MonitoredOutput], decide: Decide | None = None) -> None:
-        """`outputs`: the outputs, or the instances of file sinks by name."""
+        """Compare these outputs; file sinks can be given as instances by name."""
         self._decide = decide
         self.streams: dict[str, MonitoredStream] = {}
         found = [FileSinkOutput(*item) for item in outputs.items()] if isinstance(outputs, Mapping) else outputs
@@ -164,7 +164,7 @@ class MonitoredOutputs:
 
     @property
     def named(self) -> int:
-        """Visible transactions whose decision was found, of the sink with the fewest."""
+        """Return the number of visible transactions whose decision was found, at the sink with the fewest."""
         return min(output.named for output in self.outputs.values())
 
     def poll(self) -> list[str]:
@@ -229,12 +229,12 @@ class MonitoredOutputs:
         return {name: unknown[name] if verdict.is_clean else verdict for name, verdict in verdicts.items()}
 
     def _acknowledged_end(self, stream: MonitoredStream) -> int | None:
-        """The position in the input of the last acknowledged record."""
+        """Return the position in the input of the last acknowledged record."""
         last = self.acknowledged.get(stream.id)
         return None if last is None else last * stream.id_bytes
 
     def _unproven(self) -> str:
-        """Return what could not be verified against decisions or acknowledgements; empty if nothing."""
+        """Return which comparisons with decisions or acknowledgements were impossible; empty if none."""
         if self._decide is None:
             return ""
         if not self.named:

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of our own, for chaos scenarios, benchmarks and tests: a new cluster in a temporary directory.
+"""Runs a PostgreSQL server for chaos scenarios, benchmarks and tests: a new cluster in a temporary directory.
 
-Invariant: as in `chaos/system_server`; it touches no other cluster. PostgreSQL refuses to run as root, so it then runs
-as another user. Upstream: the scenarios, benchmarks and tests; downstream: PostgreSQL's programs, which
+Invariant: as in `chaos/system_server`; other clusters are not changed. PostgreSQL refuses to run as root, so it runs
+as another user then. Upstream: the scenarios, benchmarks and tests; downstream: PostgreSQL's programs, which
 `scripts/postgres` installs.
 """
 
@@ -19,7 +19,7 @@ from procession.chaos.system_server import HOST, SystemServer
 from procession.errors import ConfigError
 
 USERS = ("postgres", "nobody")
-"""Who runs the server if we are root."""
+"""Users to run the server if this process runs as root."""
 SETTINGS = {
     "max_prepared_transactions": "64",
     "wal_level": "logical",
@@ -32,7 +32,8 @@ SETTINGS = {
 
 
 def find_programs() -> Path:
-    """The directory of `initdb` and `postgres`, the newest of several. Raises ConfigError."""
+    """Return the directory of `initdb` and `postgres`; if there are several, the newest version. Raises
+    ConfigError."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if found:
         return found[-1].parent
@@ -77,14 +78,14 @@ class PostgresServer(SystemServer):
         )
 
     def url(self, database: str = "postgres", user: str = "procession", address: str = "") -> str:
-        """The URL of a database; through a proxy, if its address is given."""
+        """Return the URL of a database; through a proxy, if its address is given."""
         return f"postgres://{user}@{address or self.address}/{database}"
 
     def _program(self) -> list[str]:
         settings = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         place = ["-D", str(self._data), "-k", str(self.directory), "-p", str(self.port)]
-        # All processes of the server inherit the lock. If only the first is killed, PostgreSQL refuses to start until
-        # the others have noticed; so the next start waits for the lock.
+        # All processes of the server inherit the lock. If only the first process is killed, PostgreSQL refuses to
+        # start until the others have ended, so the next start waits for the lock.
         lock = ["flock", "--no-fork", "--exclusive", str(self.directory / "processes.lock")]
         return [*lock, str(self._programs / "postgres"), *place, *settings]
 
@@ -94,7 +95,7 @@ class PostgresServer(SystemServer):
 
 
 def _unprivileged_user() -> pwd.struct_passwd | None:
-    """Another user, if we are root."""
+    """Return a user to run the server if this process runs as root, else None."""
     if os.getuid():
         return None
     for name in USERS:

@@ -1,7 +1,7 @@
-"""The proxy: forwards TCP connections between two parts, and injects network faults at run time.
+"""Forwards TCP connections between two parts, and injects network faults at run time.
 
-Invariant: without a fault it changes nothing but the address. Faults (see FAULTS) are set from the harness's thread;
-the proxies run in their own event loop. The target is looked up for each connection, because it may have moved.
+Invariant: without a fault only the address differs. Faults (see FAULTS) are set from the harness's thread; the
+proxies run in their own event loop. The target is looked up for each connection, because it may have moved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procession.address import Address, address_of, listening_socket
 from procession.chaos.frame_splitter import FrameSplitter, SplitFrame, StreamSplitter
 
 HOST = "127.0.0.2"
-"""Host where proxies listen. A part listens at the same port of another loopback host, and advertises this one."""
+"""Host where proxies listen. A part listens at the same port of another loopback host, and advertises this host."""
 READ_BYTES_MAX = 64 * 1024
 HELD_BYTES_MAX = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
@@ -26,22 +26,22 @@ GATHER_S = 0.2
 """How long `late` collects bytes before the sender loses its connection."""
 
 FAULTS = {
-    "cut": "connections are reset, and no new one comes through",
-    "silent": "nothing gets through, and no error is reported",
+    "cut": "connections are reset, and new connections fail",
+    "silent": "no bytes are delivered, and no error is reported",
     "delay": "every read is late by the given seconds",
-    "half-close": "one direction (up or down) of the present connections ends",
+    "half-close": "one direction (up or down) of the current connections ends",
     "truncate": "half of the next frame (up or down), then nothing more",
     "corrupt": "the head of the next frame (up or down) is wrong",
-    "late": "what is under way arrives after the sender has lost its connection and has a new one",
-    "cut-before": "the connection is reset when the given word is about to pass, once",
-    "cut-after": "… when it has passed, once",
-    "swallow": "the given word does not arrive, once",
+    "late": "bytes in transit arrive after the sender has lost its connection and has a new one",
+    "cut-before": "the connection is reset once, just before the given message passes",
+    "cut-after": "the connection is reset once, just after the given message has passed",
+    "swallow": "the given message is dropped once",
 }
 ONCE = frozenset({"truncate", "corrupt", "cut-before", "cut-after", "swallow"})
 WAYS = ("up", "down")
 HAS_WAY = frozenset({"half-close", "truncate", "corrupt"})
 PRESENT = frozenset({"half-close", "late"})
-"""Faults that apply to the current connections, or to the next one if there is none."""
+"""Faults that apply to the current connections, or to the next connection if there is none."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class ProxyFault:
 
 
 class ProxiedConnection:
-    """One connection through the proxy: two directions, `up` to the part that listens and `down` from it."""
+    """One connection through the proxy, with two directions: `up` to the listening part and `down` from it."""
 
     def __init__(self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.proxy = proxy
@@ -114,7 +114,7 @@ class ProxiedConnection:
             self.end(direction)
 
     def _lose(self, delivered: asyncio.StreamWriter) -> None:
-        """Reset the connection, but deliver what was sent to one side."""
+        """Reset the connection, but first deliver the bytes that were sent to one side."""
         delivered.close()
         for writer in self.writers.values():
             if writer is not delivered:
@@ -139,7 +139,7 @@ class Proxy:
         self.address = Address("", 0)
         self.faults: list[ProxyFault] = []
         self.fired = 0
-        """How often a fault took effect. A fault without effect proves nothing."""
+        """How often a fault took effect. A scenario whose fault has no effect proves nothing."""
         self._upstream = upstream
         self._links: set[ProxiedConnection] = set()
         self._server: asyncio.Server | None = None
@@ -156,7 +156,7 @@ class Proxy:
             link.abort()
 
     def put(self, text: str, seconds: float, patience_s: float) -> None:
-        """Set a fault, for `seconds` after it first takes effect, or until `patience_s` is over."""
+        """Set a fault. It ends `seconds` after its first effect, or after `patience_s` without effect."""
         fault = ProxyFault.parse(text)
         fault.seconds = seconds
         self.faults.append(fault)
@@ -165,7 +165,7 @@ class Proxy:
             self._meet(fault, link)
 
     def _meet(self, fault: ProxyFault, link: ProxiedConnection) -> None:
-        """Apply a fault to a connection as a whole, if it is of that kind."""
+        """Apply a fault to a whole connection, if the fault is of this kind."""
         if fault.kind != "cut" and fault.kind not in PRESENT:
             return
         self._note_happened(fault)
@@ -239,7 +239,7 @@ class Proxy:
                 await asyncio.sleep(float(fault.argument))
 
     def treated(self, piece: SplitFrame, direction: str) -> tuple[bytes, bool]:
-        """Return what passes of a frame, and whether the connection is lost with it."""
+        """Return the part of a frame that passes, and whether the connection is lost then."""
         for fault in [fault for fault in self.faults if fault.kind in ONCE]:
             if fault.argument not in (direction, piece.kind):
                 continue

@@ -1,6 +1,6 @@
-"""Recovery times: how long each part took from the signal to its first useful work. Pure; time arrives as `now`.
+"""Measures recovery times of parts, from the signal to the first useful work. Pure; time arrives as `now`.
 
-Invariant: a time counts only if the part was down alone; otherwise the parts may have waited for each other, and the
+Invariant: a time is used only if no other part was down; otherwise the parts may have waited for each other, and the
 recovery is only counted. A part that is hit again before it has recovered has one longer outage.
 """
 
@@ -30,7 +30,7 @@ class Recoveries:
     down: dict[str, Down] = field(default_factory=dict)
 
     def hit(self, part: str, now: float, *, is_timed: bool = True) -> None:
-        """Record a fault. `is_timed` only for a plain kill: a part that is held back has no recovery time."""
+        """Record a fault. `is_timed` is only true for a plain kill: a part that is held back has no recovery time."""
         self.kills[part] += 1
         for other in self.down.values():
             other.is_alone = False
@@ -47,7 +47,7 @@ class Recoveries:
 
     @property
     def events(self) -> int:
-        """Kills and the restarts that followed them."""
+        """The number of kill-and-restart events."""
         return sum(self.kills.values())
 
     def figures(self) -> dict[str, dict[str, Any]]:

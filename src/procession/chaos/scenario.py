@@ -1,4 +1,4 @@
-"""A scenario: which faults are injected into which parts of a cluster, and how often. Pure.
+"""Defines scenarios: which faults are injected into which parts of a cluster, and how often. Pure.
 
 Invariant: randomness is used only once, when `schedule` turns a scenario into steps. So a recorded schedule can be
 repeated. `scenario_catalogue` has the scenarios; the harness applies the steps.
@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 Choice = TypeVar("Choice")
 
-GATEWAY = "gateway"  # the first: it leads
+GATEWAY = "gateway"  # the first gateway is the leader
 SECOND = "gateway-1"
 GATEWAYS = (GATEWAY, SECOND)
-THIRD = "gateway-2"  # comes and goes
+THIRD = "gateway-2"  # joins and leaves
 DRIVER = "driver"
 WORKER, EXECUTOR = "worker", "executor"
 LEFT, RIGHT = "sink-left", "sink-right"
@@ -29,7 +29,7 @@ HOMES = dict(zip(SOURCES, GATEWAYS * 2, strict=True))
 # The connections with a proxy.
 TO_GATEWAY, TO_SECOND, TO_THIRD = (f"source-{gateway}" for gateway in (*GATEWAYS, THIRD))
 CONTROL, CONTROL_SECOND, CONTROL_THIRD = (f"driver-{gateway}" for gateway in (*GATEWAYS, THIRD))
-BETWEEN = "gateway-gateway"  # from the others to the one that leads
+BETWEEN = "gateway-gateway"  # from the other gateways to the leader
 TO_LEFT, TO_RIGHT = "driver-left", "driver-right"
 CONTROLS = (CONTROL, CONTROL_SECOND, CONTROL_THIRD)
 LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
@@ -37,25 +37,27 @@ LINKS = (TO_GATEWAY, TO_SECOND, TO_THIRD, *CONTROLS, BETWEEN, TO_LEFT, TO_RIGHT)
 
 ALL = "all"
 SECOND_SINK = "rival"
-"""A second sink of an output, while it races with the first one."""
+"""Name of a second sink of an output, while it races with the first one."""
 SAME_DIRECTORY = "same-directory"
 """A race of two sinks on one directory. All other races are at a fault point, on a copy of the directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterParts:
-    """A kind of cluster: its parts, and its links that have a proxy."""
+    """A kind of cluster: its parts, and its links with proxies."""
 
     name: str
     description: str
     parts: tuple[str, ...]
     links: tuple[str, ...]
     homes: Mapping[str, tuple[str, ...]]
-    """The producers that send files, and the gateways that each sends to, the usual one first."""
+    """The producers that send files, each with its gateways, the usual one first."""
     outputs: Mapping[str, tuple[str, ...]]
-    """The outputs of parts: a part of which one of these grows is at work."""
+    """The outputs of parts. If an output of a part grows, the part works."""
     dependants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Parts that may end, to be started again, while this part or link is away."""
+    """Parts that may end, and are then restarted, while this part or link is down."""
+    services: tuple[str, ...] = ()
+    """The object services that replicate the directories of other parts."""
 
 
 STANDARD = ClusterParts(
@@ -73,6 +75,7 @@ class FaultAction(StrEnum):
 
     KILL = "kill"  # SIGKILL; started again at once
     GONE = "gone"  # SIGKILL, and started again only after `seconds`
+    LOSE = "lose"  # SIGKILL, its directory is deleted, and it is started again on an empty disk
     STOP = "stop"  # SIGTERM; started again at once
     PAUSE = "pause"  # SIGSTOP for `seconds`
     WORKER = "worker"  # SIGKILL to one of Spark's Python workers, counted round: the one of the number `detail`
@@ -86,7 +89,7 @@ class FaultAction(StrEnum):
     FORGET = "forget"  # the right sink returns with less than it had promised; the driver must refuse it
     CLOCK = "clock"  # its time of day jumps, and is `detail` seconds off from now on, until the next such step
     JOIN = "join"  # one more gateway is started, and joins
-    LEAVE = "leave"  # it leaves: it exits when all of its records are committed, whatever faults happen meanwhile
+    LEAVE = "leave"  # it leaves: it exits when all of its records are committed, regardless of faults
     MOVE = "move"  # a producer is killed, and sends to the gateway `detail` from then on, or to any if that is gone
     FAULTY_PRODUCER = "rogue"  # one more producer that misbehaves; `detail` says how (see `faulty_producer`)
     RACE = "race"  # a second sink of the same output is started; `detail` says when (see `sink_race`)
@@ -95,7 +98,7 @@ class FaultAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultStep:
-    """One injected fault. `is_settled`: not before all parts have recovered from earlier faults."""
+    """One injected fault. With `is_settled`, it waits until all parts have recovered from earlier faults."""
 
     do: FaultAction
     on: str = ""
@@ -111,7 +114,7 @@ class FaultStep:
 
 @dataclass(frozen=True, slots=True)
 class StepPattern:
-    """Steps of one kind: `times` of them, each on one of `on`, with one of `details`. A delay is drawn from a range."""
+    """`times` steps of one kind, each on one part of `on` with one of `details`. Delays are drawn from a range."""
 
     do: FaultAction
     on: tuple[str, ...] = ("",)
@@ -121,12 +124,13 @@ class StepPattern:
     seconds: tuple[float, float] = (0.0, 0.0)
     details: tuple[str, ...] = ("",)
     is_each: bool = False
-    """Every combination of `on` and `details` in turn, `times` times, instead of one drawn at random."""
+    """Use every combination of `on` and `details` in turn, `times` times, instead of random ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`name` is what `--scenario` takes, `description` is for people. `is_long`: it runs once per session."""
+    """A scenario. `name` is the value of `--scenario`, `description` is shown to users. With `is_long`, it runs once
+    per session."""
 
     name: str
     description: str

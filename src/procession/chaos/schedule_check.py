@@ -1,7 +1,7 @@
-"""The schedule check: whether a recorded schedule can be run.
+"""Checks whether a recorded schedule can be run.
 
-Invariant: an invalid step is reported before anything is started, with its name. A schedule without a step is invalid
-too, because somebody may have edited the file.
+Invariant: an invalid step is reported by name before any process is started. A schedule without a step is invalid
+too, because a user may have edited the file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,23 @@ from procession.chaos.scenario import (
 from procession.chaos.scenario_catalogue import cluster_of
 
 BY_HARNESS = frozenset(
-    {FaultAction.FAULTY_PRODUCER, FaultAction.FORGET, FaultAction.JOIN, FaultAction.MOVE, FaultAction.RACE}
+    {
+        FaultAction.FAULTY_PRODUCER,
+        FaultAction.FORGET,
+        FaultAction.JOIN,
+        FaultAction.LOSE,
+        FaultAction.MOVE,
+        FaultAction.RACE,
+    }
 )
-"""Steps that the harness does itself; the fault injector does all others."""
-STANDARD_ONLY = (BY_HARNESS - {FaultAction.RACE}) | {FaultAction.LEAVE, FaultAction.BEHAVE, FaultAction.MASTER}
+"""Steps that the harness performs itself; the fault injector performs all others."""
+ANYWHERE = frozenset({FaultAction.LOSE, FaultAction.RACE})
+STANDARD_ONLY = (BY_HARNESS - ANYWHERE) | {FaultAction.LEAVE, FaultAction.BEHAVE, FaultAction.MASTER}
 """Steps that need the parts of the standard cluster."""
 
 
 def schedule_problem(runs: Sequence[ScenarioRun]) -> str:
-    """Return the first invalid step, and why; empty if all are valid."""
+    """Return the first invalid step with the reason; empty if all are valid."""
     if not runs:
         return "it has no runs"
     for run in runs:
@@ -55,6 +63,8 @@ def _why_not(step: FaultStep, cluster: ClusterParts) -> str:
         return "a time is negative"
     if (step.do is FaultAction.RACE and cluster is STANDARD) or (step.do in STANDARD_ONLY and cluster is not STANDARD):
         return f"the cluster {cluster.name!r} cannot do that"
+    if step.do is FaultAction.LOSE and not cluster.services:
+        return f"the cluster {cluster.name!r} replicates no directories"
     match step.do:
         case FaultAction.NETWORK:
             try:

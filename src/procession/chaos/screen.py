@@ -1,7 +1,7 @@
-"""The screen: shows a chaos run in progress, as a live table on a terminal, elsewhere as a line at intervals.
+"""Shows the progress of a chaos run, as a live table on a terminal, elsewhere as a line at intervals.
 
-Invariant: it only shows the history, on the standard error stream, so that standard output has only the verdict. The
-monitor calls it at every poll.
+Invariant: the screen shows only the history, on the standard error stream, so standard output has only the verdict.
+The monitor calls it at every poll.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from procession.chaos.history import History
-from procession.supervisor.progress import LiveDisplay, table_of
+from procession.monitoring.progress import LiveDisplay, table_of
 
 REFRESH_S = 0.25
 LINE_INTERVAL_S = 10.0
@@ -67,7 +67,7 @@ class Screen(LiveDisplay):
 def _verdict(history: History) -> str:
     if history.has_failed:
         return "violated"
-    return "clean so far" if history.committed else "nothing to judge yet"
+    return "clean so far" if history.committed else "nothing to compare yet"
 
 
 def _picture(history: History, cells: dict[str, str]) -> Group:

@@ -1,4 +1,4 @@
-"""Data loss at a sink: the sink returns with less than it had promised, is refused, and is restored.
+"""Injects data loss at a sink: the sink returns with less output than it had promised, is refused, and is restored.
 
 Invariant: the driver must exit with an error that names the sink, and nothing may be committed until the sink's files
 are restored. The transaction log and data of the right sink are truncated by one transaction.
@@ -17,7 +17,7 @@ from procession.chaos.scenario import DRIVER, RIGHT
 from procession.storage.journal import encode, read_journal
 
 POINT = "driver:before-phase2"
-"""The point where the commit is decided, all sinks have voted, and no sink knows the decision."""
+"""The fault point where all sinks have voted and the commit is decided, but no sink knows the decision."""
 
 
 class SinkDataLoss:
@@ -27,7 +27,8 @@ class SinkDataLoss:
         self._monitor = monitor
 
     def run(self, what: str) -> None:
-        """`committed`: the last committed output is lost. `prepared`: prepared output is lost after the decision."""
+        """Run the fault. `committed`: the last committed output is lost. `prepared`: prepared output is lost after
+        the decision."""
         supervisor, injector = self._cluster.supervisor, self._injector
         supervisor.held.add(DRIVER)  # do not restart it after its death
         if what == "prepared":
@@ -46,10 +47,10 @@ class SinkDataLoss:
             supervisor.release(DRIVER)
             supervisor.held.add(DRIVER)
             self._monitor.until(lambda: supervisor.pid(DRIVER) is not None, "the driver to be started")
-        injector.note(RIGHT, f"came back without what it had {what}")
+        injector.note(RIGHT, f"came back without its {what} output")
         self._until_away(DRIVER)
         if self._monitor.outputs.ends["right"] != end:
-            raise Failed("violation", "something was committed to a sink that had forgotten")
+            raise Failed("violation", "something was committed to a sink that had lost data")
         injector.note(DRIVER, "refused it")
         supervisor.hold(RIGHT)
         self._until_away(RIGHT)
@@ -77,7 +78,7 @@ def forget(instance: Path, *, is_committed: bool) -> None:
         elif entry["op"] == "phase2" and entry["commit"] and is_committed:
             cut = starts[entry["txn"]]
     if cut is None:
-        raise Failed("unknown", f"{path} holds nothing that could be forgotten")
+        raise Failed("unknown", f"{path} holds nothing that could be lost")
     number, position = cut
     path.write_bytes(b"".join(encode(entry) for entry in entries[:number]))
     os.truncate(instance.with_suffix(".data"), position)

@@ -1,9 +1,9 @@
-"""A race of two sinks for one output: the second is refused, or it takes over and the first is fenced off.
+"""Runs a race of two sinks for one output: the second is refused, or it takes over and the first is fenced.
 
 Invariant: whichever sink wins, each record is visible once. The race is run in two ways. `same-directory`: a second
 sink is started on the directory of the first, and must exit with an error. Otherwise the detail is a fault point: the
-first sink is stopped there, as a machine that swaps would stop it. A second one is started on a copy of its directory
-and gets the driver's connections. Then the first one continues. The winner is the sink from then on.
+first sink is paused there, as on a machine that swaps. A second sink is started on a copy of its directory and gets
+the driver's connections. Then the first sink continues. The winner stays the sink of this output.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from procession.chaos.monitor import Failed, Monitor
 from procession.chaos.scenario import SAME_DIRECTORY, SECOND_SINK
 
 REFUSAL_S = 60.0
-"""How long a second sink may take until it exits, on a busy machine."""
+"""Maximum time until a refused second sink exits, on a busy machine."""
 EPOCHS = 3
-"""Epochs that are committed through the second sink before the first one goes on, and after that."""
+"""Number of epochs that are committed through the second sink before the first sink resumes, and again afterwards."""
 LOSES = AllowedExit((EXIT_AGAIN, EXIT_CLEAR))
-"""A sink that lost may end, with a sentence."""
+"""A sink that lost the race may end with an error."""
 STOPPED = "T"
 
 Until = Callable[[Callable[[], bool], str], None]
@@ -55,7 +55,7 @@ class SinkRace:
         self._go_on(sink, has_lost=not is_refused)
 
     def _is_stopped_at(self, sink: str, point: str) -> bool:
-        """Stop the sink at this point. Note it if it does not come there in time."""
+        """Pause the sink at this fault point. Note it if the sink does not reach the point in time."""
         self._cluster.arm(sink, f"pause:{point}")
         limit, epoch = time.monotonic() + FAULT_TIMEOUT_S, self._monitor.epoch + FAULT_EPOCHS_MAX
 
@@ -80,7 +80,7 @@ class SinkRace:
         self._injector.note(SECOND_SINK, "was refused")
 
     def _go_on(self, sink: str, *, has_lost: bool) -> None:
-        """Let the first sink go on. If the second one has taken over, it stays; the first may end by itself."""
+        """Resume the first sink. If the second sink has taken over, it stays, and the first may end."""
         supervisor = self._cluster.supervisor
         if has_lost:
             self._injector.allowed_exits[sink] = LOSES
@@ -91,7 +91,7 @@ class SinkRace:
             return
         self._after_epochs("the second sink to commit beside the first")
         if not self._is_running(SECOND_SINK):
-            raise Failed("stall", f"both sinks of one output gave way: {sink} and the one that had taken over")
+            raise Failed("stall", f"both sinks of one output have ended: {sink} and the one that had taken over")
         if self._is_running(sink):
             self._injector.hit(sink, is_timed=False)
             supervisor.kill(sink)

@@ -1,7 +1,7 @@
-"""An S3-compatible server of our own, for chaos scenarios: moto, in memory, in a process of its own.
+"""Runs an S3-compatible server for chaos scenarios: moto, in memory, in a separate process.
 
-Invariant: as in `chaos/system_server`, except that a kill loses its data. So a scenario pauses it or cuts its network,
-and does not kill it. It does conditional puts, as S3 does.
+Invariant: as in `chaos/system_server`, except that a kill loses its data. So a scenario pauses the server or cuts its
+network, but does not kill it. It supports conditional puts, as S3 does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def check_installed() -> None:
-    """Raises ConfigError if there is no server to start."""
+    """Raise ConfigError if the server is not installed."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         raise ConfigError(
             "There is no S3-compatible server here: the package moto is not installed.",
@@ -27,7 +27,7 @@ def check_installed() -> None:
 
 
 class StoreServer(SystemServer):
-    """A server with any number of buckets. `environment` is what a client of it needs."""
+    """A server with any number of buckets. `environment` has the variables for its clients."""
 
     title = "The S3-compatible server"
     start_timeout_s = 30.0
@@ -37,7 +37,7 @@ class StoreServer(SystemServer):
         super().__init__("store", {})
 
     def _make(self) -> None:
-        """It stores nothing on disk."""
+        """Do nothing, because the server stores no data on disk."""
 
     def _program(self) -> list[str]:
         return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
@@ -46,7 +46,7 @@ class StoreServer(SystemServer):
         return is_listening(self.port)
 
     def environment(self, address: str = "") -> Mapping[str, str]:
-        """The variables for a client, at this address or through a proxy."""
+        """Return the variables for a client, at this address or through a proxy."""
         return {
             "AWS_ENDPOINT_URL": f"http://{address or self.address}",
             "AWS_ALLOW_HTTP": "true",

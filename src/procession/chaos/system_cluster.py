@@ -1,8 +1,9 @@
-"""Clusters with other systems at their ends: a gateway, a driver, sinks to these systems, and the systems themselves.
+"""Runs clusters with other systems: a gateway, a driver, sinks to these systems, and the systems themselves.
 
-Invariant: the systems are parts, too: they are killed and started again as all others are. Connectors reach them
-through proxies; readers and workloads go around these. A sink's directory can be copied, for a second sink of the same
-output. `chaos/systems` says which systems and sinks a cluster has; `chaos/live_cluster` has what all clusters share.
+Invariant: the systems are parts, too: they are killed and restarted like all other parts. Connectors reach them
+through proxies; readers and workloads connect directly. A sink's directory can be copied, for a second sink of the
+same output. `chaos/systems` defines the systems and sinks of a cluster; `chaos/live_cluster` has the code for all
+clusters.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from procession.chaos.system_parts import link_to, output_of
 from procession.chaos.system_server import HOST, SystemServer
 from procession.chaos.visible_records import VisibleRecords
 from procession.commit.transaction_id import TransactionId
+from procession.deployment.local_pipeline import COMMAND
 from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret
-from procession.supervisor.local_pipeline import COMMAND
 from procession.supervisor.part import Part
 from procession.verify.decisions import DecisionReader
 from procession.verify.order import PromisedOrder
@@ -57,11 +58,11 @@ class SinkProgram:
 
 
 class SystemCluster(LiveCluster):
-    """A cluster with systems. `add_server` comes first, then `start_servers`, `use` and `start`.
+    """A cluster with systems. Call `add_server`, then `start_servers`, `use` and `start`.
 
     Args:
-        directory: Where its files are.
-        links: The port of the system behind each link, asked for each connection.
+        directory: The directory of its files.
+        links: Functions that return the port of the system behind each link, called for each connection.
         sinks: The parts that are sinks.
     """
 
@@ -85,7 +86,7 @@ class SystemCluster(LiveCluster):
         return lambda: address_in(self._directory_of(sink) / "sink.json", "listen")()
 
     def _directory_of(self, sink: str) -> Path:
-        """The directory of the sink that the driver is connected to."""
+        """Return the directory of the sink to which the driver is connected."""
         return self._copy_of(sink) if sink in self._second_sinks else self._directories[sink]
 
     def __exit__(
@@ -98,7 +99,7 @@ class SystemCluster(LiveCluster):
     # Starting
 
     def add_server(self, name: str, server: SystemServer) -> None:
-        """Close this system with the cluster, and start it with `start_servers`."""
+        """Add a system, which `start_servers` starts and which ends with the cluster."""
         self._servers[name] = server
 
     def start_servers(self) -> None:
@@ -110,7 +111,7 @@ class SystemCluster(LiveCluster):
             raise StoppedEarly
 
     def use(self, sinks: Sequence[SinkProgram]) -> MonitoredOutputs:
-        """Use these sinks. Return their outputs, which are read from now on."""
+        """Use these sinks. Return their outputs, and start to read them."""
         self._sinks = sinks
         lines = "".join(f'lines.sink("{sink.output}", to="{sink.url}")\n' for sink in sinks)
         self._app.write_text(SALTED + lines)
@@ -135,7 +136,7 @@ class SystemCluster(LiveCluster):
             self.supervisor.wait_ready()
 
     def start_connector(self, name: str, argv: Sequence[str]) -> None:
-        """Start a source that never ends, and writes down its acknowledgements."""
+        """Start a source that never ends and logs its acknowledgements."""
         log = self._ack_log(name)
         self._acks.follow(log)
         arguments = [*argv, "--to", str(self.proxies.address(TO_GATEWAY)), "--acks", str(log)]
@@ -151,7 +152,7 @@ class SystemCluster(LiveCluster):
         arguments = self._driver_arguments({sink.output: link_to(sink.part) for sink in self._sinks})
         return self._part(DRIVER, arguments, self.directory / "driver.json")
 
-    # Doing
+    # Actions
 
     def start_second_sink(self, sink: str, *, is_copy: bool) -> None:
         if not is_copy:
@@ -176,13 +177,13 @@ class SystemCluster(LiveCluster):
     def _copy_of(self, sink: str) -> Path:
         return self.directory / "sinks" / f"{output_of(sink)}-{self._copies}"
 
-    # Looking
+    # Reading
 
     def instances(self) -> dict[str, Path]:
         return {sink.output: self._instance_of(sink)() for sink in self._sinks}
 
     def _decided_end(self, output: str) -> int | None:
-        """Where the output ends by the last decision of the checkpoint. None while that is not known."""
+        """Return the decided end of the output, from the checkpoint. None while it is unknown."""
         if self._reader is None:
             self._reader = DecisionReader(checkpoint_of(self.directory))
         record = self._reader.last()

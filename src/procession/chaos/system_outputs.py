@@ -1,9 +1,9 @@
-"""The outputs of a chaos run in other systems, compared with the input all the time.
+"""Compares the outputs of a chaos run in other systems with the input, continuously.
 
-Invariant: a thread reads what becomes visible and appends it to a file; so a system that does not answer does not stop
-the monitor. Every record must be the next one of its stream. No record may be visible beyond the position that the
-checkpoint has decided, and every transaction in the sink's log must be decided. At the end the whole output is read
-once more, anew, so what vanished is found missing.
+Invariant: a thread reads new visible records and appends them to a file, so a system that does not answer does not
+stop the monitor. Every record must be the next one of its stream. No record may be visible after the position that
+the checkpoint has decided, and every transaction in the sink's log must be decided. At the end the whole output is
+read once more from the beginning, so records that have vanished are detected.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ TRY_AGAIN_S = 1.0
 
 
 class RecordReader:
-    """Reads an output in a thread of its own. `end` and `position` only grow."""
+    """Reads an output in a separate thread. `end` and `position` only grow."""
 
     def __init__(self, records: VisibleRecords, path: Path) -> None:
         self.records = records
         self.path = path
         self.end = 0
-        """The bytes in the file."""
+        """Number of bytes in the file."""
         self.position = -1
         self.wrong = ""
-        """What no sink may write, as a sentence."""
+        """A violation, as a sentence."""
         self.why_not = ""
-        """Why the last poll failed."""
+        """The reason why the last poll failed."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"reader {path.stem}", daemon=True)
 
@@ -59,7 +59,7 @@ class RecordReader:
                 except WrongRecord as error:
                     self.wrong = str(error)
                     return
-                except Exception as error:  # each client has errors of its own; what cannot be read is never clean
+                except Exception as error:  # each client has its own errors; output that cannot be read is never clean
                     self.why_not = f"{type(error).__name__}: {error}"
                     continue
                 data = b"".join(line + b"\n" for line in seen.lines)
@@ -69,7 +69,8 @@ class RecordReader:
 
 
 class SystemOutput(MonitoredOutput):
-    """An output in another system. `instance` says where the sink's transaction log is, which a race may change."""
+    """An output in another system. `instance` returns the path of the sink's transaction log, which a race may
+    change."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class SystemOutput(MonitoredOutput):
     def poll(self, streams: Mapping[str, MonitoredStream], decide: Decide | None) -> Iterator[str]:
         if self._reader.wrong:
             yield f"{self.name}: {self._reader.wrong}"
-        # The position is read before its decision, and the records after their position.
+        # Read the position before its decision, and the records after their position.
         position, end = self._reader.position, self._reader.end
         yield from self._poll_log(decide)
         if position > self._position:
@@ -117,7 +118,7 @@ class SystemOutput(MonitoredOutput):
                 yield f"{self.name}: {transaction.txn_id} is committed, but no round decided that"
 
     def refresh(self) -> None:
-        """Read everything anew. A system that has just been killed may need a moment."""
+        """Read everything again. A system that has just been killed may need a moment."""
         for count in range(TRIES_MAX):
             try:
                 with self._again.open("wb") as file:
@@ -127,7 +128,7 @@ class SystemOutput(MonitoredOutput):
             except WrongRecord as error:
                 self.wrong = f"{self.name}: {error}"
                 return
-            except Exception:  # as above; the last one is the harness's own failure, and the verdict unknown
+            except Exception:  # as above; the last error is a failure of the harness itself, and the verdict is unknown
                 if count == TRIES_MAX - 1:
                     raise
                 time.sleep(TRY_AGAIN_S)

@@ -1,7 +1,7 @@
-"""The clusters of scenarios with other systems: which parts each has, and what depends on what. Pure.
+"""Defines the clusters of scenarios with other systems: their parts, and the dependencies between parts. Pure.
 
-Invariant: each has one gateway and one driver. A part that needs a system may end while that is away, if it says so in
-a sentence and recovers when it is started again.
+Invariant: each cluster has one gateway and one driver. A part that needs a system may end with an error while the
+system is away, if it recovers when it is started again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOPIC, KEYED, TABLE = "sink-topic", "sink-keyed", "sink-table"
 PREPARED, TOKEN = "sink-prepared", "sink-token"
 PARQUET, DELTA, ICEBERG = "sink-parquet", "sink-delta", "sink-iceberg"
 
-# The connections with a proxy, beside those between our own parts.
+# The connections with a proxy, in addition to those between our own parts.
 SOURCE_BROKER, SINK_BROKER, SINK_DATABASE, SINK_STORE = "source-broker", "sink-broker", "sink-database", "sink-store"
 
 
@@ -24,7 +24,7 @@ def output_of(sink: str) -> str:
 
 
 def link_to(sink: str) -> str:
-    """The link from the driver to a sink."""
+    """Return the link from the driver to a sink."""
     return f"driver-{output_of(sink)}"
 
 
@@ -36,7 +36,7 @@ def _cluster(
     links: dict[str, tuple[str, ...]],
     sources: tuple[str, ...] = FILE_SOURCES,
 ) -> ClusterParts:
-    """`servers` and `links` have the parts that depend on them."""
+    """Return a cluster. `servers` and `links` have the parts that depend on them."""
     return ClusterParts(
         name,
         description,

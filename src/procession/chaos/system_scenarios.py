@@ -1,4 +1,4 @@
-"""Scenarios with other systems at the ends: Kafka, PostgreSQL, tables of a lake, an object store. Pure.
+"""Defines scenarios with other systems: Kafka, PostgreSQL, lake tables and an object store. Pure.
 
 Invariant: the name of a scenario begins with its system. A sink is killed before, within and after the external commit;
 brokers and databases are killed and stay away; the network to them is cut; two sinks race for one output.
@@ -33,7 +33,8 @@ from procession.chaos.system_parts import (
 AT_ONCE = (0.0, 0.05)
 SHORTLY = (0.05, 0.5)
 AROUND = ("sink:before-vote", "sink:after-vote-before-reply", "sink:before-commit", "sink:after-output-commit")
-"""Fault points before and after the external commit, in every sink. A sink may have more within its commit."""
+"""Fault points before and after the external commit, in every sink. A sink may have more fault points within its
+commit."""
 KAFKA_POINTS = (*AROUND, "sink:kafka-begun", "sink:kafka-sent", "sink:kafka-committed")
 PREPARED_POINTS = (*AROUND, "sink:postgres-before-prepare")
 TOKEN_POINTS = (*AROUND, "sink:postgres-before-commit")
@@ -53,7 +54,7 @@ def _around(cluster: ClusterParts, name: str, *sinks: tuple[str, tuple[str, ...]
 def _server(cluster: ClusterParts, name: str, server: str, *sinks: str) -> Scenario:
     return Scenario(
         f"{name}-crash-{server}",
-        f"The {server} is killed, stays away for a while, and dies together with a sink, and while that recovers.",
+        f"The {server} is killed, stays away for a while, and dies together with a sink and while the sink recovers.",
         (
             StepPattern(FaultAction.KILL, (server,), 2),
             StepPattern(FaultAction.GONE, (server,), seconds=(4.0, 8.0)),
@@ -69,7 +70,7 @@ def _server(cluster: ClusterParts, name: str, server: str, *sinks: str) -> Scena
 def _network(cluster: ClusterParts, name: str, *links: str) -> Scenario:
     return Scenario(
         f"{name}-network",
-        "The network to the other system is cut, is silent, is slow; a part that uses it is killed meanwhile.",
+        "The network to the other system is cut, silent or slow; a part that uses the system is killed meanwhile.",
         tuple(
             line
             for link in links
@@ -90,7 +91,7 @@ def _race(cluster: ClusterParts, name: str, *sinks: tuple[str, tuple[str, ...]])
         for sink, points in sinks
     ]
     description = (
-        "A second sink of the same output is started; it is refused, or it takes over and the first is fenced off."
+        "A second sink of the same output is started. It is refused, or it takes over and the first is fenced."
     )
     return Scenario(f"{name}-two-sinks", description, tuple(lines), cluster=cluster)
 
@@ -98,7 +99,7 @@ def _race(cluster: ClusterParts, name: str, *sinks: tuple[str, tuple[str, ...]])
 def _mixed(cluster: ClusterParts, name: str, *parts: str) -> Scenario:
     return Scenario(
         f"{name}-mixed",
-        "Any part and any system, at any time, while others come back.",
+        "Any part or system is killed at any time, while others recover.",
         (
             StepPattern(FaultAction.KILL, parts, 6, (0.1, 1.5), is_settled=False),
             StepPattern(FaultAction.KILL, (DRIVER,), is_settled=False),
@@ -113,7 +114,7 @@ def _lake(name: str, sink: str, points: tuple[str, ...]) -> tuple[Scenario, ...]
     return (
         Scenario(
             f"{name}-crash-sink",
-            "The sink is killed, again and again, and while it recovers.",
+            "The sink is killed repeatedly, also while it recovers.",
             (
                 StepPattern(FaultAction.KILL, (sink,), 3),
                 StepPattern(FaultAction.KILL, (sink,), 2, (0.2, 0.9), is_settled=False),
@@ -137,13 +138,13 @@ KAFKA = (
     _server(KAFKA_CLUSTER, "kafka", DATABASE, TABLE),
     Scenario(
         "kafka-pause-servers",
-        "Broker and database stand still for a while, and then go on as if nothing had been.",
+        "Broker and database are paused for a while, and then continue.",
         (StepPattern(FaultAction.PAUSE, (BROKER, DATABASE), is_each=True, seconds=(2.0, 6.0)),),
         cluster=KAFKA_CLUSTER,
     ),
     Scenario(
         "kafka-crash-all",
-        "Everything dies at once, the broker and the database too, as when the power fails.",
+        "All processes die at the same time, including the broker and the database, as in a power cut.",
         (
             StepPattern(FaultAction.NOTHING),
             StepPattern(FaultAction.KILL, KAFKA_CLUSTER.parts, delay_s=(0.0, 0.0), is_settled=False, is_each=True),
@@ -179,7 +180,7 @@ LAKE = (
 S3 = (
     Scenario(
         "s3-store-away",
-        "The object store stands still, or cannot be reached; sinks are killed meanwhile.",
+        "The object store is paused or unreachable; sinks are killed meanwhile.",
         (
             StepPattern(FaultAction.PAUSE, (STORE,), seconds=(2.0, 5.0)),
             *(

@@ -1,8 +1,8 @@
-"""A server of another system that we start ourselves, for chaos scenarios, benchmarks and tests.
+"""Starts servers of other systems for chaos scenarios, benchmarks and tests.
 
-Invariant: it has a temporary directory of its own and listens on free loopback ports only. It keeps its data over a
-kill and a restart, ends with the process that started it, and leaves nothing behind when it is closed. The subclasses
-(`chaos/kafka_server`, `chaos/postgres_server`, `chaos/store_server`) say what is run and when it is ready.
+Invariant: a server has its own temporary directory and listens only on free loopback ports. It keeps its data across
+a kill and a restart, ends with the process that started it, and removes everything when it is closed. The subclasses
+(`chaos/kafka_server`, `chaos/postgres_server`, `chaos/store_server`) define the command and the test of readiness.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ HOST = "127.0.0.1"
 class SystemServer(ABC):
     """A server that is started, killed and started again on the same data. Use it as a context manager.
 
-    A supervisor can run its `command` instead; `is_ready` says when it answers."""
+    A supervisor can run its `command` instead; `is_ready` tells when it answers."""
 
     title: ClassVar[str]
-    """Its name in sentences: "The Kafka broker"."""
+    """The server's name in messages, such as "The Kafka broker"."""
     start_timeout_s: ClassVar[float]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     owner_death_signal: ClassVar[str] = "KILL"
-    """The signal that it gets when the process that started it dies."""
+    """The signal that the server gets when the process that started it dies."""
 
     def __init__(self, name: str, settings: Mapping[str, str], *, identity: Sequence[str] = ()) -> None:
-        """`identity`: options of setpriv for the user that it runs as."""
+        """Prepare a server. `identity` has setpriv's options for the user of the server."""
         self._identity = tuple(identity)
         self._settings = dict(settings)
         self.directory = Path(tempfile.mkdtemp(prefix=f"procession-{name}-"))
@@ -58,10 +58,11 @@ class SystemServer(ABC):
 
     @abstractmethod
     def _make(self) -> None:
-        """Create what it stores its data in."""
+        """Create the server's storage."""
 
     def command(self) -> list[str]:
-        """The command that runs it in the foreground, with the present settings, until its starter dies."""
+        """Return the command that runs the server in the foreground, with the current settings, until its starter
+        dies."""
         return ["setpriv", "--pdeathsig", self.owner_death_signal, *self._identity, *self._program()]
 
     @abstractmethod
@@ -69,10 +70,10 @@ class SystemServer(ABC):
 
     @abstractmethod
     def is_ready(self, pid: int = 0) -> bool:
-        """Whether it answers. Called again and again, so it does not wait for long."""
+        """Return whether the server answers. Called repeatedly, so it does not wait for long."""
 
     def change(self, settings: Mapping[str, str]) -> None:
-        """Use these settings, too, from the next start on."""
+        """Add these settings from the next start on."""
         self._settings |= settings
 
     def __enter__(self) -> Self:
@@ -93,7 +94,8 @@ class SystemServer(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self, **settings: str) -> None:
-        """Start it, and wait until it answers. `settings` hold from now on, with dots written as `__`."""
+        """Start the server, and wait until it answers. `settings` apply from now on; `__` in a name stands for a
+        dot."""
         if settings:
             self.change({name.replace("__", "."): value for name, value in settings.items()})
         with self.log_path.open("ab") as log:
@@ -105,11 +107,11 @@ class SystemServer(ABC):
             if not self.is_running or time.monotonic() > deadline:
                 last_lines = self.log_path.read_bytes()[-LAST_LINES_BYTES:].decode(errors="replace").strip()
                 self.kill()
-                raise ConfigError(f"{self.title} did not start: {last_lines}", next_step="Read what it says above.")
+                raise ConfigError(f"{self.title} did not start: {last_lines}", next_step="Read its messages above.")
             time.sleep(POLL_INTERVAL_S)
 
     def stop(self) -> None:
-        """An orderly shutdown."""
+        """Shut the server down in order."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(self.stop_signal)
             try:
@@ -119,7 +121,7 @@ class SystemServer(ABC):
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL to the server and all of its processes, as a crash of the machine would end them."""
+        """Send SIGKILL to all processes of the server, as in a crash of the machine."""
         if self._process is None:
             return
         pid = self._process.pid
@@ -137,7 +139,7 @@ class SystemServer(ABC):
         self._process = None
 
     def close(self) -> None:
-        """Kill it and remove its directory."""
+        """Kill the server and remove its directory."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -150,13 +152,13 @@ class SystemServer(ABC):
 
 
 def free_port() -> int:
-    """A port of the loopback host that nobody uses now."""
+    """Return a port of the loopback host that is not in use."""
     with listening_socket(Address(HOST, 0)) as listener:
         return address_of(listener).port
 
 
 def is_listening(port: int) -> bool:
-    """Whether somebody accepts connections at this port of the loopback host."""
+    """Return whether a process accepts connections at this port of the loopback host."""
     try:
         socket.create_connection((HOST, port), CONNECT_TIMEOUT_S).close()
     except OSError:
@@ -165,7 +167,7 @@ def is_listening(port: int) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether the process still runs. One that its parent has not waited for is dead."""
+    """Return whether the process still runs. A zombie counts as dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The systems of chaos scenarios: how each cluster with other systems is put together, and whether it can be.
+"""Starts the clusters with other systems for chaos scenarios, and checks whether they can be started.
 
-Invariant: a system that is not installed is one sentence and the command that installs it, before anything is started.
-`chaos/system_parts` names the parts; `chaos/system_cluster` runs them.
+Invariant: a missing system is reported with an install command before any process is started. `chaos/system_parts`
+defines the parts; `chaos/system_cluster` runs them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from procession.chaos.chaos_cluster import ChaosCluster
 from procession.chaos.chaos_workload import FileWorkload, MakeWorkload
 from procession.chaos.kafka_server import KafkaServer
 from procession.chaos.live_cluster import LiveCluster
+from procession.chaos.machine_cluster import MachineCluster
+from procession.chaos.machine_scenarios import MACHINES
 from procession.chaos.output_monitor import MonitoredOutputs
 from procession.chaos.postgres_server import PostgresServer
 from procession.chaos.scenario import STANDARD, ClusterParts
@@ -48,9 +50,9 @@ from procession.chaos.system_parts import (
     output_of,
 )
 from procession.chaos.visible_records import TableRows, TopicRecords, delta_rows, iceberg_rows, parquet_rows
+from procession.deployment.local_pipeline import COMMAND
 from procession.planner.connector_registry import check_installed as check_package
 from procession.planner.connector_registry import connector_named, sink_of
-from procession.supervisor.local_pipeline import COMMAND
 from procession.verify.order import PromisedOrder
 
 INPUT = "input"
@@ -64,7 +66,7 @@ COLUMNS = "column=position%3D$position,payload%3D$payload"
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster that has started, what is expected of its outputs, and what feeds it."""
+    """A running cluster, its monitored outputs and its workload."""
 
     cluster: LiveCluster
     outputs: MonitoredOutputs
@@ -72,14 +74,15 @@ class RunningCluster:
 
 
 def check_installed(parts: ClusterParts) -> None:
-    """Raises ConfigError if a system of this cluster cannot be started here."""
+    """Raise ConfigError if a system of this cluster cannot be started here."""
     for check in _NEEDS[parts.name]:
         check()
 
 
 @contextmanager
 def running(parts: ClusterParts, directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
-    """Start a cluster of this kind. Calls `starting` when the supervisor handles signals, before it starts a part."""
+    """Start a cluster of this kind. Calls `starting` when the supervisor handles signals, before the first part
+    starts."""
     with _OPEN[parts.name](directory, starting) as running_cluster:
         yield running_cluster
 
@@ -92,8 +95,17 @@ def _standard(directory: Path, starting: Callable[[], None]) -> Iterator[Running
         yield RunningCluster(cluster, MonitoredOutputs(cluster.instances(), cluster.decisions))
 
 
+@contextmanager
+def _machines(directory: Path, starting: Callable[[], None]) -> Iterator[RunningCluster]:
+    with MachineCluster(directory) as cluster:
+        starting()
+        cluster.start()
+        yield RunningCluster(cluster, MonitoredOutputs(cluster.instances(), cluster.decisions))
+
+
 def _program(url: str) -> Callable[[Path], list[str]]:
-    """The words of a sink's program, as the supervisor of a pipeline makes them from the app's URL."""
+    """Return a function with the arguments of a sink's program, as a pipeline's supervisor derives them from the
+    URL."""
     connector, parsed = sink_of(url, "chaos")
     assert connector.sink is not None
     arguments = connector.sink.arguments
@@ -153,7 +165,7 @@ def _kafka(directory: Path, starting: Callable[[], None]) -> Iterator[RunningClu
 
 
 def _table_sink(part: str, server: PostgresServer, address: str, mode: str) -> SinkProgram:
-    """A sink to a new table."""
+    """Return a sink that writes to a new table."""
     import psycopg
 
     table = f"chaos_{output_of(part)}"
@@ -231,7 +243,7 @@ def _store(directory: Path, starting: Callable[[], None]) -> Iterator[RunningClu
 
 
 def _package(scheme: str) -> Callable[[], None]:
-    """Checks that the packages of a connector are installed."""
+    """Check that the packages of a connector are installed."""
 
     def check() -> None:
         connector = connector_named(scheme)
@@ -245,6 +257,7 @@ _KAFKA_NEEDS = (_package("kafka"), kafka_server.find_jars)
 _POSTGRES_NEEDS = (_package("postgres"), postgres_server.find_programs)
 _NEEDS: dict[str, tuple[Callable[[], object], ...]] = {
     STANDARD.name: (),
+    MACHINES.name: (),
     KAFKA_CLUSTER.name: (*_KAFKA_NEEDS, *_POSTGRES_NEEDS),
     POSTGRES_CLUSTER.name: _POSTGRES_NEEDS,
     LAKE_CLUSTER.name: (_package("delta"), _package("iceberg")),
@@ -255,6 +268,7 @@ _NEEDS: dict[str, tuple[Callable[[], object], ...]] = {
 }
 _OPEN = {
     STANDARD.name: _standard,
+    MACHINES.name: _machines,
     KAFKA_CLUSTER.name: _kafka,
     POSTGRES_CLUSTER.name: _postgres,
     LAKE_CLUSTER.name: _lake,

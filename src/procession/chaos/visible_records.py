@@ -1,8 +1,8 @@
-"""Readers of outputs in other systems: what a user of the topic, table or lake sees, record by record.
+"""Reads outputs in other systems as users of the topic, table or lake see them, record by record.
 
 Invariant: a reader uses the system's own client and sees only what is committed there: `read_committed` in Kafka, rows
-in PostgreSQL, files that are part of the table in a lake. Each gives new records once, in the order in which they are
-promised: of a partition, by offset; of a table, by position. `chaos/system_outputs` compares them with the input.
+in PostgreSQL, files that are part of the table in a lake. A reader returns each new record once, in the promised
+order: of a partition, by offset; of a table, by position. `chaos/system_outputs` compares them with the input.
 """
 
 from __future__ import annotations
@@ -32,30 +32,31 @@ END_TIMEOUT_S = 60.0
 
 
 class SeenRecords(NamedTuple):
-    """Records that became visible, and the highest position of the sink's output among them; -1: not known."""
+    """New visible records, and the highest position of the sink's output among them; -1 if unknown."""
 
     lines: list[bytes]
     position: int = -1
 
 
 class WrongRecord(Exception):
-    """The system shows something that no sink may write."""
+    """The system shows a record that no sink may write."""
 
 
 class VisibleRecords(Protocol):
-    """The records of one output in another system. Only one thread uses a reader."""
+    """Reads the records of one output in another system. Only one thread may use a reader."""
 
     def new(self) -> SeenRecords:
-        """What has become visible since the last call. Raises any error while the system is away."""
+        """Return the records that have become visible since the last call. Raises any error while the system is
+        away."""
 
     def all(self) -> Iterator[list[bytes]]:
-        """Everything that is visible now, from the beginning, read anew."""
+        """Read all visible records again from the beginning."""
 
     def close(self) -> None: ...
 
 
 class TopicRecords:
-    """A Kafka topic, with `read_committed`. Its tokens in the control topic say how far the output is published."""
+    """Reads a Kafka topic with `read_committed`. Tokens in the control topic have the published end of the output."""
 
     def __init__(self, brokers: str, topic: str, partitions: int, control: str, tokens: int, instance: str) -> None:
         self._brokers = brokers
@@ -131,7 +132,7 @@ class TopicRecords:
 
 
 class TableRows:
-    """A table of PostgreSQL with the columns `position` and `payload`, by position."""
+    """Reads a PostgreSQL table with the columns `position` and `payload`, by position."""
 
     def __init__(self, url: str, table: str) -> None:
         self._url = url
@@ -178,9 +179,8 @@ Files = Callable[[], Sequence[str]]
 
 
 class LakeRows:
-    """A table of Parquet files with the columns `position` and `payload`. `files` lists those that are part of it.
-
-    New records are those of new files. A file that a reader once saw stays: nothing is compacted here."""
+    """Reads a table of Parquet files with the columns `position` and `payload`. `files` lists the table's files. New
+    records are in new files. Files do not disappear, because these tables are not compacted."""
 
     def __init__(self, files: Files, filesystem: fs.FileSystem, whole: Callable[[], pa.Table]) -> None:
         self._files = files
@@ -202,7 +202,7 @@ class LakeRows:
         return SeenRecords(lines, self._position)
 
     def all(self) -> Iterator[list[bytes]]:
-        """By the reader that users of the format have."""
+        """Read all records with the usual reader of the format."""
         positions, lines = _in_order(self._whole())
         if len(set(positions)) < len(positions):
             raise WrongRecord("the table has several rows of the same position")
@@ -218,7 +218,8 @@ def _in_order(table: pa.Table) -> tuple[list[int], list[bytes]]:
 
 
 def parquet_rows(filesystem: fs.FileSystem, path: str) -> LakeRows:
-    """A directory of Parquet files, as readers see it: all but names that begin with a dot or an underscore."""
+    """Return a reader of a directory of Parquet files. Like other readers it ignores names that begin with a dot or
+    an underscore."""
 
     def files() -> list[str]:
         found = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))

@@ -1,7 +1,8 @@
 """The commands `procession bench NAME`.
 
 As in `cli/main`, a command only parses and prints; the modules of `bench` measure. Each command also prints the
-command line that repeats the measurement. Those about order are in `cli/order_benchmarks`.
+command line that repeats the measurement. Benchmarks of order are in `cli/order_benchmarks`, those of states and
+columns in `cli/operator_benchmarks`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from procession.cli import order_benchmarks
+from procession.cli import operator_benchmarks, order_benchmarks
 from procession.cli.bench_options import Json, Rounds, print_figures
 from procession.cli.command_options import with_groups
+from procession.exit_status import Status
 
 if TYPE_CHECKING:
     from procession.bench.measured_sink import SinkRounds
@@ -32,16 +34,38 @@ ALL = "all"
 @bench_app.callback()
 def run_all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        for name, command in benchmarks_of(context.command).items():
-            command.main([], prog_name=f"{context.command_path} {name}", standalone_mode=False)
+        from procession.bench.repeated_runs import RepeatedRuns
+
+        benchmarks, found = benchmarks_of(context.command), RepeatedRuns()
+
+        def run(name: str) -> dict[str, Any]:
+            run_benchmark(benchmarks[name], name)
+            return {}  # it has printed its figures
+
+        found.measure(list(benchmarks), 1, run)
+        for line in found.failure_lines():
+            print(line)
+        if found.failures:
+            raise typer.Exit(Status.UNCLEAN)
+
+
+def run_benchmark(command: Any, name: str, *options: str) -> None:
+    """Run the command of a benchmark. Raises BenchmarkFailed if it ends with a status other than 0."""
+    from procession.bench.repeated_runs import BenchmarkFailed
+
+    status = command.main([*options], prog_name=f"procession bench {name}", standalone_mode=False)
+    if status == Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
+        raise BenchmarkFailed(f"it ended with status {status}")
 
 
 def benchmarks_of(group: Any) -> dict[str, Any]:
-    """The commands of the group that measure one thing each."""
+    """Return the commands of the group that each run one benchmark."""
     return {name: command for name, command in group.commands.items() if name != ALL}
 
 
-for name, command in order_benchmarks.COMMANDS.items():
+for name, command in (order_benchmarks.COMMANDS | operator_benchmarks.COMMANDS).items():
     bench_app.command(name=name)(command)
 
 
@@ -74,12 +98,10 @@ def control_plane(
         ),
     ] = None,
     rounds: Rounds = 3,
-    spark_tasks: Annotated[
-        int, typer.Option(min=0, help="Also run this many tasks that do nothing, in Spark. 0: none.")
-    ] = 0,
+    spark_tasks: Annotated[int, typer.Option(min=0, help="Also run this many empty tasks in Spark. 0: none.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Processor time of leader, offsets, rounds and manifests for many gateways, and which of them bend."""
+    """Processor time of leader, offsets, rounds and manifests for many gateways, and which grow faster than these."""
     from procession.bench import control_plane as bench
     from procession.bench.exchange_costs import spark_task_cpu_us
 
@@ -95,13 +117,28 @@ def cluster(
         list[int] | None,
         typer.Option(min=1, max=32, show_default="1, 2, 4", help="Number of executors, each on its own host."),
     ] = None,
-    records: Annotated[int, typer.Option(min=800, help="Records per run, of 30 bytes.")] = 1_600_000,
+    records: Annotated[int, typer.Option(min=800, help="Records per run, of 20 bytes.")] = 1_600_000,
     as_json: Json = False,
 ) -> None:
     """Processor time and bytes a record by role, on hosts from network namespaces, and small epochs. Root only."""
     from procession.bench import cluster_roles as bench
 
     figures = bench.measure(executors or (1, 2, 4), records)
+    print_figures(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def emitters(
+    context: typer.Context,
+    records: Annotated[int, typer.Option(min=1000, help="Records per run, of 20 bytes.")] = 6_000_000,
+    count: Annotated[int, typer.Option("--emitters", min=1, help="Processes that send.")] = 2,
+    rounds: Rounds = 2,
+    as_json: Json = False,
+) -> None:
+    """Processor time of the driver for a sink with four connections, without and with emitters."""
+    from procession.bench import emitter_costs as bench
+
+    figures = bench.measure(records, count, rounds)
     print_figures(context, figures, bench.report_lines(figures))
 
 
@@ -123,7 +160,7 @@ def kafka(
 ) -> None:
     """Kafka to Kafka, exactly once, compared with a loop that consumes, transforms and produces in transactions."""
     from procession.bench import kafka_throughput as bench
-    from procession.supervisor.settings import load_settings
+    from procession.deployment.settings import load_settings
 
     figures = bench.measure(records, rounds, load_settings())
     print_figures(context, figures, bench.report_lines(figures))
@@ -203,14 +240,21 @@ def replication(
     context: typer.Context,
     records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 2_000_000,
     rounds: Rounds = 3,
+    pipeline_records: Annotated[
+        int, typer.Option(min=0, help="Records per round of a whole pipeline; 0: only a gateway and a file.")
+    ] = 2_000_000,
     directory: Directory = None,
     as_json: Json = False,
 ) -> None:
-    """Cost of two replicas on this machine: throughput of a gateway, processor time, and a durable file."""
-    from procession.bench import replication as bench
+    """Cost of two replicas on this machine: of a gateway, of a durable file, and of a whole pipeline at three loads."""
+    from procession.bench import replicated_pipeline, replication
 
-    figures = bench.measure(records, rounds, directory)
-    print_figures(context, figures, bench.report_lines(figures))
+    figures = replication.measure(records, rounds, directory)
+    lines = list(replication.report_lines(figures))
+    if pipeline_records:
+        figures["pipeline"] = replicated_pipeline.measure(pipeline_records, rounds, directory)
+        lines += replicated_pipeline.report_lines(figures["pipeline"])
+    print_figures(context, figures, lines)
 
 
 @bench_app.command()
@@ -232,7 +276,7 @@ def loop(
     records: Annotated[int, typer.Option(min=1, help="Records in the file.")] = 6_000_000,
     rounds: Rounds = 3,
     epoch_records: Annotated[
-        int, typer.Option(min=0, help="Records per epoch; 0 means a size that adapts, as by default.")
+        int, typer.Option(min=0, help="Records per epoch; 0 means an adaptive size, which is the default.")
     ] = 0,
     warm_records: Annotated[int, typer.Option(min=1, help="Records sent before the measurement.")] = 300_000,
     warm_s: Annotated[float, typer.Option(min=0, help="Seconds over which they are sent, to warm up the JVM.")] = 10.0,
@@ -240,7 +284,7 @@ def loop(
 ) -> None:
     """Throughput of a file through a pipeline, with per-record and columnar functions, compared with a plain loop."""
     from procession.bench import loop as bench
-    from procession.supervisor.settings import load_settings
+    from procession.deployment.settings import load_settings
 
     settings = load_settings(epoch_records_max=epoch_records, epoch_target_s=0.0) if epoch_records else load_settings()
     figures = bench.measure(records, rounds, settings, warm_records=warm_records, warm_s=warm_s)
@@ -257,7 +301,7 @@ def epoch_sizes(
     rate_s: Annotated[float, typer.Option(min=0.1, help="Seconds of the small load.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Epochs whose size adapts, compared with epochs of fixed sizes: throughput, and latency of a small load."""
+    """Epochs of adaptive size, compared with epochs of fixed sizes: throughput, and latency of a small load."""
     from procession.bench import epoch_sizes as bench
 
     figures = bench.measure(records, rounds, size or bench.SIZES, rate, rate_s)
@@ -265,26 +309,22 @@ def epoch_sizes(
 
 
 @bench_app.command()
-def state(
+def peers(
     context: typer.Context,
-    keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Number of keys.")] = 10_000,
-    records: Annotated[int, typer.Option(min=1, help="Records that are measured per round.")] = 1_000_000,
+    records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 2_000_000,
     rounds: Rounds = 3,
-    spark_rounds: Annotated[int, typer.Option(min=1, help="Rounds that also measure Spark's own state stores.")] = 1,
-    epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch.")] = 250_000,
-    many_keys: Annotated[
-        int, typer.Option(min=1, max=9_999_999, help="Number of keys for the test in which few are touched.")
-    ] = 1_000_000,
-    warm_epochs: Annotated[int, typer.Option(min=1, help="Small epochs before the measurement.")] = 12,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Measure only this program. Can be repeated.", show_default="all")
+    ] = None,
+    environments: Annotated[Path, typer.Option(help="Directory in which `scripts/peers` has installed them.")] = Path(
+        ".make/peers"
+    ),
     as_json: Json = False,
 ) -> None:
-    """A count per key: our state, a plain dictionary, and Spark's transformWithState on rows and on pandas."""
-    import os
+    """Bytewax, PyFlink, Pathway and plain PySpark, compared with Procession: the same functions from file to file."""
+    from procession.bench import peer_systems as bench
 
-    from procession.bench import keyed_state as bench
-
-    sizes = keys, records, rounds, min(rounds, spark_rounds), epoch_records, many_keys, warm_epochs
-    figures = bench.measure(bench.KeyedStateSetup(*sizes, os.cpu_count() or 1))
+    figures = bench.measure(records, rounds, peer or list(bench.PEERS), environments)
     print_figures(context, figures, bench.report_lines(figures))
 
 
@@ -293,7 +333,7 @@ class SinkSizes:
     """Options of the benchmarks that compare a sink with a plain loop."""
 
     records: Annotated[int, typer.Option(min=1, help="Records per round.")] = 400_000
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that they are divided into.")] = 4
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs for these records.")] = 4
     rounds: Rounds = 5
     as_json: Json = False
 
@@ -320,4 +360,31 @@ def delta(context: typer.Context, *, sizes: SinkSizes) -> None:
     from procession.bench import delta_throughput as bench
 
     figures = bench.measure(sizes.load())
+    print_figures(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def start(context: typer.Context, rounds: Rounds = 3, as_json: Json = False) -> None:
+    """Time from `procession run` to the first committed record, and the processor time of each part."""
+    from procession.bench import start_time as bench
+
+    figures = bench.measure(rounds)
+    print_figures(context, figures, bench.report_lines(figures))
+
+
+@bench_app.command()
+def growth(
+    context: typer.Context,
+    sizes: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--records", min=1, show_default="1, 10 and 100 million", help="Number of records. Can be repeated."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Time and memory of each process for 1, 10 and 100 million records."""
+    from procession.bench import growth as bench
+
+    figures = bench.measure(sizes or bench.SIZES)
     print_figures(context, figures, bench.report_lines(figures))

@@ -1,4 +1,4 @@
-"""What the commands `procession bench NAME` share: options, and how results are printed."""
+"""Shared code of the commands `procession bench NAME`: options, and printing of results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command_line(context: typer.Context) -> str:
 
 
 def _options(context: typer.Context) -> Iterable[str]:
-    """Yield the options of a command as they are typed, without those for its output and those that are not set."""
+    """Yield the options of a command as they are typed, without output options and options that are not set."""
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if (
@@ -49,5 +49,6 @@ def check_writable(path: Path) -> None:
         path.open("a").close()
     except OSError as error:
         raise UsageError(
-            f"The file {path} cannot be written: {error.strerror}.", next_step="Name a file in a directory of yours."
+            f"The file {path} cannot be written: {error.strerror}.",
+            next_step="Name a file in a directory that you can write to.",
         ) from error

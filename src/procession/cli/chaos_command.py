@@ -133,16 +133,17 @@ def _matching(given: Sequence[str]) -> list[str]:
 
 
 def _clusters(names: Sequence[str], say: Callable[[str], None]) -> list[ClusterParts]:
-    """Return the clusters that these scenarios need, the standard one last. Without names, those of all scenarios,
-    except systems that are not installed. Raises ConfigError if a named scenario needs such a system."""
+    """Return the clusters of these scenarios, the standard cluster last. Without names, return the clusters of all
+    scenarios whose systems are installed. Raises ConfigError if a named scenario needs such a system."""
+    from procession.chaos.machine_scenarios import MACHINES
     from procession.chaos.scenario import STANDARD
     from procession.chaos.scenario_catalogue import cluster_of
     from procession.chaos.system_parts import SYSTEM_CLUSTERS
     from procession.chaos.systems import check_installed
 
-    wanted = [cluster_of(name) for name in names] if names else [*SYSTEM_CLUSTERS, STANDARD]
+    wanted = [cluster_of(name) for name in names] if names else [*SYSTEM_CLUSTERS, MACHINES, STANDARD]
     chosen: list[ClusterParts] = []
-    for cluster in (*SYSTEM_CLUSTERS, STANDARD):
+    for cluster in (*SYSTEM_CLUSTERS, MACHINES, STANDARD):
         if cluster not in wanted:
             continue
         try:
@@ -151,7 +152,7 @@ def _clusters(names: Sequence[str], say: Callable[[str], None]) -> list[ClusterP
         except ConfigError as error:
             if names:
                 raise
-            say(f"left out: the scenarios of the cluster {cluster.name}. {error.sentence} {error.next_step}")
+            say(f"omitted: the scenarios of the cluster {cluster.name}. {error.sentence} {error.next_step}")
     return chosen
 
 
@@ -220,9 +221,9 @@ def _drawn(
     names: Sequence[str], seed: int, ends: float | None, cluster: ClusterParts | None = None
 ) -> Iterator[ScenarioRun]:
     """Yield the scenarios of a cluster (None: the standard one) in an order drawn from the seed. With a time limit,
-    repeat them; long ones run only once.
+    repeat them; long scenarios run only once.
 
-    The first pass always runs every scenario, whatever the time limit."""
+    The first pass always runs every scenario, even if that exceeds the time limit."""
     import random
 
     from procession.chaos.scenario import STANDARD, ScenarioRun, schedule

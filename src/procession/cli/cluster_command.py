@@ -1,6 +1,6 @@
 """The commands `procession cluster …`: a Spark cluster on network namespaces of this machine.
 
-As in `cli/main`, they only parse and print; `supervisor.cluster` does the work.
+As in `cli/main`, they only parse and print; `cluster/namespace_cluster` does the work.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from procession.exit_status import Status
 from procession.log_format import note
 
 if TYPE_CHECKING:
-    from procession.supervisor.cluster import NamespaceCluster
+    from procession.cluster.namespace_cluster import NamespaceCluster
 
 cluster_app = typer.Typer(
-    help="A Spark cluster on this machine, whose hosts share nothing but a network. Root only.", no_args_is_help=True
+    help="A Spark cluster on this machine, whose hosts share only a network. Root only.", no_args_is_help=True
 )
 
 Name = Annotated[str, typer.Option(help="Name of the cluster: lower-case letters and digits.")]
@@ -39,21 +39,23 @@ class ClusterOptions:
 
     is_on_cluster: Annotated[
         bool,
-        typer.Option("--cluster", help="Run on the hosts of `procession cluster up`; without one, make hosts for it."),
+        typer.Option(
+            "--cluster",
+            help="Run on the hosts of `procession cluster up`. If there is no cluster, create one for this command.",
+        ),
     ] = False
     cluster_name: Annotated[str, typer.Option(help="With --cluster: the cluster's name.")] = NAME
 
     @contextmanager
     def joined(self, say: Callable[[str], None]) -> Iterator[NamespaceCluster | None]:
-        """Yield the cluster, whose network this process has joined; None without --cluster.
-
-        If it is not up, it is made, and removed afterwards."""
+        """Join the cluster's network and yield the cluster; None without --cluster. If there is no cluster, create
+        it, and remove it afterwards."""
         if not self.is_on_cluster:
             yield None
             return
-        from procession.supervisor.cluster import NamespaceCluster, is_up
-        from procession.supervisor.cluster import find as find_cluster
-        from procession.supervisor.namespace_hosts import join_network
+        from procession.cluster.namespace_cluster import NamespaceCluster, is_up
+        from procession.cluster.namespace_cluster import find as find_cluster
+        from procession.cluster.namespace_hosts import join_network
 
         if is_up(self.cluster_name):
             join_network(self.cluster_name)
@@ -61,7 +63,7 @@ class ClusterOptions:
             return
         cluster = NamespaceCluster(self.cluster_name, HOSTS)
         try:
-            say(f"making {HOSTS} hosts from network namespaces (keep them with `procession cluster up`)")
+            say(f"creating {HOSTS} hosts from network namespaces (keep them with `procession cluster up`)")
             cluster.up(say)
             join_network(cluster.name)
             yield cluster
@@ -76,17 +78,20 @@ def up(
     ] = HOSTS,
     cores: Annotated[int, typer.Option(min=1, help="Tasks that a worker runs at the same time.")] = 1,
     memory_mb: Annotated[int, typer.Option(min=1024, help="Limit of a host's memory, in megabytes.")] = 3072,
+    has_replicas: Annotated[
+        bool,
+        typer.Option("--replicas", help="Also store the directories of drivers on other hosts (see `cluster driver`)."),
+    ] = False,
     name: Name = NAME,
     as_json: Json = False,
 ) -> None:
-    """Make hosts from network namespaces, and start Spark's master, workers and host services on them.
+    """Create hosts from network namespaces, and start Spark's master, workers and host services on them.
 
-    Repeat it to start again what has died."""
-    from procession.supervisor.cluster import NamespaceCluster, check_size
+    Repeat the command to restart programs that have died."""
+    from procession.cluster.namespace_cluster import NamespaceCluster, check_size
 
-    check_size(hosts)
-    cluster = NamespaceCluster(name, hosts, cores, memory_mb)
-    cluster.up(note)
+    check_size(hosts, has_replicas=has_replicas)
+    cluster = NamespaceCluster(name, hosts, cores, memory_mb, has_replicas=has_replicas).up(note)
     _print(cluster, as_json=as_json)
     if not as_json:
         chosen = "" if name == NAME else f" --cluster-name {name}"
@@ -95,8 +100,8 @@ def up(
 
 @cluster_app.command()
 def status(name: Name = NAME, as_json: Json = False) -> None:
-    """Show the hosts and what runs on them. Exits with status 1 if something does not run."""
-    from procession.supervisor.cluster import find
+    """Show the hosts and their programs. Exits with status 1 if a program does not run."""
+    from procession.cluster.namespace_cluster import find
 
     cluster = find(name)
     if not _print(cluster, as_json=as_json):
@@ -105,8 +110,8 @@ def status(name: Name = NAME, as_json: Json = False) -> None:
 
 @cluster_app.command()
 def down(name: Name = NAME) -> None:
-    """Remove the hosts with all their processes and directories. It can be repeated."""
-    from procession.supervisor.cluster import remove
+    """Remove the hosts with all their processes and directories. Can be repeated."""
+    from procession.cluster.namespace_cluster import remove
 
     was_there = remove(name)
     print(f"cluster {name} is removed" if was_there else f"there is no cluster {name}; nothing to remove")
@@ -118,22 +123,39 @@ def link(
     state: Annotated[Literal["up", "down"], typer.Argument(help="down: lose all packets of this host.")],
     name: Name = NAME,
 ) -> None:
-    """Cut a host off from the network, or connect it again."""
-    from procession.supervisor.cluster import find
-    from procession.supervisor.namespace_hosts import set_link
+    """Cut the network of a host, or connect it again."""
+    from procession.cluster.namespace_cluster import find
+    from procession.cluster.namespace_hosts import set_link
 
     set_link(find(name).host(host), is_up=state == "up")
+
+
+@cluster_app.command()
+def driver(host: HostName, name: Name = NAME) -> None:
+    """Move Spark's master and the drivers to another host after their host is lost. Stop `run` first.
+
+    A pipeline with replicas (`cluster up --replicas`) continues there with the command that is printed."""
+    from procession.cluster.namespace_cluster import find
+    from procession.deployment.pipeline_replicas import SCHEME
+
+    cluster = find(name)
+    moved = cluster.move_driver(cluster.host(host))
+    print(f"Spark's master is {moved.master}.")
+    if moved.has_replicas:
+        chosen = "" if name == NAME else f" --cluster-name {name}"
+        restoring = f"--restore-from {SCHEME}{moved.replica_addresses}/PIPELINE"
+        print(f"Continue a pipeline: procession run APP --cluster{chosen} {restoring}")
 
 
 @cluster_app.command("exec")
 def execute(
     host: HostName,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, after --.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command to run, after --.")],
     name: Name = NAME,
 ) -> None:
-    """Run a command on a host: with its network, and with its directory alone."""
-    from procession.supervisor.cluster import find
-    from procession.supervisor.namespace_hosts import entered
+    """Run a command on a host. It can use only the host's network and the host's directory."""
+    from procession.cluster.namespace_cluster import find
+    from procession.cluster.namespace_hosts import entered
 
     cluster = find(name)
     chosen = cluster.host(host)
@@ -142,7 +164,7 @@ def execute(
 
 
 def _print(cluster: NamespaceCluster, *, as_json: bool) -> bool:
-    """Print the hosts. Return whether all is connected and runs."""
+    """Print the hosts. Return whether all are connected and all their programs run."""
     rows = cluster.status()
     is_whole = all(row["is_linked"] and all(row["services"].values()) for row in rows)
     if as_json:

@@ -1,4 +1,4 @@
-"""The settings as command-line options, and the option groups that commands share.
+"""Defines the settings as command-line options, and the option groups that commands share.
 
 An option has the name of its setting. The default is given as text, so that a help page does not have to import
 pydantic. A group is a dataclass whose fields are options. A command uses it as the type of one parameter; `with_groups`
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def with_groups(command: Command) -> Command:
-    """Declare the fields of a command's groups as its own options. Groups may contain groups."""
+    """Declare the fields of a command's option groups as options of the command. Groups may contain groups."""
     hints = get_type_hints(command, include_extras=True)
     declared = inspect.signature(command).parameters.values()
     shown = [
@@ -76,7 +76,9 @@ SmallEpochRecords = Annotated[
 ]
 EpochRecords = Annotated[int | None, typer.Option(show_default="4000000", help="Maximum number of records per epoch.")]
 EpochBytes = Annotated[int | None, typer.Option(show_default="268435456", help="Maximum number of bytes per epoch.")]
-AnswerTimeout = Annotated[float | None, typer.Option(show_default="30.0", help="Seconds that a sink has to answer.")]
+AnswerTimeout = Annotated[
+    float | None, typer.Option(show_default="30.0", help="Seconds to wait for the answer of a sink.")
+]
 SinkRefusals = Annotated[
     int | None,
     typer.Option(min=1, show_default="8", help="Consecutive refusals of a sink after which the pipeline stops."),
@@ -153,8 +155,8 @@ Conf = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="Property of Spark, such as spark.executor.memory=4g (repeatable). Those that order or commit depend on"
-        " are refused.",
+        help="Property of Spark, such as spark.executor.memory=4g (repeatable). Properties that affect order or"
+        " commit are refused.",
     ),
 ]
 HostServices = Annotated[
@@ -162,7 +164,7 @@ HostServices = Annotated[
     typer.Option(
         "--host-services",
         show_default="False",
-        help="Use `procession host` on each executor's machine. No directory need be shared.",
+        help="Use `procession host` on each executor's machine. No shared directory is needed.",
     ),
 ]
 DriverFiles = Annotated[
@@ -224,7 +226,7 @@ Replicas = Annotated[
     typer.Option(
         metavar="HOST:PORT,…",
         show_default="none",
-        help="Keep the directories of driver, gateways and file sinks on these replicas (`procession sos`), too.",
+        help="Also store the directories of driver, gateways and file sinks on these replicas (`procession sos`).",
     ),
 ]
 ReplicaVolume = Annotated[
@@ -233,7 +235,9 @@ ReplicaVolume = Annotated[
 ]
 ReplicaQuorum = Annotated[
     int | None,
-    typer.Option(min=1, show_default="more than half", help="Replicas that must have synced what is acknowledged."),
+    typer.Option(
+        min=1, show_default="more than half", help="Number of replicas that must sync data before it is acknowledged."
+    ),
 ]
 ReplicaCookieFile = Annotated[
     Path | None, typer.Option(help="File with the secret of the replicas (`secrets/sos` of their directory).")
@@ -260,7 +264,7 @@ class EpochSettings:
     epoch_bytes_max: EpochBytes = None
 
     def given(self) -> dict[str, object]:
-        """Return the arguments for `load_settings`. Paths of secrets are made absolute, because a process may run in
+        """Return the arguments for `load_settings`. Paths of secrets become absolute, because a process may run in
         another directory."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if values.get("conf"):

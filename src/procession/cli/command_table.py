@@ -1,7 +1,7 @@
-"""The table of commands: which module has the command `procession NAME`.
+"""Maps each command `procession NAME` to its module.
 
 Invariant: only the module of the command that runs is imported, and only its options are declared to Typer. Importing
-all of them takes longer than most commands need to start. The help page, and a name that does not exist, load all.
+all modules takes longer than most commands need to start. Only the help page and an unknown name load all modules.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ or, for a command with subcommands, a Typer app `NAME_app`."""
 
 
 class CommandGroup(TyperGroup):
-    """The commands of the table. Each is loaded when it is asked for."""
+    """The commands of the table. A command is loaded when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -66,7 +66,7 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             return self._load(cmd_name)
-        for name in COMMANDS:  # Typer suggests one of those that are loaded
+        for name in COMMANDS:  # Typer suggests a name among the loaded commands
             self._load(name)
         return None
 
@@ -77,7 +77,7 @@ class CommandGroup(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command, and make the command."""
+    """Import the module of a command and create the command."""
     module = importlib.import_module(f"procession.cli.{COMMANDS[name]}")
     table = Typer()
     subcommands = getattr(module, f"{name}_app", None)

@@ -1,4 +1,5 @@
-"""`procession source …` and `procession sink …` with the commands of connectors, which are loaded when they are used.
+"""Adds the commands of connectors to `procession source …` and `procession sink …`, and loads them when they are
+used.
 
 Invariant: listing the commands imports no client library. A connector names its commands' module
 (`planner/connector.Connector.commands`); its functions are called `sink_NAME` and `source_NAME`, in the style of
@@ -29,7 +30,7 @@ from procession.planner.connector_registry import check_installed, connector_nam
 
 
 class ConnectorCommand(TyperCommand):
-    """A command of a connector that is not loaded yet. It knows its name and its one-line help."""
+    """A command of a connector that is not loaded yet, with its name and its one-line help."""
 
     def __init__(self, kind: str, connector: Connector) -> None:
         traits = getattr(connector, kind)
@@ -38,7 +39,7 @@ class ConnectorCommand(TyperCommand):
         self._connector = connector
 
     def load(self) -> Any:
-        """The command itself. Raises ConfigError if a package that it needs is missing."""
+        """Load and return the command. Raises ConfigError if a required package is missing."""
         check_installed(self._connector, f"the command procession {self._kind} {self._connector.name}")
         return load_command(self._kind, self._connector)
 
@@ -47,7 +48,7 @@ class ConnectorCommand(TyperCommand):
 
 
 def load_command(kind: str, connector: Connector) -> Any:
-    """The command of a connector, with its options."""
+    """Return the command of a connector, with its options."""
     name = f"{kind}_{connector.name.replace('-', '_')}"
     try:
         function = getattr(importlib.import_module(connector.commands), name)
@@ -59,17 +60,17 @@ def load_command(kind: str, connector: Connector) -> Any:
     single = Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(connector.name, epilog=usage_in_apps(kind, connector))(function)
     command = get_command(single)
-    # The lines of a docstring are as long as those of the code, not as the terminal is wide.
+    # The lines of a docstring have the width of the code, not of the terminal.
     command.help = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
     return command
 
 
 def usage_in_apps(kind: str, connector: Connector) -> str:
-    """The end of a command's help: how an app names the connector, and where its secrets belong."""
+    """Return the end of a command's help: how an app names the connector, and where its secrets belong."""
     call = 'pipeline.source("NAME", from_=' if kind == "source" else '.sink("NAME", to='
     lines = [f'In an app, {call}"{connector.form}") is enough: `procession run` starts this program.']
     if not connector.is_opaque:
-        lines.append("Options of the system stand in the URL, with _ for -: ?NAME=VALUE&NAME=VALUE.")
+        lines.append("Options of the system are in the URL, with _ instead of -: ?NAME=VALUE&NAME=VALUE.")
     if kind == "sink":
         lines.append('If you start it yourself, name the address that it listens on: .sink("NAME", to="HOST:PORT").')
     if connector.password_hint:

@@ -1,4 +1,4 @@
-"""The command `procession dashboard`: the dashboard of a pipeline that runs, or ran.
+"""The command `procession dashboard`: the dashboard of a running or stopped pipeline.
 
 As in `cli/main`, it only parses and prints; `dashboard/web_server` serves.
 """
@@ -24,14 +24,16 @@ def dashboard(
         list[str] | None,
         typer.Option(metavar="NAME[:PORT]", help="Another name of the page, such as that of a proxy (repeatable)."),
     ] = None,
-    descriptor: Annotated[int | None, typer.Option("--fd", hidden=True, help="A socket that listens already.")] = None,
+    descriptor: Annotated[
+        int | None, typer.Option("--fd", hidden=True, help="Descriptor of a socket that already listens.")
+    ] = None,
 ) -> None:
-    """Show a pipeline in the browser, while it runs and after that. Prints a link that is good once."""
+    """Show a pipeline in the browser, while it runs and after that. Prints a link that is valid once."""
     from procession.address import parse_address
     from procession.dashboard.web_server import serve_dashboard
+    from procession.deployment.dashboard_part import LINK_VARIABLE
     from procession.errors import ConfigError
-    from procession.supervisor.dashboard_part import LINK_VARIABLE
-    from procession.supervisor.job_status import status
+    from procession.monitoring.job_status import status
 
     directory, cookie, tls = at.load()
     link = os.environ.pop(LINK_VARIABLE, "")
@@ -58,7 +60,7 @@ def dashboard(
 
 
 def _control_arguments(at: ControlOptions) -> tuple[str, ...]:
-    """The options of `at` for another command, without the directory."""
+    """Return the options of `at` for another command, without the directory."""
     given = {"control_cookie_file": at.control_cookie_file, **vars(at.tls)}
     named = {name: value for name, value in given.items() if value is not None}
     return tuple(word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value)))

@@ -35,6 +35,12 @@ def driver(
     spare: Annotated[
         bool, typer.Option("--spare", help="Start Spark, and take over when a line arrives on standard input.")
     ] = False,
+    early: Annotated[
+        bool,
+        typer.Option(
+            "--early", help="Start Spark, and continue when a line with `go` and the sinks arrives on standard input."
+        ),
+    ] = False,
     sets: AppSettings = None,
     *,
     given: DriverSettings,
@@ -42,12 +48,12 @@ def driver(
     replication: ReplicationOptions,
 ) -> None:
     """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
+    from procession.deployment.cookies import read_cookie
+    from procession.deployment.settings import load_settings
     from procession.driver.app_values import export
-    from procession.driver.driver import run_driver
+    from procession.driver.driver import Turn, run_driver
     from procession.driver.driver_config import DriverConfig
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
-    from procession.supervisor.cookies import read_cookie
-    from procession.supervisor.settings import load_settings
 
     settings = load_settings(**given.given(), **vars(tls))
     export(sets or [])
@@ -86,7 +92,8 @@ def driver(
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
     )
-    run_driver(config, note, sys.stdin if spare else None, replication.driver_host(directory))
+    turn = None if not (spare or early) else Turn(sys.stdin, is_spare=spare)
+    run_driver(config, note, turn, replication.driver_host(directory))
 
 
 def _named_address(text: str) -> tuple[str, str]:

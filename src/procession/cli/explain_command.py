@@ -1,6 +1,6 @@
 """The command `procession explain`: prints an app's plan.
 
-As in `cli/main`, it only parses and prints, through `planner/explain` and `planner/drawing`. It starts nothing.
+As in `cli/main`, it only parses and prints, through `planner/explain` and `planner/drawing`. It starts no process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def explain(
     as_dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
     as_svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
 ) -> None:
-    """Show an app's plan: its chains and edges, and for each how order is kept and why."""
+    """Show an app's plan: its chains and edges, and how each of them keeps the order."""
+    from procession.deployment.run_inputs import read_inputs
     from procession.driver.app_file import load_app
     from procession.driver.app_values import export
     from procession.planner import drawing
     from procession.planner import explain as text
-    from procession.supervisor.run_inputs import read_inputs
 
     if as_json + as_dot + as_svg > 1:
         raise typer.BadParameter("choose one of --json, --dot and --svg")

@@ -61,7 +61,7 @@ def gateway(
         int, typer.Option(min=1, help="Maximum number of streams, without those that are retired.")
     ] = 65_536,
     streams_retire_after_s: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a stream that is closed and committed is retired.")
+        float, typer.Option(min=0, help="Seconds after which a closed stream whose records are committed is retired.")
     ] = 3600.0,
     streams_retired_max: Annotated[
         int, typer.Option(min=0, help="Maximum number of retired streams whose positions are remembered.")
@@ -74,7 +74,7 @@ def gateway(
         typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics. Port 0 takes a free port."),
     ] = None,
     metrics_streams_max: Annotated[
-        int, typer.Option(min=0, help="Maximum streams with their own metrics. The others are added up.")
+        int, typer.Option(min=0, help="Maximum streams with their own metrics. The other streams share one sum.")
     ] = 10_000,
     disk_free_bytes_min: Annotated[
         int, typer.Option(min=0, help="Free bytes on disk below which producers get no credits.")
@@ -140,7 +140,7 @@ def gateway(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            show_default="that beside --dir, if there is one",
+            show_default="the one next to --dir, if it exists",
             help="The pipeline's checkpoint directory, to verify the driver's fence.",
         ),
     ] = None,
@@ -160,10 +160,10 @@ def gateway(
 ) -> None:
     """Run a gateway alone. It receives records from producers and logs them for the driver."""
     from procession.address import other_port
+    from procession.deployment.cookies import gateway_cookies
     from procession.gateway.gateway_limits import Limits
     from procession.gateway.gateway_options import GatewayConfig
     from procession.gateway.server import serve
-    from procession.supervisor.cookies import gateway_cookies
     from procession.tls import client_tls, server_tls
     from procession.wire.draft_messages import Extension
 
@@ -196,7 +196,7 @@ def gateway(
     )
     declared = None
     if event_time_streams is not None:
-        from procession.driver.stream_order import read  # imports the planner, which no other gateway needs
+        from procession.driver.stream_order import read  # imports the planner, which other gateways do not need
         from procession.merge.event_time import declared_of
 
         declared = declared_of(read(event_time_streams, limits.streams_max), lateness_s, idle_timeout_s)
@@ -231,9 +231,8 @@ def _pipeline_metrics(checkpoint: Path | None, directory: Path) -> Figures:
     loaded: list[Figures] = []
 
     def figures() -> Iterable[Metric]:
-        if not loaded:  # at the first question: this imports much that a gateway does not need
-            from procession.supervisor.app_metrics import app_metrics
-            from procession.supervisor.pipeline_metrics import PipelineFigures
+        if not loaded:  # only at the first request, because this imports modules that a gateway does not need
+            from procession.monitoring.pipeline_metrics import PipelineFigures, app_metrics
 
             loaded.extend((partial(app_metrics, at), PipelineFigures(at.parent)))
         return [metric for ask in loaded for metric in ask()]

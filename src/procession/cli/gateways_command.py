@@ -1,6 +1,6 @@
 """The commands `procession gateways …`: list, add and remove gateways of a running pipeline.
 
-As in `cli/main`, they only parse and print; `supervisor/membership` sends the requests to the leader.
+As in `cli/main`, they only parse and print; `deployment/membership` sends the requests to the leader.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def list_gateways(
     tls: ClientTlsOptions,
 ) -> None:
     """List the gateways, their addresses, and how many streams each one holds."""
-    from procession.supervisor.cookies import control_cookie
-    from procession.supervisor.membership import leader_of, listed, table
+    from procession.deployment.cookies import control_cookie
+    from procession.deployment.membership import leader_of, listed, table
 
     at = leader_of(directory, leader)
     found = listed(at, control_cookie(at, control_cookie_file), tls.load())
@@ -57,8 +57,8 @@ def join(
     control_cookie_file: ControlCookieFile = None,
 ) -> None:
     """Start one more gateway on this machine, and restart it if it dies, until it leaves or Ctrl-C."""
-    from procession.supervisor.membership import run_one_more
-    from procession.supervisor.settings import load_settings
+    from procession.deployment.membership import run_one_more
+    from procession.deployment.settings import load_settings
 
     settings = load_settings(
         cookie_file=cookie_file.resolve() if cookie_file else None,
@@ -79,8 +79,8 @@ def leave(
     tls: ClientTlsOptions,
 ) -> None:
     """Remove a gateway: it accepts no more records, redirects its producers, and exits when all is committed."""
-    from procession.supervisor.cookies import control_cookie
-    from procession.supervisor.membership import leader_of, let_go
+    from procession.deployment.cookies import control_cookie
+    from procession.deployment.membership import leader_of, let_go
 
     at = leader_of(directory, leader)
     let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls.load())

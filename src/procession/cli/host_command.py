@@ -36,15 +36,17 @@ def host(
         bool,
         typer.Option(
             "--with-executors",
-            help="End some minutes after the last executor that uses it. `procession submit` starts services so.",
+            help="End some minutes after the last executor that uses the service has ended. `procession submit` uses"
+            " this option.",
         ),
     ] = False,
     *,
     tls: ServerTlsOptions,
 ) -> None:
-    """Run the host service of a machine with executors. It serves their intermediate files to other machines."""
+    """Run the host service of a machine with executors. It serves the executors' intermediate files to other
+    machines."""
+    from procession.deployment.cookies import read_cookie
     from procession.storage.host_service import LINGER_S, HostConfig, serve_host
-    from procession.supervisor.cookies import read_cookie
 
     linger_s = LINGER_S if with_executors else None
     cookie = read_cookie(control_cookie_file)

@@ -1,7 +1,7 @@
 """The commands `procession jobs`, `status`, `stop`, `pause`, `resume` and `drain`: pipelines on this machine.
 
-As in `cli/main`, they only parse and print; `supervisor/job_status` reads, `supervisor/run_claim` stops,
-`supervisor/intake` pauses and drains.
+As in `cli/main`, they only parse and print; `monitoring/job_status` reads, `deployment/run_claim` stops,
+`jobs/intake` pauses and drains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procession.cli.command_options import ControlCookieFile, PipelineDirectory,
 from procession.cli.tls_options import ClientTlsOptions
 
 if TYPE_CHECKING:
-    from procession.supervisor.intake import Intake
+    from procession.jobs.intake import Intake
     from procession.tls import ClientTls
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -29,33 +29,33 @@ TITLES = {"started_s": "since", "records_per_s": "records/s"}
 
 @dataclass(frozen=True, kw_only=True)
 class ControlOptions:
-    """The pipeline that is meant, and what its control port asks for."""
+    """The selected pipeline, and the secret of its control port."""
 
     directory: PipelineDirectory = None
     control_cookie_file: ControlCookieFile = None
     tls: ClientTlsOptions
 
     def load(self) -> tuple[Path, bytes, ClientTls | None]:
-        """The pipeline's directory, the secret and the certificates."""
+        """Return the pipeline's directory, the secret and the certificates."""
         from procession.cli.streams_table import chosen_pipeline
-        from procession.supervisor.cookies import control_cookie
+        from procession.deployment.cookies import control_cookie
 
         directory = chosen_pipeline(self.directory)
         return directory, control_cookie(directory / "gateway", self.control_cookie_file), self.tls.load()
 
 
 def jobs(as_json: Json = False) -> None:
-    """List the pipelines in .procession: which of them run and since when, what they have committed, how fast they are,
-    and the verdict on their epochs."""
+    """List the pipelines in .procession: whether they run and since when, their committed records, their rates, and
+    the verdict on their epochs."""
     from procession.cli.streams_table import aligned
-    from procession.supervisor.pipeline_snapshot import jobs as find
+    from procession.monitoring.pipeline_snapshot import jobs as find
 
     found = find()
     if as_json:
         print(json.dumps({"jobs": found}))
         return
     names = [job["pipeline"] for job in found]
-    # A restored savepoint has the name of the original.
+    # A restored savepoint has the name of the original pipeline.
     columns = COLUMNS if len({*names}) == len(names) else (*COLUMNS, "directory")
     rows = [[_cell(column, job[column]) for column in columns] for job in found]
     titles = [TITLES.get(column, column) for column in columns]
@@ -73,9 +73,9 @@ def status(
     at: ControlOptions,
     as_json: Json = False,
 ) -> None:
-    """Show whether a pipeline runs, what it has committed, its rate and its lag."""
-    from procession.supervisor.job_status import sentences
-    from procession.supervisor.pipeline_snapshot import PipelineSnapshots
+    """Show whether a pipeline runs, its committed records, its rate and its lag."""
+    from procession.monitoring.job_status import sentences
+    from procession.monitoring.pipeline_snapshot import PipelineSnapshots
 
     found = PipelineSnapshots(*at.load()).take()
     print(json.dumps(found) if as_json else "\n".join(sentences(found)))
@@ -88,7 +88,7 @@ def stop(
 ) -> None:
     """Stop a pipeline as Ctrl-C does, and wait until it has stopped. Does nothing if it does not run."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.run_claim import stop as end
+    from procession.deployment.run_claim import stop as end
 
     directory = chosen_pipeline(directory)
     pid = end(directory, timeout_s)
@@ -102,7 +102,7 @@ def pause(
     at: ControlOptions,
     as_json: Json = False,
 ) -> None:
-    """Stop reading from producers, until `procession resume`. What was received is processed. Nothing is lost."""
+    """Stop reading from producers until `procession resume`. Received records are processed. No record is lost."""
     intake = _intake(at)
     gateways = intake.pause()
     print(json.dumps({"paused": gateways}) if as_json else f"paused {', '.join(gateways)} of {intake.directory}")
@@ -129,7 +129,7 @@ def drain(
 ) -> None:
     """Stop reading from producers, commit everything received, record the epoch, and stop the pipeline.
 
-    If that takes longer than --timeout-s, the pipeline goes on as before."""
+    If that takes longer than --timeout-s, the pipeline continues to run."""
     intake = _intake(at)
     done = intake.drain(timeout_s)
     epoch = "no epoch was committed" if done["epoch"] is None else f"last committed epoch {done['epoch']:,}"
@@ -138,7 +138,7 @@ def drain(
 
 
 def _intake(at: ControlOptions) -> Intake:
-    from procession.supervisor.intake import Intake
+    from procession.jobs.intake import Intake
 
     return Intake(*at.load())
 

@@ -34,7 +34,9 @@ Registry = Annotated[
     str | None,
     typer.Option(help="URL of a schema registry: values are Avro, Protobuf or JSON with schemas, payloads are JSON."),
 ]
-PatienceS = Annotated[float, typer.Option("--broker-patience-s", min=1, help="Wait so long for brokers, then end.")]
+PatienceS = Annotated[
+    float, typer.Option("--broker-patience-s", min=1, help="Seconds to wait for brokers before the connector ends.")
+]
 Envelope = Annotated[
     bool,
     typer.Option(
@@ -45,7 +47,7 @@ Envelope = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerOptions:
-    """Options of everything that speaks to Kafka."""
+    """Options of every command that connects to Kafka."""
 
     client_config: ClientConfig = None
     schema_registry: Registry = None
@@ -57,7 +59,7 @@ class BrokerOptions:
         return KafkaClients(url, read_client_config(self.client_config), patience_s=self.broker_patience_s)
 
     def codec(self, subject: str | None = None) -> RegistryCodec | None:
-        """For a sink: with the subject whose latest schema it writes."""
+        """Return the codec for values. For a sink: with the subject whose latest schema it writes."""
         if self.schema_registry is None:
             return None
         from procession.connectors.kafka_client import read_client_config
@@ -76,7 +78,9 @@ def sink_kafka(
     ] = "messages",
     lane_messages: Annotated[
         Literal["records", "blocks"],
-        typer.Option(help="With lanes: a message has one record, or a block of many, which only mergers read."),
+        typer.Option(
+            help="With lanes: a message has one record, or a block of many records, which only mergers can read."
+        ),
     ] = "records",
     partition: Annotated[
         int | None,
@@ -96,7 +100,9 @@ def sink_kafka(
     ] = "none",
     transaction_bytes_max: Annotated[
         int,
-        typer.Option(min=1, help="Largest epoch that is taken. The Kafka transaction's time-out follows from it."),
+        typer.Option(
+            min=1, help="Largest epoch that the sink accepts. It determines the time-out of the Kafka transaction."
+        ),
     ] = 128 * 1024 * 1024,
     control_topic: Annotated[
         str, typer.Option(help="Compacted topic for the sink's tokens. Created if it is missing.")
@@ -109,7 +115,7 @@ def sink_kafka(
     ] = None,
     order: Annotated[
         Literal["total", "stream", "key", "none"],
-        typer.Option(help="Order that the pipeline keeps. The sink warns if the topic does not keep it."),
+        typer.Option(help="Order that the pipeline keeps. The sink warns if the topic does not preserve it."),
     ] = "key",
     as_json: Json = False,
     *,
@@ -118,8 +124,8 @@ def sink_kafka(
 ) -> None:
     """Publish each committed epoch to a Kafka topic in one transaction, exactly once.
 
-    Readers need isolation.level=read_committed. DIR holds what is not published yet and the identity of each output;
-    start the sink again with the same DIR and URL. The topic must exist; give it 3 replicas and min.insync.replicas=2.
+    Readers need isolation.level=read_committed. DIR contains unpublished messages and the identity of each output;
+    restart the sink with the same DIR and URL. The topic must exist; give it 3 replicas and min.insync.replicas=2.
     """
     from procession.connectors.kafka_client import KafkaUrl
     from procession.connectors.kafka_messages import MessageEncoder
@@ -127,11 +133,11 @@ def sink_kafka(
     from procession.sdk.record_blocks import RecordForm
 
     if records == "lanes" and (envelope or partition is not None):
-        raise UsageError("Lanes have headers and partitions of their own.", next_step="Leave out envelope, partition.")
+        raise UsageError("Lanes use their own headers and partitions.", next_step="Leave out envelope, partition.")
     is_in_blocks = lane_messages == "blocks"
     if is_in_blocks and (records != "lanes" or tombstones or broker.schema_registry is not None):
         raise UsageError(
-            "Blocks are messages of lanes, and have records as they are.",
+            "Blocks are messages of lanes, and contain unchanged records.",
             next_step="Leave out lane_messages; or name lanes= at the sink, without tombstones and schema_registry.",
         )
     place = KafkaUrl.parse(url)
@@ -167,7 +173,7 @@ def source_kafka(
     url: Url,
     state: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Remember resolved starts and leader epochs in this directory."),
+        typer.Argument(metavar="DIR", help="Store start offsets and leader epochs in this directory."),
     ] = None,
     partitions: Annotated[
         str | None,
@@ -176,15 +182,16 @@ def source_kafka(
     start: Annotated[
         str,
         typer.Option(
-            help="Where partitions begin that nothing is committed of: earliest, latest, a time in ISO 8601, or"
+            help="Where to begin in partitions without committed messages: earliest, latest, a time in ISO 8601, or"
             " PARTITION:OFFSET,PARTITION:OFFSET."
         ),
     ] = "earliest",
     stop_at_end: Annotated[
-        bool, typer.Option("--stop-at-end", help="End where the partitions ended when the source began.")
+        bool,
+        typer.Option("--stop-at-end", help="End at the offsets where the partitions ended when the source started."),
     ] = False,
     skip_deleted: Annotated[
-        bool, typer.Option("--skip-deleted", help="Go on if retention has deleted messages that were not read.")
+        bool, typer.Option("--skip-deleted", help="Continue if retention has deleted messages that were not read.")
     ] = False,
     no_event_times: Annotated[
         bool, typer.Option("--no-event-times", help="Do not use the messages' timestamps as event times.")
@@ -208,8 +215,8 @@ def source_kafka(
 ) -> None:
     """Send the messages of a Kafka topic. Each partition is a stream; a message's id is its offset.
 
-    The positions are the pipeline's: no consumer group decides, and a restart continues after the last committed
-    message. Only committed messages are read. Brokers may restart meanwhile.
+    The pipeline stores the positions, not a consumer group: a restart continues after the last committed message.
+    Only committed messages are read. Brokers may restart meanwhile.
     """
     from dataclasses import replace
 
@@ -227,7 +234,7 @@ def source_kafka(
         missing = "a directory" if state is None else "--partitions"
         raise UsageError(
             f"--streams-by-name needs {missing}.",
-            next_step="Give the directory where the topic is remembered, and all partitions that are to be merged.",
+            next_step="Give the directory for the source's state, and all partitions to merge.",
         )
     place = KafkaUrl.parse(url)
     reading = KafkaSourceOptions(

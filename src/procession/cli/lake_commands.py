@@ -23,7 +23,7 @@ Url = Annotated[
     typer.Argument(
         metavar="URL",
         help="The table: a path, or s3://BUCKET/PREFIX. For S3, set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and"
-        " AWS_REGION in the environment; AWS_ENDPOINT_URL for another store than Amazon's.",
+        " AWS_REGION in the environment; AWS_ENDPOINT_URL for a store other than Amazon's.",
     ),
 ]
 Directory = Annotated[
@@ -48,7 +48,7 @@ class CompactionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """Options of every lake sink: how records become rows."""
+    """Options of every lake sink for the conversion of records to rows."""
 
     records: Records = "messages"
     format: Annotated[
@@ -67,7 +67,7 @@ class RowOptions:
         str, typer.Option(help="Column for the record's event time (with --records blocks).")
     ] = ""
     position_column: Annotated[
-        str, typer.Option(help="Column for the position in the output; rows sort by it in the order of the output.")
+        str, typer.Option(help="Column for the position in the output, by which rows can be sorted.")
     ] = ""
 
     def load(self) -> LakeOptions:
@@ -150,9 +150,9 @@ def sink_delta(
     compaction: CompactionOptions,
     options: LakeSinkOptions,
 ) -> None:
-    """Append each committed epoch to a Delta table, in one commit of its log. The table is made if there is none.
+    """Append each committed epoch to a Delta table, in one commit of its log. The table is created if there is none.
 
-    With --key, each epoch is merged instead: of the records with the same key, the last one counts.
+    With --key, each epoch is merged instead: the last record of each key replaces the key's row.
     """
     from procession.connectors.delta_merge import MergeRule
     from procession.connectors.delta_table import DeltaLakeTable
@@ -186,7 +186,7 @@ def sink_iceberg(
     compaction: CompactionOptions,
     options: LakeSinkOptions,
 ) -> None:
-    """Append each committed epoch to an Iceberg table, in one commit of its catalog. The table is made if need be."""
+    """Append each committed epoch to an Iceberg table, in one commit of its catalog. A missing table is created."""
     from procession.connectors.iceberg_table import open_iceberg
 
     def open_table() -> LakeTable:

@@ -1,6 +1,6 @@
 """The commands `procession letters …`: list and show the dead letters of a pipeline, send them again, or drop them.
 
-As in `cli/main`, they only parse and print; `supervisor/letter_replay` decides which letters are open.
+As in `cli/main`, they only parse and print; `jobs/letter_replay` decides which letters are open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procession.cli.tls_options import ClientTlsOptions
 from procession.exit_status import Status
 
 if TYPE_CHECKING:
-    from procession.supervisor.letter_replay import LetterSource, PipelineLetters
+    from procession.jobs.letter_replay import LetterSource, PipelineLetters
     from procession.verify.dead_letter_file import StoredLetter
 
 letters_app = typer.Typer(
@@ -43,7 +43,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions:
-    """Which letters are meant."""
+    """The selected letters."""
 
     stage: Annotated[str | None, typer.Option(help="Only letters of this stage.")] = None
     error: Annotated[str | None, typer.Option(metavar="TEXT", help="Only letters whose error contains this.")] = None
@@ -68,7 +68,7 @@ def list_letters(
     choice: ChoiceOptions,
     directory: Directory = None,
     sets: AppSettings = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also letters that were replayed or dropped.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also list letters that were replayed or dropped.")] = False,
     most: Annotated[int, typer.Option(min=1, help="Maximum number of letters.")] = SHOWN_MAX,
     as_json: Json = False,
 ) -> None:
@@ -119,12 +119,12 @@ def replay(
 ) -> None:
     """Send open dead letters again to the running pipeline, each exactly once. Ends when they are committed.
 
-    Each record passes the whole pipeline again, at the end of the present input. If a replay is killed, the next one
+    Each record passes the whole pipeline again, at the end of the current input. If a replay is killed, the next one
     finishes it first."""
+    from procession.deployment.cookies import source_cookie
     from procession.gateway.listen_address import addresses
     from procession.sdk.connector_program import run_source
     from procession.sdk.source_options import SourceOptions
-    from procession.supervisor.cookies import source_cookie
 
     letters = _letters(app_file, directory, sets)
     _check_order(letters)
@@ -153,7 +153,7 @@ def drop(
     everything: Annotated[bool, typer.Option("--all", help="Drop all open letters.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Mark open dead letters as dropped, so that `list` and `replay` leave them out. Their lines stay in the output."""
+    """Mark open dead letters as dropped, so that `list` and `replay` omit them. Their lines stay in the output."""
     from procession.errors import UsageError
 
     if not (numbers or choice.stage or choice.error or everything):
@@ -165,7 +165,7 @@ def drop(
 def _letters(app_file: Path, directory: Path | None, sets: list[str] | None) -> PipelineLetters:
     from procession.driver.app_file import load_app
     from procession.driver.app_values import export
-    from procession.supervisor.letter_replay import PipelineLetters
+    from procession.jobs.letter_replay import PipelineLetters
 
     export(sets or [])
     graph = load_app(app_file, is_to_run=False).graph
@@ -173,7 +173,7 @@ def _letters(app_file: Path, directory: Path | None, sets: list[str] | None) -> 
 
 
 def _check_order(letters: PipelineLetters) -> None:
-    """With event-time order each stream is declared, and a new one cannot begin."""
+    """Raise ConfigError with event-time order, where each stream is declared and no new stream can begin."""
     from procession.errors import ConfigError
 
     if letters.graph.event_time is not None:
@@ -209,7 +209,7 @@ def _fields(letter: StoredLetter, state: str) -> dict[str, Any]:
 
 
 def _content(letter: StoredLetter) -> dict[str, Any]:
-    """The parts of a record that a letter list leaves out."""
+    """Return the parts of a record that a letter list does not show."""
     found: dict[str, Any] = {"event_time": letter.event_time} if letter.event_time else {}
     for name, data in (("key", letter.key), ("payload", letter.payload)):
         try:

@@ -1,6 +1,6 @@
 """The commands that examine and prepare this machine: `procession doctor` and `procession warm`.
 
-As in `cli/main`, they only parse and print; `supervisor/doctor`, `spark/class_archive` and `wire/columns` do the work.
+As in `cli/main`, they only parse and print; `jobs/doctor`, `spark/class_archive` and `wire/columns` do the work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def doctor(
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where a pipeline would keep its data. It need not exist.")
+        Path, typer.Option("--dir", help="The pipeline's directory, which need not exist yet.")
     ] = Path(".procession"),
     listen: Annotated[str, typer.Option(help="Address for producers, HOST:PORT.")] = "127.0.0.1:7100",
     as_json: Json = False,
@@ -27,8 +27,8 @@ def doctor(
 
     Exits with status 3 if it cannot.
     """
-    from procession.supervisor.doctor import examine, is_ready, report, summary
-    from procession.supervisor.settings import load_settings
+    from procession.deployment.settings import load_settings
+    from procession.jobs.doctor import examine, is_ready, report, summary
 
     findings = list(examine(directory, listen, load_settings()))
     print(json.dumps(summary(findings)) if as_json else "\n".join(report(findings)))

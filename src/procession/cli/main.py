@@ -49,7 +49,7 @@ def options(
 
 def main() -> NoReturn:
     """Run the command `procession`."""
-    # Only the owner may read payloads, secrets and positions. Child processes, also Spark's, inherit the umask.
+    # Only the owner may read payloads, secrets and positions. Child processes, including Spark's, inherit the umask.
     os.umask(PRIVATE_UMASK)
     try:
         keep_logs()
@@ -60,7 +60,7 @@ def main() -> NoReturn:
         sys.exit(Status.ACT if isinstance(error, PartFailed) else status_of(error))
     except BrokenPipeError:
         sys.exit(Status.UNCLEAN)
-    except Exception:  # a bug, ours or a library's: print the traceback
+    except Exception:  # a bug in Procession or a library: print the traceback
         print_crash(traceback.format_exc())
         sys.exit(Status.UNCLEAN)
     sys.exit(Status.DONE)

@@ -47,28 +47,31 @@ def merge(
         Path | None,
         typer.Option(metavar="DIR", help="Directory of the position, if --to is a topic.", show_default="that of --to"),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for further epochs, until Ctrl-C.")] = False,
     timeout_s: Annotated[
         float | None,
         typer.Option(
             min=0.0,
             show_default="wait",
-            help="Pass over a lane that is silent for so long while others have more. Order may be lost then.",
+            help="Seconds after which a silent lane is skipped while others have records. Order may be lost then.",
         ),
     ] = None,
     late: Annotated[
         Literal["in-place", "dead-letter"],
-        typer.Option(help="Where records go that come too late after that: to the output, or to late-0.data there."),
+        typer.Option(help="Where to write records that then arrive too late: to the output, or to late-0.data."),
     ] = "in-place",
     verify: Annotated[
         bool, typer.Option("--verify", help="Check that every order key is greater than the one before it.")
     ] = False,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", show_default="all keys", help="Only the keys of shard I of N, from 0.")
+        str | None,
+        typer.Option(metavar="I/N", show_default="all keys", help="Merge only the keys of shard I of N, from 0."),
     ] = None,
     lanes: Annotated[
         str | None,
-        typer.Option(metavar="A-B", show_default="all", help="Only these lanes, for a merger that writes a lane."),
+        typer.Option(
+            metavar="A-B", show_default="all", help="Merge only these lanes, for a merger that writes a lane."
+        ),
     ] = None,
     instance: Annotated[
         str | None, typer.Option(metavar="PIPELINE-SINK", help="The sink, if several write lanes to one directory.")
@@ -82,23 +85,26 @@ def merge(
     ] = False,
     framing: Annotated[
         Literal["lines", "raw"] | None,
-        typer.Option(show_default="as the pipeline", help="Put a newline behind each record of a file, or nothing."),
+        typer.Option(show_default="as the pipeline", help="Put a newline after each record of a file, or nothing."),
     ] = None,
     transaction_bytes: Annotated[
         int, typer.Option(min=1, help="Commit after this many bytes, if more epochs can be read at once.")
     ] = 8 * 1024 * 1024,
     buffer_bytes: Annotated[
-        int, typer.Option(min=1, help="Bytes in memory, over all partitions, above which those ahead are paused.")
+        int,
+        typer.Option(
+            min=1, help="Bytes in memory, over all partitions, above which partitions that are ahead are paused."
+        ),
     ] = 256 * 1024 * 1024,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the Prometheus metrics.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print progress and the result as JSON objects on standard error.")
     ] = False,
 ) -> None:
-    """Merge the lanes of a sink into the order of the sequential run, or the lanes of several pipelines by event time.
-
-    Ends where all lanes are complete now, or goes on with --follow. Any number of mergers may read the same lanes. With
-    --to, a merger that starts again continues where its output ends. Lanes that do not belong together are refused.
+    """Merge the lanes of a sink into the order of the sequential run, or the lanes of several pipelines by event
+    time. Ends at the current end of all lanes, or continues with --follow. Any number of mergers may read the same
+    lanes. With --to, a restarted merger continues at the end of its output. Lanes that do not belong together are
+    refused.
     """
     from procession.sdk.lane_merge import LaneMerge, MergeOptions
     from procession.sdk.lane_shards import KeyShard
@@ -171,15 +177,17 @@ def merge(
 
 
 def _lane_numbers(text: str) -> frozenset[int]:
-    """`0-9` or `3`."""
+    """Parse lane numbers, such as `0-9` or `3`."""
     first, _, last = text.partition("-")
     if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
-        raise UsageError(f"{text!r} are no lanes.", next_step="Write the first and the last one, such as 0-9.")
+        raise UsageError(
+            f"{text!r} are not lane numbers.", next_step="Write the first and the last number, such as 0-9."
+        )
     return frozenset(range(int(first), int(last or first) + 1))
 
 
 def _framing(open_lanes: OpenLanes) -> str:
-    """The framing that the pipeline stored with its lanes; lines if there are no lanes yet."""
+    """Return the framing that the pipeline stored with its lanes; lines if there are no lanes yet."""
     lanes = open_lanes({})
     try:
         known = [lane.identity for lane in lanes if lane.poll() is not None]
@@ -206,7 +214,7 @@ def _print_records(merging: LaneMerge | MergedByEventTime, framing: str | None) 
 
 
 class _ProgressPrinter:
-    """Prints progress to standard error, from a thread of its own, because the merger may wait for a lane."""
+    """Prints progress to standard error, from a separate thread, because the merger may wait for a lane."""
 
     def __init__(self, merging: LaneMerge | MergedByEventTime, *, as_json: bool) -> None:
         self._merging = merging
@@ -256,11 +264,11 @@ def _serve_metrics(merging: LaneMerge | MergedByEventTime, at: str) -> MetricsSe
         yield Metric("procession_merge_records", "counter", "Records emitted.", (), [((), report.records)])
         yield Metric("procession_merge_epochs", "counter", "Epochs emitted.", (), [((), report.epochs)])
         waiting = [((name,), 1.0) for name in report.waiting_for]
-        yield Metric("procession_merge_waiting", "gauge", "1 for a lane that the merger waits for.", ("lane",), waiting)
+        yield Metric("procession_merge_waiting", "gauge", "1 while the merger waits for the lane.", ("lane",), waiting)
         for name, counter, text in (
-            ("waited_seconds", report.waited_s, "Time for which the lane was waited for."),
-            ("passed_over", report.passed_over, "How often the lane was passed over."),
-            ("inversions", report.inversions, "Records of the lane that came after a greater key."),
+            ("waited_seconds", report.waited_s, "Total time of waiting for the lane."),
+            ("passed_over", report.passed_over, "How often the lane was skipped."),
+            ("inversions", report.inversions, "Records of the lane that arrived after a greater key."),
         ):
             values = [((lane,), float(count)) for lane, count in list(counter.items())]
             yield Metric(f"procession_merge_{name}", "counter", text, ("lane",), values)

@@ -86,7 +86,7 @@ def order(
     epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch.")] = 1_000_000,
     as_json: Json = False,
 ) -> None:
-    """The overhead of total order: Listing 1 with order and without it, by turns, with processor time."""
+    """The overhead of total order: Listing 1 with order and without it in turn, with processor time."""
     from procession.bench import order_overhead as bench
     from procession.bench.listing1 import Listing1Setup
 
@@ -108,12 +108,12 @@ def conflux(
         int, typer.Option(min=1, help="Maximum number of records per epoch, and per window of the baseline.")
     ] = 250_000,
     rate: Annotated[
-        float, typer.Option(min=0, help="Records per second of the source. 0: as fast as it gets credits.")
+        float, typer.Option(min=0, help="Records per second of the source. 0: limited only by its credits.")
     ] = 0.0,
     lanes: Annotated[int, typer.Option(min=0, help="Number of lanes. 0: one for each task of the last stage.")] = 0,
     contestant: Annotated[
         list[ContestantName] | None,
-        typer.Option(show_default="all", help="What takes part. Can be repeated."),
+        typer.Option(show_default="all", help="A contestant. Can be repeated."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with plots to this HTML file.")

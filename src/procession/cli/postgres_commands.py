@@ -41,7 +41,7 @@ def sink_postgres(
         typer.Option(
             metavar="COLUMN[=FIELD]",
             show_default="the field of each column's name; columns with a default only if they are named",
-            help="What goes into a column: a field such as price or after.price; or $payload, $key, $event_time,"
+            help="The content of a column: a field such as price or after.price; or $payload, $key, $event_time,"
             " $position or $instance (repeatable).",
         ),
     ] = None,
@@ -78,7 +78,7 @@ def sink_postgres(
     ] = "json",
     records: Records = "messages",
     token_table: Annotated[
-        str, typer.Option(help="Table that says how much of each output is committed. It is created.")
+        str, typer.Option(help="Table for the committed end of each output. It is created.")
     ] = "procession_sink_tokens",
     lock_timeout_s: LockTimeout = 10.0,
     database_patience_s: DatabasePatience = 60.0,
@@ -130,7 +130,7 @@ def source_postgres(
     url: Url,
     state: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Directory of the source's own: its position, and records not committed."),
+        typer.Argument(metavar="DIR", help="The source's directory: its position, and uncommitted records."),
     ],
     table: Annotated[
         list[str] | None,
@@ -154,13 +154,19 @@ def source_postgres(
     ] = "",
     page_rows_max: Annotated[
         int,
-        typer.Option(min=1, help="With --poll-column: most rows with the same value. They are held in memory at once."),
+        typer.Option(
+            min=1,
+            help="With --poll-column: maximum number of rows with the same value, which are held in memory together.",
+        ),
     ] = 100_000,
     poll_s: Annotated[
         float, typer.Option(min=0.001, help="Seconds between two polls for new changes or rows, if there were none.")
     ] = 0.2,
     stop_at_end: Annotated[
-        bool, typer.Option("--stop-at-end", help="End with what was committed in the database when it started.")
+        bool,
+        typer.Option(
+            "--stop-at-end", help="End after the changes or rows that were committed when the source started."
+        ),
     ] = False,
     stream: Annotated[
         str,
@@ -178,7 +184,7 @@ def source_postgres(
     A record is a JSON object: {"op": "insert", "table": "public.orders", "key": {…}, "after": {…}, …}. Its key is the
     row's key, its event time the time of the commit. The server needs wal_level=logical; the user needs REPLICATION,
     and CREATE in the database for the publication. The server keeps changes until they are in DIR: drop the slot
-    (pg_drop_replication_slot) when the source is not used any more.
+    (pg_drop_replication_slot) when the source is no longer used.
     """
     from procession.connectors.postgres_connection import checked_url
     from procession.connectors.postgres_polling import PollingMedium, PollingOptions

@@ -1,6 +1,6 @@
-"""The commands `procession run` and `procession demo`: run an app with everything it needs.
+"""The commands `procession run` and `procession demo`: run an app with all of its processes.
 
-As in `cli/main`, they only parse and print; `supervisor/run_app` and `supervisor/demo` do the work.
+As in `cli/main`, they only parse and print; `jobs/run_app` and `jobs/demo` do the work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def event_time_arguments(field: str | None, unit: str) -> list[str]:
 
 def report(figures: dict[str, Any], *, as_json: bool) -> None:
     """Print the figures of a run of an app. Exits with UNCLEAN if it did not commit its whole input."""
-    from procession.supervisor.run_app import is_clean, sentence
+    from procession.jobs.run_app import is_clean, sentence
 
     print(json.dumps(figures) if as_json else sentence(figures))
     if not is_clean(figures):
@@ -71,10 +71,12 @@ def report(figures: dict[str, Any], *, as_json: bool) -> None:
 @with_groups
 def demo(
     records: Annotated[int, typer.Option(min=1, help="Number of records.")] = 200_000,
-    crash: Annotated[bool, typer.Option("--crash", help="Kill each process at least once with SIGKILL.")] = False,
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Kill each process at least once; on a cluster also hosts and links.")
+    ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(show_default="random", help="With --crash: seed that decides which process is killed when."),
+        typer.Option(show_default="random", help="With --crash: seed that decides what is killed when."),
     ] = None,
     directory: Annotated[
         Path | None,
@@ -90,9 +92,9 @@ def demo(
     """Stream records through a gateway, Spark and a file sink, and compare the output with the input, byte for byte."""
     import secrets
 
-    from procession.supervisor.demo import Demo, sentence
-    from procession.supervisor.progress import Display
-    from procession.supervisor.settings import load_settings
+    from procession.deployment.settings import load_settings
+    from procession.jobs.demo import Demo, sentence
+    from procession.monitoring.progress import Display
 
     settings = load_settings(**epochs.given(), gateways=gateways, spare_driver=spare_driver)
     with Display() as display, cluster.joined(display.say) as hosts:
@@ -118,7 +120,7 @@ def run(
         str | None,
         typer.Option(
             metavar="sos://HOST:PORT,…/NAME",
-            help="Restore the directories that are missing here from these replicas, and use them.",
+            help="Restore missing directories from these replicas, and continue to use the replicas.",
         ),
     ] = None,
     sets: AppSettings = None,
@@ -127,14 +129,14 @@ def run(
     given: PipelineSettings,
     cluster: ClusterOptions,
 ) -> None:
-    """Run an app with everything it needs: a gateway, the Spark driver and the app's file sinks."""
+    """Run an app with all of its processes: a gateway, the Spark driver and the app's file sinks."""
+    from procession.deployment.settings import load_settings
     from procession.driver.app_values import export
-    from procession.supervisor.run_app import run_app
-    from procession.supervisor.settings import load_settings
+    from procession.jobs.run_app import run_app
 
     values = given.given()
     if restore_from is not None:
-        from procession.supervisor.pipeline_replicas import parse_volume
+        from procession.deployment.pipeline_replicas import parse_volume
 
         values["replicas"], values["replica_volume"] = parse_volume(restore_from)
     settings = load_settings(**values)

@@ -1,6 +1,6 @@
 """The commands `procession savepoint …`: keep the state of a pipeline under a name, and start a pipeline from it.
 
-As in `cli/main`, they only parse and print; `supervisor/savepoint` and `supervisor/savepoint_restore` do the work.
+As in `cli/main`, they only parse and print; `savepoints/savepoint` and `savepoints/savepoint_restore` do the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procession.cli.replica_options import ReplicaAccess
 from procession.log_format import note
 
 if TYPE_CHECKING:
-    from procession.supervisor.savepoint import Savepoint
+    from procession.savepoints.savepoint import Savepoint
 
 
 class SavepointGroup(TyperGroup):
@@ -35,7 +35,7 @@ class SavepointGroup(TyperGroup):
 
 savepoint_app = typer.Typer(
     cls=SavepointGroup,
-    help="Keep the state of a pipeline under a name (`savepoint NAME`), look at it, or start a pipeline from it.",
+    help="Keep the state of a pipeline under a name (`savepoint NAME`), inspect it, or start a pipeline from it.",
     no_args_is_help=True,
 )
 
@@ -44,7 +44,8 @@ NameOrCopy = Annotated[
     str,
     typer.Argument(
         metavar="NAME|PATH|URL",
-        help="The name of a savepoint, or a copy: its directory, with a /, s3://BUCKET/PREFIX, or sos://HOST:PORT,…/NAME.",
+        help="The name of a savepoint, or a copy: its directory, with a /, s3://BUCKET/PREFIX, or"
+        " sos://HOST:PORT,…/NAME.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -64,13 +65,13 @@ def create(
         ),
     ] = False,
     keep_input_bytes_max: Annotated[
-        int, typer.Option(min=0, help="Let go of the kept records when they exceed this many bytes.")
+        int, typer.Option(min=0, help="Stop keeping these records when they exceed this many bytes.")
     ] = KEEP_INPUT_BYTES_MAX,
     as_json: Json = False,
 ) -> None:
-    """Make a savepoint of the last committed epoch. The pipeline may keep running."""
+    """Create a savepoint of the last committed epoch. The pipeline may keep running."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.savepoint_create import create as make
+    from procession.savepoints.savepoint_create import create as make
 
     made = make(chosen_pipeline(directory), name, keep_input=keep_input, keep_input_bytes_max=keep_input_bytes_max)
     _show(made, as_json=as_json)
@@ -80,7 +81,7 @@ def create(
 def list_savepoints(directory: PipelineDirectory = None, as_json: Json = False) -> None:
     """List the savepoints of a pipeline, the oldest first."""
     from procession.cli.streams_table import aligned, chosen_pipeline
-    from procession.supervisor.savepoint import savepoints
+    from procession.savepoints.savepoint import savepoints
 
     found = [savepoint.described() for savepoint in savepoints(chosen_pipeline(directory))]
     if as_json:
@@ -122,7 +123,7 @@ def copy(
         str,
         typer.Argument(
             metavar="TO",
-            help="The new directory of the copy, s3://BUCKET/PREFIX, or sos://HOST:PORT,…/NAME. Nothing is there yet.",
+            help="The new directory of the copy, s3://BUCKET/PREFIX, or sos://HOST:PORT,…/NAME. It must not exist yet.",
         ),
     ],
     directory: PipelineDirectory = None,
@@ -135,8 +136,8 @@ def copy(
 
     For S3, credentials, region and endpoint come from the environment, such as AWS_ACCESS_KEY_ID. Object services
     (`procession sos`) need --replica-cookie-file."""
-    from procession.supervisor.savepoint_store import is_remote, upload
-    from procession.supervisor.savepoint_volume import SCHEME, send, split_place
+    from procession.savepoints.savepoint_store import is_remote, upload
+    from procession.savepoints.savepoint_volume import SCHEME, send, split_place
 
     with _found(name, directory, access) as copied:
         if to.startswith(SCHEME):
@@ -154,7 +155,7 @@ def copy(
 def drop(name: Name, directory: PipelineDirectory = None, as_json: Json = False) -> None:
     """Remove a savepoint. Its files are deleted, unless the pipeline still uses them."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.savepoint import find
+    from procession.savepoints.savepoint import find
 
     find(chosen_pipeline(directory), name).drop()
     print(json.dumps({"dropped": name}) if as_json else f"dropped savepoint {name!r}")
@@ -169,19 +170,19 @@ def restore(
     outputs: Annotated[
         Literal["new", "continue"],
         typer.Option(
-            help="new: sinks must be empty. continue: sinks must be where the savepoint left them, and the new pipeline"
-            " takes them over."
+            help="new: sinks must be empty. continue: sinks must be at the savepoint's positions, and the new"
+            " pipeline takes them over."
         ),
     ] = "new",
     as_json: Json = False,
     *,
     access: ReplicaAccess,
 ) -> None:
-    """Make a new pipeline's directory from a savepoint. Then start it with `procession run APP.PY --dir TO`.
+    """Create a new pipeline's directory from a savepoint. Then start it with `procession run APP.PY --dir TO`.
 
-    It has a checkpoint id of its own. Its streams continue behind the savepoint: producers must be able to send again
-    what they sent after it."""
-    from procession.supervisor.savepoint_restore import restore as make
+    It has a new checkpoint id. Its streams continue after the savepoint, so producers must send the later records
+    again."""
+    from procession.savepoints.savepoint_restore import restore as make
 
     with _found(name, directory, access, to.absolute().parent) as savepoint:
         checkpoint_id = make(savepoint, to, continues_outputs=outputs == "continue")
@@ -195,9 +196,9 @@ def restore(
 @contextmanager
 def _found(name: str, directory: Path | None, access: ReplicaAccess, beside: Path | None = None) -> Iterator[Savepoint]:
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.savepoint import find, load
-    from procession.supervisor.savepoint_store import downloaded, is_remote
-    from procession.supervisor.savepoint_volume import SCHEME, fetched, split_place
+    from procession.savepoints.savepoint import find, load
+    from procession.savepoints.savepoint_store import downloaded, is_remote
+    from procession.savepoints.savepoint_volume import SCHEME, fetched, split_place
 
     if name.startswith(SCHEME):
         addresses, volume = split_place(name)
@@ -227,7 +228,7 @@ def _show(savepoint: Savepoint, *, as_json: bool) -> None:
         print(
             f"later input: {what} kept"
             if kept["state"] == "kept"
-            else "later input: not kept any more, it was too large"
+            else "later input: no longer kept, because it was too large"
         )
     for stage, kind in found["stages"].items():
         print(f"stage {stage!r} ({kind})")

@@ -23,7 +23,7 @@ def shown(expected: Sequence[str], committed: Sequence[str]) -> Semantics | None
 
 
 def five_cases() -> str:
-    """Describe what each semantics allows for the doubler's three inputs."""
+    """Describe the outputs that each semantics allows for the doubler's three inputs."""
     return "\n".join(case_lines(shown))
 
 

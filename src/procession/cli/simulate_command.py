@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from procession.errors import UsageError
 from procession.exit_status import Status, hear_interrupts
 
 
@@ -26,18 +27,32 @@ def simulate(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Run the plan in this file, as a failed run printed it."),
     ] = None,
+    machines: Annotated[
+        bool,
+        typer.Option(
+            "--machines",
+            help="Simulate object services and replicated directories; machines are lost with their disks.",
+        ),
+    ] = False,
     events: Annotated[bool, typer.Option("--events", help="Print the events of the first run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Simulate gateways, driver, Spark, sinks and producers, with faults at every step. A seed determines each run."""
     from procession.sim.fault_plan import FaultPlan
-    from procession.sim.runner import cores, run_again, run_seeds
+    from procession.sim.lost_machine_runs import LossReport, run_losses
+    from procession.sim.runner import SimulationReport, run_again, run_seeds
+    from procession.sim.seed_blocks import cores
 
     hear_interrupts()
-    if plan is not None:
+    where = sys.stderr if as_json else sys.stdout
+    report: SimulationReport | LossReport
+    if machines:
+        if plan is not None or events:
+            raise UsageError("--machines takes no plan and prints no events", next_step="give --seed and --runs")
+        report = run_losses(seed, runs, jobs=jobs or cores(), say=lambda line: print(line, file=where, flush=True))
+    elif plan is not None:
         report = run_again(FaultPlan.from_json(plan.read_text(errors="replace")), is_recorded=events)
     else:
-        where = sys.stderr if as_json else sys.stdout
         report = run_seeds(
             seed, runs, jobs=jobs or cores(), is_recorded=events, say=lambda line: print(line, file=where, flush=True)
         )

@@ -41,15 +41,15 @@ def check_sink(
             )
     with _place(directory) as place, SinkProcess(command, place, visible_by(visible) if visible else None) as sink:
         findings = asyncio.run(_findings(sink, cases, is_printed=not as_json))
-    broken = [case.name for case, finding in findings if finding.outcome is CaseOutcome.BROKEN]
+    failed = [case.name for case, finding in findings if finding.outcome is CaseOutcome.FAILED]
     if as_json:
         results = [{"case": case.name, "outcome": finding.outcome, "why": finding.why} for case, finding in findings]
-        print(json.dumps({"outcome": CaseOutcome.BROKEN if broken else CaseOutcome.KEPT, "cases": results}))
+        print(json.dumps({"outcome": CaseOutcome.FAILED if failed else CaseOutcome.PASSED, "cases": results}))
     else:
         missed = sum(finding.outcome is CaseOutcome.NOT_REACHED for _, finding in findings)
-        kept = len(findings) - len(broken) - missed
-        print(f"{kept} kept, {len(broken)} broken, {missed} not reached" + _unseen(visible))
-    return not broken
+        passed = len(findings) - len(failed) - missed
+        print(f"{passed} passed, {len(failed)} failed, {missed} not reached" + _unseen(visible))
+    return not failed
 
 
 def list_cases(*, as_json: bool = False) -> None:
@@ -63,7 +63,7 @@ def list_cases(*, as_json: bool = False) -> None:
 
 
 def chosen_cases(only: Sequence[str]) -> list[ConformanceCase]:
-    """Return the cases with these short names, or with these texts in a name. All cases if none is given."""
+    """Return the cases with these short names, or with these texts in a name. Without arguments, return all cases."""
     chosen = set(CASES) if not only else set()
     for text in only:
         found = [case for case in CASES if case.short == text]

@@ -58,8 +58,8 @@ class ReceiveOptions:
 
     def cookie(self) -> bytes | None:
         """Return the secret from the file, an empty one for --open, or None for the one in the sink's directory."""
+        from procession.deployment.cookies import read_cookie
         from procession.errors import UsageError
-        from procession.supervisor.cookies import read_cookie
 
         if self.cookie_file is not None and self.is_open:
             raise UsageError("--cookie-file and --open exclude each other.", next_step="Use one of them.")
@@ -85,7 +85,7 @@ def sink_file(
     receive: ReceiveOptions,
     replication: ReplicationOptions,
 ) -> None:
-    """Write each output to one file. Its transaction log says which bytes are committed (see `cat`)."""
+    """Write each output to one file. Its transaction log lists the committed bytes (see `cat`)."""
     from procession.connectors.file_sink import run_file_sink
 
     with replication.host(directory) as host:
@@ -132,7 +132,7 @@ def sink_epochs(
 def sink_lanes(
     directory: Directory, as_json: Json = False, *, receive: ReceiveOptions, replication: ReplicationOptions
 ) -> None:
-    """Write sorted lanes, one file each, for `procession merge`. Their transaction logs say what is committed."""
+    """Write sorted lanes, one file each, for `procession merge`. Their transaction logs list the committed bytes."""
     from procession.connectors.lane_sink import run_lane_sink
 
     with replication.host(directory) as host:
@@ -161,7 +161,7 @@ def sink_stdout(
     *,
     receive: ReceiveOptions,
 ) -> None:
-    """Print what is committed, and nothing else. A pipe promises less than a file: see docs/how-to/connectors.md."""
+    """Print only committed output. A pipe has a weaker guarantee than a file: see docs/how-to/connectors.md."""
     from procession.connectors.stdout_sink import InDoubt, run_stdout_sink
 
     if in_doubt not in set(InDoubt):

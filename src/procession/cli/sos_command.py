@@ -19,7 +19,11 @@ from procession.log_format import note
 def sos(
     directory: Annotated[Path, typer.Option("--dir", help="The service's directory: its volumes and its secret.")],
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address for clients. Other machines need one of this machine.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address for clients. For clients on other machines, use an address that they can reach.",
+        ),
     ] = "127.0.0.1:7400",
     cookie_file: Annotated[
         Path | None,
@@ -29,9 +33,9 @@ def sos(
     tls: ServerTlsOptions,
 ) -> None:
     """Run an object service. It keeps append-only copies of a pipeline's files for other machines."""
+    from procession.deployment.cookies import read_cookie
     from procession.sos.sos_server import SosConfig, run_sos
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
-    from procession.supervisor.cookies import read_cookie
 
     place = directory.resolve()
     make_pipeline_private(place)

@@ -67,7 +67,7 @@ FramingName = Annotated[
 
 StreamName = Annotated[str, typer.Option("--stream", help="Name of the stream. Its id is derived from the name.")]
 SpoolDirectory = Annotated[
-    Path | None, typer.Option("--spool", help="Keep records in this directory until they are committed.")
+    Path | None, typer.Option("--spool", help="Store records in this directory until they are committed.")
 ]
 BestEffort = Annotated[
     bool, typer.Option("--best-effort", help="Run without a spool. Uncommitted records are lost if this program dies.")
@@ -105,9 +105,9 @@ class SendOptions:
         self, connector: str, instance: str, *, acks: Path | None = None, stop_wait_s: float = STOP_WAIT_S
     ) -> SourceOptions:
         """Return the options of the source's client, with the secret and the certificates loaded."""
+        from procession.deployment.cookies import source_cookie
         from procession.record import share_of
         from procession.sdk.source_options import SourceOptions
-        from procession.supervisor.cookies import source_cookie
 
         return SourceOptions(
             f"procession source {connector}",
@@ -137,7 +137,7 @@ class SendOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions:
-    """Options of a source whose input cannot be replayed: where records wait until they are committed."""
+    """Options of a source whose input cannot be replayed, so that records are kept until they are committed."""
 
     spool: SpoolDirectory = None
     best_effort: BestEffort = False
@@ -181,11 +181,11 @@ def source_file(
 ) -> None:
     """Send the records of files. Exits with status 0 when all of them are committed.
 
-    A record is identified by the offset of its first byte. Files may grow between two runs, and must not change
-    otherwise. A restart continues after the last committed record.
+    A record is identified by the offset of its first byte. Files may grow between two runs, but must not change in
+    other ways. A restart continues after the last committed record.
 
     With --one-stream, files are read one after the other, and a file is complete when the next one exists. With
-    --follow, files that appear later are read, too; their names must sort behind all earlier ones.
+    --follow, files that appear later are read, too; their names must sort after all earlier ones.
     """
     from dataclasses import replace
 
@@ -240,8 +240,8 @@ def source_stdin(
     """Send records from standard input. Exits with status 0 when all of them are committed.
 
     A pipe cannot be read twice. With --spool, a record is safe once it is in that directory: a restart with the same
-    spool first sends what is left there. Without a spool, --best-effort is required: a lost connection is no problem,
-    but if this program is killed, uncommitted records are lost.
+    spool first sends the remaining records. Without a spool, --best-effort is required: a lost connection loses no
+    records, but a kill of this program loses the uncommitted ones.
     """
     from procession.connectors.framing import parse_framing
     from procession.connectors.pushed_sources import run_pushed

@@ -62,7 +62,7 @@ def get(
     ],
     directory: PipelineDirectory = None,
 ) -> None:
-    """Print the state of one key as JSON. Exits with status 1 if the key has none."""
+    """Print the state of one key as JSON. Exits with status 1 if the key has no state."""
     from procession.exit_status import Status
     from procession.operators.json_view import keys_from
 

@@ -29,7 +29,7 @@ def streams(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
     every_s: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two updates.")] = 2.0,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that a gateway has to answer.")] = 5.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the answer of a gateway.")] = 5.0,
     control_cookie_file: ControlCookieFile = None,
     *,
     tls: ClientTlsOptions,
@@ -37,8 +37,8 @@ def streams(
 ) -> None:
     """List the streams of a running pipeline or gateway: state, owner, positions, lag and rate."""
     from procession.cli.streams_table import place, show
+    from procession.deployment.cookies import control_cookie
     from procession.exit_status import hear_interrupts
-    from procession.supervisor.cookies import control_cookie
 
     hear_interrupts()
     at = place(directory, gateway)

@@ -1,6 +1,6 @@
-"""The streams table: collects the streams of a pipeline's gateways and prints them as a table or as JSON.
+"""Collects the streams of a pipeline's gateways, and prints them as a table or as JSON.
 
-Invariant: it only reads. An error names the gateway that does not answer, and a next step. Uses
+Invariant: this module only reads. An error names the gateway that does not answer, and a next step. Uses
 `gateway/control_client`.
 """
 
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from procession.address import parse_address
+from procession.deployment.cookies import PIPELINES
+from procession.deployment.run_claim import holder
 from procession.errors import ConfigError, RoundError, UsageError
 from procession.gateway.control_client import CLOSED, ControlClient
 from procession.gateway.global_registry import LEADER
 from procession.gateway.listen_address import ADDRESS_FILE
-from procession.supervisor.cookies import PIPELINES
-from procession.supervisor.run_claim import holder
+from procession.storage.driver_claim import CHECKPOINT
 from procession.tls import ClientTls, complaint
 
 COLUMNS = ("id", "name", "state", "owner", "committed", "seen", "lag", "rate")
@@ -34,8 +35,8 @@ NAME_CHARS_MAX = 48
 CERTIFICATES = "Check the certificates of both sides: --tls-ca here, --tls-cert there."
 SPEAKS_TLS = "If it uses TLS, give --tls-ca; otherwise look at its log."
 
-PARTS = ("checkpoint", "gateway")
-"""A pipeline that was ever started has one of these in its directory."""
+PARTS = (CHECKPOINT, "gateway")
+"""The directory of a pipeline that was ever started contains one of these."""
 
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -65,8 +66,9 @@ def _gateway_in(directory: Path) -> Path:
 
 
 def chosen_pipeline(directory: Path | None, next_step: str = "Start one, or give its --dir.") -> Path:
-    """The given directory, or that of the one pipeline in `.procession`. Raises ConfigError or UsageError if there is
-    no pipeline, or more than one. `next_step` is what to do if there is none in `.procession`."""
+    """Return the given directory, or the directory of the only pipeline in `.procession`. Raises ConfigError or
+    UsageError if there is no pipeline, or more than one. `next_step` is the advice if `.procession` has no
+    pipeline."""
     found = sorted(path.parent.parent for path in PIPELINES.glob(f"*/gateway/{ADDRESS_FILE}"))
     named = ", ".join(map(str, found))
     if directory is not None:
@@ -84,7 +86,7 @@ def chosen_pipeline(directory: Path | None, next_step: str = "Start one, or give
 
 
 def ask(at: str | Path, *, cookie: bytes, timeout_s: float, tls: ClientTls | None = None) -> list[dict[str, Any]]:
-    """Return every stream of the pipeline, by id. A gateway that does not lead returns only its own streams."""
+    """Return every stream of the pipeline, by id. A gateway that is not the leader returns only its own streams."""
     with _client(at, cookie, timeout_s, tls) as client:
         try:
             members = client.gateways()
@@ -125,8 +127,8 @@ def _client(at: str | Path, cookie: bytes, timeout_s: float, tls: ClientTls | No
 def together(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Combine the rows of streams that several gateways know because the stream moved.
 
-    The row of the holder counts, or else the one with the highest position. Counters are added up. The name comes
-    from the gateway where the stream was opened."""
+    Use the row of the holder or, without a holder, the row with the highest position. Counters are added. The name
+    comes from the gateway where the stream was opened."""
     known: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         known.setdefault(row["id"], []).append(row)

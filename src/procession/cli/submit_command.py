@@ -1,6 +1,6 @@
-"""The commands `procession submit` and `procession pack`: run an app on a Spark cluster that has nothing of ours.
+"""The commands `procession submit` and `procession pack`: run an app on a Spark cluster without Procession.
 
-As in `cli/main`, they only parse and print; `supervisor/submit_app` and `supervisor/run_app` do the work.
+As in `cli/main`, they only parse and print; `jobs/submit_app` and `jobs/run_app` do the work.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ Packages = Annotated[
     typer.Option(
         "--package",
         metavar="NAME",
-        help="Pack this installed package, too (repeatable). Those that the app's files import are found.",
+        help="Also pack this installed package (repeatable). Packages that the app's files import are found"
+        " automatically.",
     ),
 ]
 WithPython = Annotated[
-    bool, typer.Option("--with-python", help="Pack this Python, too, for machines that have none of its version.")
+    bool, typer.Option("--with-python", help="Also pack this Python, for machines without a Python of this version.")
 ]
 
 
@@ -61,12 +62,11 @@ def submit(
     *,
     given: PipelineSettings,
 ) -> None:
-    """Run an app on a Spark cluster whose executors have nothing but Spark and a plain Python. Everything but the tasks
-    runs here."""
+    """Run an app on a Spark cluster whose executors have only Spark and a plain Python. Only the tasks run there."""
+    from procession.deployment.settings import load_settings
     from procession.driver.app_values import export
-    from procession.supervisor.run_app import run_app
-    from procession.supervisor.settings import load_settings
-    from procession.supervisor.submit_app import submitted
+    from procession.jobs.run_app import run_app
+    from procession.jobs.submit_app import submitted
 
     settings = load_settings(**given.given())
     export(sets or [])
@@ -90,9 +90,9 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Pack Procession, its dependencies and an app's modules for executors, as `submit` does."""
+    from procession.deployment.app_packages import app_packages
+    from procession.deployment.environment_archive import SUFFIX, archive_files, write_archive
     from procession.errors import UsageError
-    from procession.supervisor.app_packages import app_packages
-    from procession.supervisor.environment_archive import SUFFIX, archive_files, write_archive
 
     if not output.name.endswith(SUFFIX):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The TLS options, which are the same for every command that listens or connects.
+"""Defines the TLS options of all commands that listen or connect.
 
 `procession.tls` validates them.
 """

@@ -1,6 +1,6 @@
 """The command `procession traces`: sends a trace of each epoch to an OpenTelemetry collector.
 
-As in `cli/main`, it only parses and prints; `supervisor/epoch_traces` does the work.
+As in `cli/main`, it only parses and prints; `monitoring/epoch_traces` does the work.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def traces(
     It reads the epoch history, so you can start and stop it at any time without affecting the pipeline."""
     from procession.cli.streams_table import chosen_pipeline
     from procession.errors import ConfigError
-    from procession.supervisor.epoch_traces import EpochTraces, send
-    from procession.supervisor.job_status import pipeline_name
+    from procession.monitoring.epoch_traces import EpochTraces, send
+    from procession.monitoring.job_status import pipeline_name
 
     directory = chosen_pipeline(directory)
     pipeline = pipeline_name(directory)

@@ -1,6 +1,7 @@
-"""The commands `procession upgrade` and `procession rollback`: change the program of a pipeline, and change it back.
+"""The commands `procession upgrade` and `procession rollback`: change the program of a pipeline, or return to a
+savepoint.
 
-As in `cli/main`, they only parse and print; `supervisor/upgrade_switch` and `supervisor/upgrade_steps` do the work.
+As in `cli/main`, they only parse and print; `jobs/upgrade_switch` and `savepoints/upgrade_steps` do the work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from procession.exit_status import Status
 
 if TYPE_CHECKING:
     from procession.driver.app_file import App
-    from procession.supervisor.upgrade_steps import UpgradeComparison
+    from procession.savepoints.upgrade_steps import UpgradeComparison
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -35,21 +36,19 @@ def upgrade(
     ] = None,
     keep_input: Annotated[
         bool,
-        typer.Option(
-            "--keep-input", help="The savepoint keeps later records, so that a rollback is possible later, too."
-        ),
+        typer.Option("--keep-input", help="The savepoint keeps later records, so that a later rollback is possible."),
     ] = False,
     sets: AppSettings = None,
     as_json: Json = False,
 ) -> None:
     """Switch a pipeline to a new program and keep its states, between two epochs. Producers only wait.
 
-    Prints what happens to the states of each stage, tries the first epoch on real input without committing it, and
-    makes a savepoint. If the new program fails before its first commit, the old one continues. A stopped pipeline is
-    changed at once; start it with `procession run APP.PY`."""
+    Prints the effect on the states of each stage, tries the first epoch on real input without committing it, and
+    creates a savepoint. If the new program fails before its first commit, the old one continues. A stopped pipeline
+    is changed immediately; start it with `procession run APP.PY`."""
+    from procession.deployment.run_claim import running
     from procession.driver.app_file import load_app
     from procession.driver.app_values import export
-    from procession.supervisor.run_claim import running
 
     export(sets or [])
     app = load_app(app_file)
@@ -83,33 +82,33 @@ def rollback(
         list[Path] | None,
         typer.Option(
             "--input",
-            help="A file that a producer of yours sent, and will send again. What `run` read itself is known. May be"
-            " repeated.",
+            help="A file that your producer has sent and will send again (repeatable). Files that `run` has read need"
+            " not be named.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set a stopped pipeline back to a savepoint. Then start its program of that time.
+    """Roll a stopped pipeline back to a savepoint. Then start the program of that time.
 
-    If epochs were committed since, their output is removed. That is refused unless all sinks can do it (files,
-    lanes, Delta and Iceberg tables), and the input is available again: the log still has it (`savepoint create
-    --keep-input`), or all sources can be read again from there (files, Kafka)."""
+    If epochs were committed since, their output is removed. This requires that all sinks can remove output (files,
+    lanes, Delta and Iceberg tables), and that the later input is available: in the log (`savepoint create
+    --keep-input`), or from sources that can be read again (files, Kafka)."""
     from procession.cli.streams_table import chosen_pipeline
-    from procession.supervisor.job_status import pipeline_name
-    from procession.supervisor.rollback import roll_back
-    from procession.supervisor.run_claim import claimed
-    from procession.supervisor.savepoint import find
+    from procession.deployment.run_claim import claimed
+    from procession.monitoring.job_status import pipeline_name
+    from procession.savepoints.rollback import roll_back
+    from procession.savepoints.savepoint import find
 
     directory = chosen_pipeline(directory)
     saved = find(directory, name)
     with claimed(directory, pipeline_name(directory), Path("procession")):
         done = roll_back(directory, saved, inputs or [])
-    text = f"set the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
+    text = f"rolled the pipeline in {directory} back to savepoint {name!r} (epoch {saved.epoch:,})"
     if done.epochs:
         again = f"{done.records:,} rows of the log are processed again"
         if done.streams:
-            again = f"the sources of {done.streams:,} streams send again what came after it"
-        text += f"; took {done.epochs:,} committed epochs back; {again}"
+            again = f"the sources of {done.streams:,} streams send the later records again"
+        text += f"; undid {done.epochs:,} committed epochs; {again}"
     result = {"rolled_back_to": name, "epoch": saved.epoch, "epochs_taken_back": done.epochs}
     print(
         json.dumps(result | {"rows_again": done.records, "streams_again": done.streams, "sinks": dict(done.sinks)})
@@ -130,9 +129,9 @@ def check_other_file(running: Path, new: Path) -> None:
 
 
 def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeComparison, str]:
-    """Compare and try the new program on a savepoint that is dropped again."""
-    from procession.supervisor.savepoint_create import trial
-    from procession.supervisor.upgrade_steps import compare, try_first_epoch
+    """Compare and try the new program on a temporary savepoint."""
+    from procession.savepoints.savepoint_create import trial
+    from procession.savepoints.upgrade_steps import compare, try_first_epoch
 
     comparison = compare(directory, app)
     if not is_quiet:
@@ -147,9 +146,9 @@ def _tried(directory: Path, app: App, *, is_quiet: bool) -> tuple[UpgradeCompari
 def _changed(
     directory: Path, app_file: Path, app: App, name: str, comparison: UpgradeComparison, *, keep_input: bool
 ) -> dict[str, Any]:
-    from procession.supervisor.run_claim import claimed
-    from procession.supervisor.savepoint_create import create
-    from procession.supervisor.upgrade_steps import apply, check_delivered
+    from procession.deployment.run_claim import claimed
+    from procession.savepoints.savepoint_create import create
+    from procession.savepoints.upgrade_steps import apply, check_delivered
 
     with claimed(directory, app.graph.name, app_file):
         check_delivered(directory, comparison)
@@ -159,7 +158,7 @@ def _changed(
 
 
 def _switched(directory: Path, app_file: Path, name: str, *, is_quiet: bool, keep_input: bool) -> dict[str, Any]:
-    from procession.supervisor.upgrade_switch import request_upgrade
+    from procession.jobs.upgrade_switch import request_upgrade
 
     told = 0
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The commands `procession verify` and `procession cat`: verify and print what sinks have committed.
+"""The commands `procession verify` and `procession cat`: verify and print the committed output of sinks.
 
 As in `cli/main`, they only parse and print; `verify/comparison`, `verify/live_check` and `verify/sink_outputs` read the
 output. They change nothing.
@@ -27,7 +27,10 @@ def verify(
         typer.Option(min=1, help="With --order key: number of the key's field in a line, separated by blanks."),
     ] = None,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="The pipeline is still running: records missing at the end are no fault.")
+        bool,
+        typer.Option(
+            "--prefix", help="The pipeline is still running: do not report records that are missing at the end."
+        ),
     ] = False,
     every: Annotated[
         float | None, typer.Option(min=0.01, help="Check again every this many seconds, until a fault is found.")

@@ -1,27 +1,28 @@
 """The checkpoint: Spark's directory, one copy per driver, and the fence that names the valid one.
 
-Invariant: `CURRENT` names the one driver that may decide. A successor first replaces it durably, then copies offsets,
-commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before phase 2. So
-what a replaced driver still writes goes into a copy that is never read.
+Invariant: `CURRENT` names the one driver that may decide. A successor first replaces this file durably, then copies
+offsets, commits and rounds, in this order, then decides. A driver reads `CURRENT` again after `commits/N` and before
+phase 2. So a replaced driver writes only into a copy that is never read.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from procession.commit.declared_endpoints import check_codecs, other_endpoints
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import RoundRecords, read_reserved, write_reserved
 from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import METADATA, SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
-from procession.errors import ConfigError, PlanError, StorageError
+from procession.errors import ConfigError, StorageError
 from procession.format_number import check_format
 from procession.planner.graph import SinkCodec
 from procession.runtime.files import FileSystem, HeldLock, OpenMode
@@ -38,17 +39,16 @@ from procession.storage.durable import (
 
 PIPELINE = "pipeline.json"
 CHANGE = "CHANGE"
-"""A change that is not complete: the fence of its copy, and what `pipeline.json` is to say."""
+"""The file of an incomplete change: the fence of its copy, and the new content of `pipeline.json`."""
 ROLLBACK = "ROLLBACK"
-"""A rollback that is not complete: the name of its savepoint."""
+"""The file of an incomplete rollback: the name of its savepoint."""
 FORMAT = 2
-"""Of `pipeline.json`, and of what has no number of its own in a checkpoint: its folders, `CURRENT`, and our line in
-Spark's `offsets`. Without a number it is format 1, which says the same; the next claim writes the number."""
-UNTOLD = "bytes"
-"""The codec of a sink for which the checkpoint and the program name none."""
-WRITTEN_ALIKE = frozenset({"bytes", "text"})
+"""Format number of `pipeline.json`, and of the parts of a checkpoint without their own number: its folders, `CURRENT`,
+and this project's line in Spark's `offsets`. Without a number it is format 1, which means the same; the next claim
+writes the number."""
 EPOCHS_COPIED = 10
-"""A successor needs the last two. Each file costs a sync, and a restart should be quick."""
+"""Number of epochs that a successor copies. It needs the last two. Each file costs a sync, and a restart should be
+quick."""
 
 
 def random_id() -> str:
@@ -57,7 +57,7 @@ def random_id() -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One driver's copy. `id` names the pipeline's checkpoint for its life and is part of every transaction id."""
+    """One driver's copy of the checkpoint. `id` never changes, and is part of every transaction id."""
 
     root: Path
     id: str
@@ -77,8 +77,8 @@ class Checkpoint:
         return RoundRecords(self.directory / "rounds", self.files)
 
     def check_fence(self, *, asks: bool = False) -> None:
-        """Raises FencedError if a later driver has taken over. With `asks`, the replicas are asked, if there are any:
-        a driver on another machine does not change `CURRENT` here."""
+        """Raise FencedError if a later driver has taken over. With `asks`, the replicas are asked, if there are any,
+        because a driver on another machine does not change `CURRENT` here."""
         current = read_claim(self.root, self.files)
         if current != self.fence:
             raise fenced(self.fence, current)
@@ -90,8 +90,8 @@ class Checkpoint:
         return read_reserved(self.directory, self.log.committed, self.files)
 
     def reserve(self, number: int) -> None:
-        """Reserve the numbers of attempts up to this one. Raises FencedError if a later driver has taken over: it may
-        not have seen this reservation, so the numbers must not be used."""
+        """Reserve the numbers of attempts up to this number. Raises FencedError if a later driver has taken over. That
+        driver may not know this reservation, so the numbers must not be used."""
         write_reserved(self.directory, number, self.files)
         self.check_fence()
 
@@ -112,9 +112,9 @@ class Checkpoint:
         files: FileSystem = HOST_FILES,
         new_id: Callable[[], str] = random_id,
     ) -> Checkpoint:
-        """Claims the pipeline in this directory, or creates it, and fences off every earlier driver. `endpoints` are
-        its sources and sinks, as in `Graph.endpoints`; `codecs` are the codecs of its sinks. If `check(last committed
-        round)` raises, nothing is claimed, and a running driver continues."""
+        """Claim the pipeline in this directory, or create it, and fence off every earlier driver. `endpoints` are its
+        sources and sinks, as in `Graph.endpoints`; `codecs` are the codecs of its sinks. If `check(last committed
+        round)` raises, the claim has no effect, and a running driver continues."""
         make_directory(root, files)
         with closing(lock_checkpoint(root, files)):
             finish_change(root, files)
@@ -125,7 +125,7 @@ class Checkpoint:
                 check(last)
             if any(fence >= checkpoint.fence for fence in _copies(root, files)):
                 raise claim_damaged(root)
-            # Files that are read may not be synced, so they are written again before anything depends on them.
+            # The files that were read may not be synced, so they are written again before any step depends on them.
             write_durably(root / PIPELINE, json.dumps(document).encode(), files)
             checkpoint.places.renew()
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode(), files)
@@ -133,12 +133,12 @@ class Checkpoint:
             checkpoint.copy_last()
             checkpoint.log.check()
         except (OSError, StorageError) as error:
-            checkpoint.check_fence()  # a successor removes this driver's draft
+            checkpoint.check_fence()  # a successor has removed this driver's draft
             if isinstance(error, OSError):
                 raise storage_error(checkpoint.directory, "copy the checkpoint to", error) from error
             raise
-        # A driver that is replaced before its copy is complete may have copied less than its successor. It would
-        # remove output as uncommitted that the successor needs. From here on a successor copies this driver's copy.
+        # A driver that is replaced before its copy is complete may have copied less than its successor. It would remove
+        # output as uncommitted that the successor needs. From here on, a successor copies this driver's copy.
         checkpoint.check_fence()
         return checkpoint
 
@@ -147,15 +147,16 @@ class Checkpoint:
         change: Callable[[RoundRecord | None], tuple[dict[str, Any], RoundRecord]] | None = None,
         offsets: bytes | None = None,
     ) -> None:
-        """Make this driver's copy of the last complete one. `change` returns what `pipeline.json` and the record of the
-        last committed epoch are to say from this copy on. `offsets` are Spark's offsets of that epoch, if they change;
-        then an epoch that is not decided is forgotten, and so are the records of earlier ones."""
+        """Copy the last complete copy for this driver. `change` returns the new content of `pipeline.json` and of the
+        last committed round record. `offsets` are Spark's offsets of that epoch, if they change. Then an undecided
+        epoch is discarded, and so are the records of earlier epochs."""
         files, complete = self.files, _copies(self.root, self.files)
         draft = self.root / f"{self.fence:010d}.draft"
         files.make_directory(draft)
         if complete:
             last = self.root / f"{complete[-1]:010d}"
-            # Offsets before commits before rounds: a driver that still writes can only add what the later ones explain.
+            # Offsets come before commits, and commits before rounds. Then an earlier driver that still writes can only
+            # add entries that the later files explain.
             for part in ("offsets", "commits"):
                 _copy_files(last / part, draft / part, files)
             committed = SparkLog(draft, files).committed
@@ -165,7 +166,7 @@ class Checkpoint:
             if is_whole(last / METADATA, files):
                 _copy_file(last / METADATA, draft / METADATA, files)
             if not files.exists(last):
-                raise StorageError(f"{last} was cleared away while it was copied: drivers start at the same time")
+                raise StorageError(f"{last} was removed while it was copied: two drivers start at the same time")
         if change is not None:
             rounds = RoundRecords(draft / "rounds", files)
             committed = SparkLog(draft, files).committed
@@ -196,10 +197,10 @@ class Checkpoint:
 
 
 def check_rolled_back(root: Path, files: FileSystem = HOST_FILES) -> None:
-    """Raise ConfigError if a rollback was interrupted: sinks and log are partly where they were."""
-    data = read_if_there(root / ROLLBACK, files)
-    if data is not None:
-        name = json.loads(data)["savepoint"]
+    """Raise ConfigError if a rollback was interrupted. Then some sinks and logs are rolled back, and others are not."""
+    found = _fields(root / ROLLBACK, ("savepoint",), files)
+    if found is not None:
+        (name,) = found
         raise ConfigError(
             f"The rollback of this pipeline to savepoint {name!r} was interrupted.",
             next_step=f"Finish it: procession rollback {name}.",
@@ -207,14 +208,14 @@ def check_rolled_back(root: Path, files: FileSystem = HOST_FILES) -> None:
 
 
 def finish_change(root: Path, files: FileSystem = HOST_FILES) -> None:
-    """Finish a change of the checkpoint that was interrupted, or forget it if its copy is not complete. Called with the
-    lock held."""
-    data = read_if_there(root / CHANGE, files)
-    if data is None:
+    """Finish an interrupted change of the checkpoint, or discard it if its copy is incomplete. The caller holds the
+    lock."""
+    found = _fields(root / CHANGE, ("fence", "pipeline"), files)
+    if found is None:
         return
-    made = json.loads(data)
-    if made["fence"] in _copies(root, files):
-        write_durably(root / PIPELINE, json.dumps(made["pipeline"]).encode(), files)
+    fence, document = found
+    if fence in _copies(root, files):
+        write_durably(root / PIPELINE, json.dumps(document).encode(), files)
     try:
         remove(root / CHANGE, files)
     except OSError as error:
@@ -222,8 +223,17 @@ def finish_change(root: Path, files: FileSystem = HOST_FILES) -> None:
     fsync_dir(root, files)
 
 
+def _fields(path: Path, names: Sequence[str], files: FileSystem) -> list[Any] | None:
+    """Return these fields of a JSON file; None if there is no file. Raises StorageError if it is damaged."""
+    data = read_if_there(path, files)
+    try:
+        return None if data is None else [json.loads(data)[name] for name in names]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _not_whole(path, error) from error
+
+
 def lock_checkpoint(root: Path, files: FileSystem = HOST_FILES) -> HeldLock:
-    """Hold the lock of claims and changes. Waits while another process holds it."""
+    """Take the lock of claims and changes. Waits while another process holds it."""
     try:
         files.open(root / "LOCK", OpenMode.CREATE).close()
         return files.lock(root / "LOCK", waits=True)
@@ -232,7 +242,7 @@ def lock_checkpoint(root: Path, files: FileSystem = HOST_FILES) -> HeldLock:
 
 
 def _last_committed(root: Path, files: FileSystem) -> RoundRecord | None:
-    """The record of the last epoch known to be committed. A running driver may be further on."""
+    """Return the record of the last epoch known to be committed. A running driver may have committed more."""
     complete = _copies(root, files)
     if not complete:
         return None
@@ -249,7 +259,7 @@ def _identified(
     files: FileSystem,
     new_id: Callable[[], str],
 ) -> dict[str, Any]:
-    """The description of the pipeline that the checkpoint has from this claim on."""
+    """Return the description of the pipeline that the checkpoint has from this claim on."""
     path = root / PIPELINE
     if not files.exists(path):
         # Files of a checkpoint, and drafts of a claim that was killed, are allowed.
@@ -283,7 +293,7 @@ def _identified(
             next_step=f"give {name!r} a directory of its own with --dir",
         )
     if shape != fingerprint:
-        raise _other_endpoints(root, name, known_endpoints, endpoints)
+        raise other_endpoints(root, name, known_endpoints, endpoints)
     check_codecs(root, known_codecs, codecs)
     return {
         **found,
@@ -294,14 +304,14 @@ def _identified(
 
 
 def _endpoint(name: str, what: str) -> str:
-    """The key of a source or sink. Old checkpoints, from before a source and a sink could have the same name, contain
+    """Return the key of a source or sink. Checkpoints from before a source and a sink could have the same name contain
     only the name."""
     return name if " " in name else f"{what.partition(' ')[0]} {name}"
 
 
 def read_pipeline(root: Path, files: FileSystem = HOST_FILES) -> dict[str, Any]:
-    """What a checkpoint says about its pipeline, with its `id`. Raises StorageError if a later version made it, or if
-    it is damaged, and FileNotFoundError if there is none."""
+    """Read a checkpoint's description of its pipeline, with its `id`. Raises StorageError if it has a newer format or
+    is damaged, and FileNotFoundError if there is none."""
     path = root / PIPELINE
     try:
         found: dict[str, Any] = json.loads(files.read(path))
@@ -315,52 +325,8 @@ def _not_whole(path: Path, error: Exception) -> StorageError:
     return StorageError(f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy")
 
 
-def check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, SinkCodec]) -> None:
-    """Raise PlanError if a sink without a declared codec would write another one than before. Old checkpoints, from
-    before sinks inherited the codec of their source, do not contain it: such a sink wrote bytes."""
-    for sink, codec in codecs.items():
-        before = known.get(sink, UNTOLD)
-        if codec.is_inherited and before != codec.name and not {before, codec.name} <= WRITTEN_ALIKE:
-            raise PlanError(
-                f"sink {sink!r} does not say its codec and would write {codec.name}, as its source says; the checkpoint"
-                f" in {root} was made when it wrote {before}",
-                next_step=f'say sink(…, codec="{before}") to go on as before, or codec="{codec.name}" if that is meant',
-                stage=sink,
-            )
-
-
-def _other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
-    """The error for a program whose sources or sinks differ from those of the checkpoint, by name."""
-    lost = [endpoint for endpoint in known if given.get(endpoint) != known[endpoint]]
-    new = [endpoint for endpoint in given if endpoint not in known]
-    names = {endpoint: endpoint.partition(" ")[2] for endpoint in (*known, *given)}
-    instead = [endpoint for endpoint in new if lost and endpoint.partition(" ")[0] == lost[0].partition(" ")[0]]
-    if lost and lost[0] in given:
-        what = f"{names[lost[0]]!r} is a {given[lost[0]]}, and was a {known[lost[0]]}"
-        step = f"make it a {known[lost[0]]} again"
-    elif instead:
-        what = f"{known[lost[0]]} {names[lost[0]]!r} is gone, and {given[instead[0]]} {names[instead[0]]!r} is new"
-        step = f"if it is the same one, name it {names[lost[0]]!r}"
-    elif lost:
-        what, step = f"{known[lost[0]]} {names[lost[0]]!r} is gone", "put it back"
-    elif known and new:
-        what, step = f"{given[new[0]]} {names[new[0]]!r} is new", "leave it out"
-    else:
-        what, step = "its guarantee or what is idempotent is another", "declare it as before"
-    changed = {*lost, *new}
-    if changed and all(endpoint.startswith("sink ") for endpoint in changed) and not changed & {*known} & {*given}:
-        step += ", or " + ("start the earlier program and " if lost else "")
-        step += "change the sinks with `procession upgrade`"
-    return PlanError(
-        f"the sources or sinks of pipeline {name!r} are not those that the checkpoint in {root} was made with: {what}",
-        next_step=f"{step}, or start over with another --dir (and an empty output); stages between source and sink that"
-        " keep no states may change freely",
-        stage=names.get((lost or new or [""])[0], ""),
-    )
-
-
 def _copies(root: Path, files: FileSystem) -> list[int]:
-    """The fences of the drivers that have a complete copy here."""
+    """Return the fences of the drivers that have a complete copy here."""
     return sorted(_numbered(root, files))
 
 
@@ -374,7 +340,8 @@ def _numbered(directory: Path, files: FileSystem) -> dict[int, Path]:
 def _copy_files(source: Path, target: Path, files: FileSystem, *, up_to: int | None = None) -> None:
     files.make_directory(target)
     named = _numbered(source, files)
-    # Spark does not sync: a power cut may leave its newest file torn. Nothing was built on a file that we did not sync.
+    # Spark does not sync: a power failure may leave its newest file incomplete. No step was based on a file before it
+    # was synced.
     while named and not is_whole(named[max(named)], files):
         del named[max(named)]
     for epoch in sorted(epoch for epoch in named if up_to is None or epoch <= up_to)[-EPOCHS_COPIED:]:
@@ -389,6 +356,6 @@ def _copy_file(source: Path, target: Path, files: FileSystem) -> None:
             file.write(0, data)
             file.sync()
     except FileNotFoundError:
-        pass  # Spark purges its oldest files while we copy; only the newest matter
+        pass  # Spark may purge its oldest files during the copy; only the newest are needed
     except OSError as error:
         raise storage_error(target, "write", error) from error

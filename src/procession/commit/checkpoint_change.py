@@ -1,10 +1,9 @@
-"""Changes what a checkpoint says about its last committed epoch and its pipeline, for an upgrade or a rollback.
+"""Changes a checkpoint's last committed round record and its description of the pipeline, for an upgrade or a rollback.
 
-Invariant: the change is atomic and fenced. A change takes a fence of its own, so that no earlier driver can
-commit any more, and holds the checkpoint's lock until the change is complete. The changed round record is in the new
-copy of the checkpoint, which becomes valid by one rename. The changed `pipeline.json` is in `CHANGE` before that
-rename; the next claim finishes a change whose copy is complete, and forgets one whose copy is not. Fences and attempt
-numbers never go back.
+Invariant: the change is atomic and fenced. A change claims a fence, so that no earlier driver can commit any more, and
+holds the checkpoint's lock until the change is complete. The changed round record is in the new copy of the checkpoint,
+which becomes valid by one rename. The changed `pipeline.json` is in `CHANGE` before that rename; the next claim
+finishes a change whose copy is complete, and discards one whose copy is not. Fences and attempt numbers never go back.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from procession.storage.driver_claim import CURRENT, read_claim
 from procession.storage.durable import write_durably
 
 Change = Callable[[Checkpoint, dict[str, Any], RoundRecord], tuple[dict[str, Any], RoundRecord]]
-"""Takes the new copy, what `pipeline.json` says, and the last committed record. Returns both as they are to be. If it
-raises, nothing but the fence changes."""
+"""Takes the new copy, the content of `pipeline.json` and the last committed record. Returns the new versions of both.
+If it raises, only the fence changes."""
 
 
 def change_checkpoint(
     root: Path, change: Change, offsets: bytes | None = None, files: FileSystem = HOST_FILES
 ) -> Checkpoint:
-    """Fence off every earlier driver, and change the checkpoint; also Spark's offsets of the last committed epoch, if
-    they are given. Raises ConfigError if no epoch is committed."""
+    """Fence off every earlier driver, and change the checkpoint. If `offsets` are given, also replaces Spark's offsets
+    of the last committed epoch. Raises ConfigError if no epoch is committed."""
     with closing(lock_checkpoint(root, files)):
         finish_change(root, files)
         document = read_pipeline(root, files)

@@ -1,8 +1,8 @@
 """The coordinator: one two-phase commit for each epoch. Pure: events in, actions out.
 
-Invariant: the coordinator does not make the decision, it looks it up. A round is *in doubt* from its record until
-`commits/N` is found or the query has ended; in between, nothing is committed or aborted at a sink. Input: the runs of
-an epoch (`storage/run_store`), the sinks' votes and Spark's commit log.
+Invariant: the coordinator does not make the decision, but looks it up. A round is *in doubt* from its record until
+`commits/N` is found or the query has ended. Meanwhile, no transaction is committed or aborted at a sink. Input: the
+runs of an epoch (`storage/run_store`), the sinks' votes and Spark's commit log.
 """
 
 from __future__ import annotations
@@ -43,46 +43,45 @@ from procession.errors import LocalProtocolError
 from procession.planner.guarantee import POLICIES, Guarantee, Policy
 
 REFUSALS_MAX = 8
-"""Number of abort votes or missed votes on one epoch that stops the pipeline."""
+"""Number of abort votes or missed votes on one epoch after which the pipeline stops."""
 
 ATTEMPTS_RESERVED = 100
-"""Attempt numbers reserved at a time: one sync per this many epochs."""
+"""Number of attempt numbers that are reserved at a time, which costs one sync."""
 
 RECENT_EVENTS_MAX = 64
 
 
 class CommitStrategy(Protocol):
-    """What differs between guarantees: when a sink is sent an epoch, when it commits, and what a listed transaction is
-    to become. `TwoPhase` is strict; `OnePhase` is for weaker guarantees and idempotent sinks."""
+    """The decisions that differ between guarantees: when an epoch is sent to a sink, when the sink commits, and how a
+    listed transaction is decided. `TwoPhase` is strict; `OnePhase` is for weaker guarantees and idempotent sinks."""
 
     def begin(self, core: Coordinator) -> None:
-        """The coordinator is made."""
+        """Prepare the state of a new coordinator."""
 
     def connected(self, core: Coordinator, event: SinkConnected) -> list[Action]: ...
 
     def lost(self, core: Coordinator, event: SinkLost) -> list[Action]: ...
 
     def ready(self, core: Coordinator, event: EpochReady) -> list[Action]:
-        """The round of an epoch is open."""
+        """Handle the opening of an epoch's round."""
 
     def is_due(self, core: Coordinator, name: str) -> bool:
-        """Whether the open epoch is sent to this sink now."""
+        """Whether the open epoch should be sent to this sink now."""
 
     def voted(self, core: Coordinator, event: VoteReceived) -> list[Action]: ...
 
     def keeps_vote(self, core: Coordinator, name: str) -> bool:
-        """Whether a sink's vote outlives the abort of an attempt."""
+        """Whether a sink's vote remains after the abort of an attempt."""
 
     def found(self, core: Coordinator, event: CommitFound) -> list[Action]: ...
 
     def ended(self, core: Coordinator) -> None:
-        """The query is over: no round is open."""
+        """Handle the end of the query. No round is open."""
 
 
 class Coordinator:
-    """`handle(event)` is the only entry point; `strategy` decides what differs between guarantees. `rounds`,
-    `committed` and `reserved` (the last number of an attempt that may have been used) are what the checkpoint held at
-    the start."""
+    """Decides a round from its events. `handle` is the only entry point. `rounds`, `committed` and `reserved` (the last
+    attempt number that may have been used) are the state of the checkpoint at the start."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class Coordinator:
         refusals_max: int = REFUSALS_MAX,
         strategy: CommitStrategy | None = None,
     ) -> None:
-        """`strategy` is what the guarantee needs; without one, two-phase commit."""
+        """`strategy` makes the decisions that depend on the guarantee. None: two-phase commit."""
         self._strategy = strategy if strategy is not None else TwoPhase()
         self.policy = policy
         self.pipeline = pipeline
@@ -117,15 +116,15 @@ class Coordinator:
         self._names = list(self.sinks)
         self._without_vote = 0
         self._without_confirmation = 0
-        """Places in `_names` from which such a sink is looked for. They move on, so that a round looks at each sink a
-        few times, however many there are."""
+        """Index in `_names` of the first sink that may lack a confirmation; the attribute above is the same for votes.
+        Both advance, so a round visits each sink only a few times, for any number of sinks."""
         for name in last.parts if last is not None else ():
             if name not in self.sinks:
                 raise taken_out(name)
         self._strategy.begin(self)
 
     def handle(self, event: Event) -> list[Action]:
-        """The actions that follow from an event."""
+        """Handle an event. Returns the actions that follow."""
         self._recent.append(("<", event))
         actions = self._handle(event)
         for action in actions:
@@ -134,7 +133,7 @@ class Coordinator:
 
     @property
     def recent_events(self) -> list[str]:
-        """The last events and actions as text, formatted only when it is asked for."""
+        """The last events and actions as text, formatted only on request."""
         return [f"{gutter} {what}" for gutter, what in self._recent]
 
     def _handle(self, event: Event) -> list[Action]:
@@ -157,7 +156,7 @@ class Coordinator:
                 sink = self.sinks[name]
                 return self.confirm(sink) if sink.unconfirmed is not None and sink.unconfirmed.txn == txn else []
 
-    # Sinks come and go
+    # Connections of sinks
 
     def is_ours(self, name: str, transaction: TransactionId | None) -> bool:
         # Compares whole names: if "-w-" is part of the sink's name, the start of that name is ambiguous.
@@ -187,7 +186,7 @@ class Coordinator:
             return [
                 StopPipeline(
                     LocalProtocolError(
-                        f"epoch {event.epoch} came when {self.committed} was the last committed",
+                        f"received epoch {event.epoch} although {self.committed} is the last committed",
                         recent_events=self.recent_events,
                     )
                 )
@@ -229,7 +228,7 @@ class Coordinator:
         )
 
     def abort_all(self, delay_s: float = 0.0) -> list[Action]:
-        """Aborts this attempt at all sinks. A sink discards unprepared output when its session begins again."""
+        """Abort this attempt at all sinks. A sink discards unprepared output when its session begins again."""
         actions: list[Action] = []
         for name, sink in self.sinks.items():
             if sink.phase is SinkPhase.VOTED and sink.txn is not None:
@@ -271,5 +270,5 @@ class Coordinator:
 def _recovered(name: str, last: RoundRecord | None, reserved: int) -> SinkStatus:
     part = last.parts.get(name) if last is not None else None
     if part is None:
-        return SinkStatus(position=0, attempt=reserved)  # nothing was ever committed to it
+        return SinkStatus(position=0, attempt=reserved)  # no transaction was ever committed to it
     return SinkStatus(position=part.end, unconfirmed=part, attempt=reserved)

@@ -1,4 +1,4 @@
-"""Dead letters: how many there are over the life of a checkpoint, and how many stop the pipeline.
+"""Dead letters: counts them over the life of a checkpoint, and stops the pipeline if there are too many.
 
 Invariant: dead letters are counted in the round record, so the count is exact over crashes and restarts. Their share is
 computed over blocks of epochs with at least `records_min` records. The epoch that completes a block above the limit is
@@ -18,19 +18,19 @@ BLOCK_RECORDS = "block_records"
 BLOCK_DEAD_LETTERS = "block_dead_letters"
 
 OWN = frozenset({DEAD_LETTERS, BLOCK_RECORDS, BLOCK_DEAD_LETTERS})
-"""These are left out while they are 0."""
+"""Counters that are omitted while they are 0."""
 
 
 @dataclass(frozen=True)
 class DeadLetterLimit:
-    """How many of the records may become dead letters. 1.0: all of them."""
+    """Maximum share of the records that may become dead letters. 1.0 allows all of them."""
 
     sink: str
     share_max: float = 0.5
     records_min: int = 1000
 
     def is_over(self, records: int, letters: int) -> bool:
-        # After a flat_map, one record can give several dead letters; the share is at most 1.
+        # After a flat_map, one record can cause several dead letters; the share is at most 1.
         return min(letters, records) > self.share_max * records
 
 
@@ -41,8 +41,8 @@ def judged(
     letters: int,
     first_letter: Callable[[], bytes],
 ) -> dict[str, int]:
-    """These counters, with the epoch's dead letters; `before` are those of the epoch before. Raises PlanError if there
-    are too many."""
+    """Add the epoch's dead letters to these counters; `before` are the counters of the previous epoch. Raises PlanError
+    if there are too many."""
     found = {**counters, DEAD_LETTERS: before.get(DEAD_LETTERS, 0) + letters}
     records = before.get(BLOCK_RECORDS, 0) + counters["records_in"] - before.get("records_in", 0)
     letters += before.get(BLOCK_DEAD_LETTERS, 0)
@@ -59,7 +59,7 @@ def _too_many(limit: DeadLetterLimit, records: int, letters: int, first: bytes) 
     return PlanError(
         f"{share}, more than the share of {limit.share_max:g} that dead_letter_share_max allows{_reason(first)}",
         next_step="correct the function and start again: nothing of this epoch was committed, and its records are run"
-        f" again; dead letters of earlier epochs are in sink {limit.sink!r}. If so many are to be expected, raise"
+        f" again; dead letters of earlier epochs are in sink {limit.sink!r}. If this many are expected, raise"
         " dead_letter_share_max",
         sink=limit.sink,
         records=records,
@@ -68,7 +68,7 @@ def _too_many(limit: DeadLetterLimit, records: int, letters: int, first: bytes) 
 
 
 def _reason(first: bytes) -> str:
-    """The reason in the epoch's first dead letter, or nothing if it has another format."""
+    """Return the reason in the epoch's first dead letter, or an empty text if it has another format."""
     try:
         letter = json.loads(first)
         return (

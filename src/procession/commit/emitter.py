@@ -1,8 +1,8 @@
 """The emitter: reads the runs of an epoch in the order in which a sink receives them, and makes messages of them.
 
-Invariant: runs with an order key are merged by it. Runs without one are concatenated, by chain and partition. A message
-holds one record, the bytes of many, or a block of many (`wire/block_codec`), as the sink requests. `commit/sink_link`
-sends the messages.
+Invariant: runs with an order key are merged by it. Runs without an order key are concatenated, by chain and partition.
+A message holds one record, the bytes of many records, or a block of many records (`wire/block_codec`), as the sink
+requests. `commit/sink_link` sends the messages.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ IN_BLOCKS = ("payload", "key", "event_time")
 
 
 def runs_for(sink: str, bucket: int | None, manifests: Sequence[Manifest]) -> list[Run]:
-    """The runs of a sink; of one of its connections, those in its bucket."""
+    """Return the runs of a sink, or of one of its connections: those in its bucket."""
     found = (run for manifest in manifests for run in manifest.runs if run.to == sink)
     return [run for run in found if bucket is None or run.bucket == bucket]
 
 
 def payloads(store: Runs, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]:
-    """What these runs of one output hold, in its order, piece by piece."""
+    """Yield the payloads of one output's runs, in its order, piece by piece."""
     for batch in _batches(store, epoch, runs, ("payload",)):
         yield batch.column("payload")
 
@@ -45,7 +45,7 @@ def _batches(store: Runs, epoch: int, runs: Sequence[Run], columns: Sequence[str
 
 
 class ConnectionRuns(NamedTuple):
-    """What a connection gets of an epoch: its runs, and the number of records in all connections of its sink."""
+    """A connection's part of an epoch: its runs, and the number of records in all connections of its sink."""
 
     runs: Sequence[Run]
     total: int
@@ -58,40 +58,41 @@ def connection_runs(options: SinkOptions, manifests: Sequence[Manifest]) -> Conn
 
 
 def emission(store: Runs, action: EmitEpoch, given: ConnectionRuns, options: SinkOptions) -> Iterator[pa.Array]:
-    """The messages for a connection, piece by piece."""
+    """Yield the messages for a connection, piece by piece."""
     if options.lane is None:
         return messages(store, action.epoch, given.runs, options)
     return lane_messages(store, action.epoch, action.txn, given.runs, given.total, options.lane, options.pack_bytes_max)
 
 
 def messages(store: Runs, epoch: int, runs: Sequence[Run], options: SinkOptions) -> Iterator[pa.Array]:
-    """The same as messages for a sink, piece by piece."""
+    """Yield the messages for a sink without lanes, piece by piece."""
     if options.is_in_blocks:
         return blocks(store, epoch, runs, options.pack_bytes_max)
     return (packed(piece, options.pack_bytes_max) for piece in payloads(store, epoch, runs))
 
 
 def length_of(runs: Sequence[Run], options: SinkOptions) -> int | None:
-    """The bytes of these messages; None: blocks are made when they are sent, so their size is not known before."""
+    """Return the total bytes of the messages. None: blocks are made when they are sent, so their size is unknown
+    before."""
     return None if options.is_in_blocks else sum(run.payload_bytes for run in runs)
 
 
 def packed(payload: pa.Array, bytes_max: int) -> pa.Array:
-    """The records as messages of up to `bytes_max` bytes behind their first record; 0: one record each. Nothing is
-    copied: a message is a longer view of the same buffer."""
+    """Pack records into messages of up to `bytes_max` bytes after their first record. 0: one record per message. No
+    byte is copied: a message is a longer view of the same buffer."""
     if not bytes_max:
         return payload
     _, offsets_buffer, data = payload.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
-    # A record goes into the message that its last byte falls into, if messages were cut every `bytes_max` bytes.
+    # The messages result from a cut every `bytes_max` bytes. A record belongs to the message of its last byte.
     last = (offsets[1:] - offsets[0] - 1) // bytes_max
     cuts = np.concatenate(([0], np.flatnonzero(np.diff(last)) + 1, [len(payload)]))
     return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(offsets[cuts].copy()), data])
 
 
 def blocks(store: Runs, epoch: int, runs: Sequence[Run], bytes_max: int) -> Iterator[pa.Array]:
-    """The same records as blocks, each of them a message. Raises StorageError if the runs hold more or fewer records
-    than their manifests say."""
+    """Yield the records as blocks, each of them a message. Raises StorageError if the number of records in the runs
+    differs from their manifests."""
     expected, count = sum(run.count for run in runs), 0
     batches = (batch.select(IN_BLOCKS) for batch in _batches(store, epoch, runs, IN_BLOCKS))
     for batch in block_sized(batches, bytes_max):

@@ -1,8 +1,8 @@
-"""The driver's side of emitter processes: starts them, gives orders, and passes on what they report.
+"""The driver's side of emitter processes: starts them, sends requests, and passes on their answers.
 
-Invariant: an emitter process that ends is a lost connection for each of its sinks, and nothing else. Another one is
-started, connects again, and lists what the sinks have voted for; the coordinator settles it as after every lost
-connection. Upstream: `commit/performer`; downstream: `commit/emitter_process`.
+Invariant: the end of an emitter process is only a lost connection for each of its sinks. Another process is started,
+connects again, and lists the transactions that the sinks have voted for. The coordinator decides them as after every
+lost connection. Used by `commit/performer`; the other side is `commit/emitter_process`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class EmitterLink:
         self.report = report
         self.is_connected = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the error that ends the connection for good."""
+        """Completes with the error that permanently ends the connection."""
         self._client = client
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Run until cancelled."""
         self._client.start()
         try:
             await self.ended
@@ -88,7 +88,7 @@ class EmitterLink:
 
 
 class EmitterClient:
-    """One emitter process, started again whenever it ends, and its connections."""
+    """One emitter process with its connections. It is started again whenever it ends."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
@@ -99,7 +99,7 @@ class EmitterClient:
         self._ends = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.left: dict[str, tuple[str, ...]] = {}
-        """The gateways that have left, as each link was told last."""
+        """The gateways that have left, as last sent to each link."""
 
     def link(self, options: SinkOptions, report: Report, say: Say) -> EmitterLink:
         self._say = say
@@ -107,7 +107,7 @@ class EmitterClient:
         return found
 
     def start(self) -> None:
-        """All links were made."""
+        """Start the process when all links are made."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._failed)
@@ -118,7 +118,7 @@ class EmitterClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def order(self, request: Request) -> None:
-        """Passes a request on, unless there is no process: what is asked of a lost connection is asked again."""
+        """Send a request, unless there is no process. Requests of lost connections are repeated later."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(written_request(request))
 
@@ -135,7 +135,7 @@ class EmitterClient:
             await asyncio.sleep(RESTART_S)
 
     async def _session(self) -> None:
-        """Starts a process, and passes on what it reports until it ends."""
+        """Start a process, and pass on its answers until it ends."""
         process, here = _started()
         self.process = process
         reader, writer = await asyncio.open_connection(sock=here)
@@ -158,7 +158,7 @@ class EmitterClient:
                 link.lost()
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Waits for the end of a process that the driver has left: it sends what was written first."""
+        """Wait for the end of a process that the driver has left. The process first sends its buffered data."""
         wait = asyncio.get_running_loop().run_in_executor(None, process.wait)
         try:
             await asyncio.wait_for(asyncio.shield(wait), LINGER_S)
@@ -193,7 +193,7 @@ class EmitterClient:
 
 
 def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A new process, and the socket that leads to it."""
+    """Start a process. Returns it, and the socket that leads to it."""
     here, there = socket.socketpair()
     with there:
         argv = [sys.executable, "-m", "procession.commit.emitter_process", str(there.fileno())]
@@ -201,8 +201,8 @@ def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def emitter_links(count: int, runs: RunStore) -> LinkMaker:
-    """Links for a driver: sinks with several connections are sent to by `count` processes, the others directly. The
-    connections of one sink are made one after the other, so each process gets its share of them."""
+    """Return a maker of links for a driver. `count` processes send to sinks with several connections; the driver itself
+    sends to the others. Consecutive connections of a sink go to different processes."""
     direct = direct_links(runs)
     clients = itertools.cycle([EmitterClient(runs.directory) for _ in range(count)])
 

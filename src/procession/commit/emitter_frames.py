@@ -32,7 +32,8 @@ from procession.wire.lane_blocks import LaneIdentity
 LENGTH_BYTES = 4
 READ_BYTES = 65_536
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""A run takes about 150 bytes, so this is enough for 400,000 runs of one connection and epoch."""
+"""Maximum size of a frame. A run takes about 150 bytes, so this is enough for 400,000 runs of one connection and
+epoch."""
 EVENTS: Mapping[str, type[Event]] = {
     kind.__name__: kind for kind in (SinkConnected, SinkLost, VoteReceived, Phase2Confirmed)
 }
@@ -40,7 +41,7 @@ EVENTS: Mapping[str, type[Event]] = {
 
 @dataclass(frozen=True)
 class OpenConnections:
-    """The connections of an emitter process, and the directory with the runs. The first request."""
+    """The first request: the connections that an emitter process should open, and the directory with the runs."""
 
     runs: str
     options: tuple[SinkOptions, ...]
@@ -56,7 +57,7 @@ class SendRuns:
 
 @dataclass(frozen=True)
 class SendDecision:
-    """Phase 2."""
+    """Send phase 2 of a transaction."""
 
     sink: str
     txn: str
@@ -65,7 +66,7 @@ class SendDecision:
 
 @dataclass(frozen=True)
 class OpenAgain:
-    """Close a connection, and open it again after a time."""
+    """Close a connection, and open it again after a delay."""
 
     sink: str
     delay_s: float
@@ -73,7 +74,7 @@ class OpenAgain:
 
 @dataclass(frozen=True)
 class GatewaysLeft:
-    """The gateways that have left the pipeline."""
+    """Notify a sink of the gateways that have left the pipeline."""
 
     sink: str
     names: tuple[str, ...]
@@ -84,19 +85,19 @@ Request = OpenConnections | SendRuns | SendDecision | OpenAgain | GatewaysLeft
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence for people."""
+    """A message for the user."""
 
     sentence: str
 
 
 @dataclass(frozen=True)
 class LinkFailed:
-    """A connection has ended for good, or its runs cannot be sent."""
+    """A connection has ended permanently, or its runs cannot be sent."""
 
     sink: str
     error: ProcessionError
     is_unsendable: bool = False
-    """A record does not fit into the protocol."""
+    """Whether the reason is a record that does not fit into the protocol."""
 
 
 Answer = SinkConnected | SinkLost | VoteReceived | Phase2Confirmed | Notice | LinkFailed
@@ -117,7 +118,7 @@ def written_request(request: Request) -> bytes:
 
 
 def read_request(document: Mapping[str, Any]) -> Request:
-    """Raises RemoteProtocolError for a document that is no request."""
+    """Parse a request. Raises RemoteProtocolError if the document is not a request."""
     try:
         match document:
             case {"open": list(options), "runs": str(runs)}:
@@ -146,7 +147,7 @@ def written_answer(answer: Answer) -> bytes:
 
 
 def read_answer(document: Mapping[str, Any]) -> Answer:
-    """Raises RemoteProtocolError for a document that is no answer."""
+    """Parse an answer. Raises RemoteProtocolError if the document is not an answer."""
     try:
         match document:
             case {"said": str(sentence)}:
@@ -163,7 +164,7 @@ def read_answer(document: Mapping[str, Any]) -> Answer:
 
 
 class FrameReader:
-    """Takes bytes as they come, and yields documents."""
+    """Splits received bytes into documents."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
@@ -188,7 +189,7 @@ class FrameReader:
 
 
 async def documents(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
-    """The documents of the other side, until it closes the connection."""
+    """Yield the documents of the other side, until it closes the connection."""
     frames = FrameReader()
     while data := await reader.read(READ_BYTES):
         for document in frames.take(data):

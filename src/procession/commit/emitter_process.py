@@ -1,8 +1,8 @@
 """The emitter process: sends the runs of an epoch over its connections, on behalf of a driver.
 
-Invariant: it decides nothing. Every phase 2 is an order of the driver, given after the driver has read its fence. When
-the driver is gone, so is this process, and the driver's successor settles what was voted for, as it would for a
-connection of its own. Upstream: `commit/emitter_client` in the driver; downstream: `commit/sink_link`.
+Invariant: this process makes no decisions. The driver orders every phase 2, after it has read its fence. When the
+driver ends, this process ends, too. Then the driver's successor decides the open votes, as for its own connections.
+`commit/emitter_client` in the driver sends requests; `commit/sink_link` connects to the sinks.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class EmitterProcess:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Do what the driver asks for, until it closes the connection."""
+        """Carry out the driver's requests, until it closes the connection."""
         try:
             async for document in documents(reader):
                 self._do(read_request(document))
         except ConnectionError:
-            pass  # the driver is gone
+            pass  # the driver has ended
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -92,7 +92,7 @@ class EmitterProcess:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug: this process ends, the driver starts another one, and both say so.
+            # A bug: this process ends, the driver starts another process, and both report it.
             asyncio.get_running_loop().stop()
             raise error
 

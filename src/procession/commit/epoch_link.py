@@ -1,8 +1,8 @@
-"""A connection to a sink, as the performer uses it: it gets runs and sends what they hold.
+"""A connection to a sink, as the performer uses it: it gets runs and sends their records.
 
-Invariant: it does not matter to the round who reads the runs. `DirectLink` reads them in this process; an
-`EmitterLink` (`commit/emitter_client`) passes them to another process, which has a `DirectLink`. Upstream:
-`commit/performer`; downstream: `commit/sink_link`.
+Invariant: the round does not depend on the process that reads the runs. `DirectLink` reads them in this process. An
+`EmitterLink` (`commit/emitter_client`) passes them to another process, which has a `DirectLink`. `commit/performer`
+uses the links; `commit/sink_link` connects to the sinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EpochLink(Protocol):
 
 
 class DirectLink:
-    """A connection of this process, and the store with the runs that go over it."""
+    """A connection of this process, and the store with its runs."""
 
     def __init__(self, link: SinkLink, runs: Runs) -> None:
         self.options = link.options
@@ -51,9 +51,9 @@ class DirectLink:
 
 
 LinkMaker = Callable[[SinkOptions, Report, Say], EpochLink]
-"""Makes the link of a connection. It reports events and sentences by these functions."""
+"""Makes the link of a connection. The functions receive its events and its sentences for people."""
 
 
 def direct_links(runs: Runs, uniform: Callable[[float, float], float] = random.uniform) -> LinkMaker:
-    """Connections of this process. `uniform` draws times to wait."""
+    """Return a maker of connections in this process. `uniform` draws times to wait."""
     return lambda options, report, say: DirectLink(SinkLink(options, report, say, uniform), runs)

@@ -1,8 +1,8 @@
-"""What the manifests of an epoch add up to: its ranges in the logs, the states that it leaves, and its counters.
+"""The totals of an epoch's manifests: its ranges in the logs, its states, and its counters.
 
-Invariant: an epoch starts exactly where the last one ended, in every log; anything else is a StorageError. Its counters
-are those of the previous epoch plus what its tasks counted. They are committed with the epoch, so nothing is counted
-twice. `commit/performer` uses the totals; the round record stores them.
+Invariant: an epoch starts exactly where the last epoch ended, in every log; anything else is a StorageError. Its
+counters are those of the previous epoch plus the counts of its tasks. They are committed with the epoch, so no record
+is counted twice. `commit/performer` uses the totals; the round record stores them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procession.storage.run_store import Manifest, Run
 from procession.storage.state_version import StateVersion
 
 COUNTER = "counter "
-"""Before the name of a counter of the app."""
+"""Prefix of the name of an app's counter."""
 COUNTERS_MAX = 1_000
 """Maximum number of counters of an app."""
 
@@ -31,8 +31,8 @@ def counted(
     runs: Mapping[str, Sequence[Run]],
     stages: Mapping[int, tuple[str, Any]],
 ) -> dict[str, int]:
-    """The counters with an epoch's manifests and the runs for its sinks; `stages` are those that chains begin with.
-    If no record was ever late, there is no counter of late records."""
+    """Return the counters after an epoch with these manifests and runs. `stages` are the stages that chains begin with.
+    Without late records, there is no counter of late records."""
     found = Counter(before)
     found["records_in"] += sum(manifest.records for manifest in manifests)
     found["records_out"] += sum(run.count for sink_runs in runs.values() for run in sink_runs)
@@ -52,24 +52,25 @@ def counted(
 
 
 def app_counters(counters: Mapping[str, int]) -> dict[str, int]:
-    """The counters of the app, by their names, in order."""
+    """Return the counters of the app, by their names, in order."""
     return {name.removeprefix(COUNTER): count for name, count in sorted(counters.items()) if name.startswith(COUNTER)}
 
 
 def check_joined(epoch: int, manifests: Sequence[Manifest], end: int) -> None:
-    """Each range begins where the one before ends, and the first where the last epoch ended."""
+    """Raise StorageError unless each range begins at the end of the previous range, and the first at `end`."""
     for manifest in manifests:
         if manifest.first != end:
-            raise StorageError(f"epoch {epoch} begins or goes on at record {manifest.first}, not at {end}")
+            raise StorageError(f"epoch {epoch} begins or continues at record {manifest.first}, not at {end}")
         end = manifest.last
 
 
 def joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int]) -> dict[str, int]:
-    """Where the epoch ends in the log of each gateway; its pieces go on where the last epoch ended, without a gap."""
+    """Return the end of the epoch in the log of each gateway. Raises StorageError if there is a gap after the last
+    epoch or between the epoch's pieces."""
     ends = dict(starts)
     for piece in (piece for manifest in manifests for piece in manifest.pieces):
         if piece.first != ends.get(piece.gateway, 0):
-            position = f"epoch {epoch} begins or goes on at record {piece.first} of {piece.gateway}"
+            position = f"epoch {epoch} begins or continues at record {piece.first} of {piece.gateway}"
             raise StorageError(f"{position}, not at {ends.get(piece.gateway, 0)}")
         ends[piece.gateway] = piece.last
     return ends
@@ -78,8 +79,8 @@ def joined(epoch: int, manifests: Sequence[Manifest], starts: Mapping[str, int])
 def versions_after(
     keyed: Mapping[int, tuple[str, StateVersion]], manifests: Sequence[Manifest]
 ) -> dict[str, StateVersion]:
-    """What the tasks of each keyed stage have left, by partition; `keyed` has the chains that begin with such a stage,
-    with its name and a version without files."""
+    """Return the states that the tasks of each keyed stage have left, by partition. `keyed` maps each chain that begins
+    with such a stage to its name and a version without files."""
     return {
         name: replace(
             version,

@@ -1,8 +1,8 @@
-"""The lane emitter: the runs of an epoch for one lane as lane blocks, with a frontier behind them.
+"""The lane emitter: converts the runs of an epoch for one lane to lane blocks, with a frontier after them.
 
 Invariant: a lane gets its records sorted by the order key, in whole blocks, and one frontier per epoch, even without
-records. The frontier names the group of lanes and the number of records that the epoch has in all of them. It needs
-only the lane's runs and the transaction, so an emitter process can send a lane as well as the driver.
+records. The frontier names the group of lanes and the number of records that the epoch has in all of them. The emitter
+needs only the lane's runs and the transaction, so an emitter process can send a lane as well as the driver.
 `wire/lane_blocks` has the format.
 """
 
@@ -24,15 +24,15 @@ from procession.wire.lane_blocks import Frontier, LaneIdentity, encode_frontier,
 def lane_messages(
     store: Runs, epoch: int, txn: str, runs: Sequence[Run], total: int, lane: LaneIdentity, bytes_max: int
 ) -> Iterator[pa.Array]:
-    """The blocks of a lane, each a message.
+    """Yield the blocks of a lane, each as a message.
 
     Args:
-        store: Where the runs are.
+        store: The store with the runs.
         epoch: The epoch.
-        txn: Id of the transaction. It names the checkpoint, and so the group of lanes.
+        txn: Id of the transaction. It contains the checkpoint's id, which identifies the group of lanes.
         runs: The runs of this lane.
         total: Number of records of the epoch in all lanes of the sink.
-        lane: What the lane is part of, without its group.
+        lane: The identity of the lane, without its group.
         bytes_max: Maximum payload bytes of a block. A block has at least one record.
     """
     expected, count = sum(run.count for run in runs), 0
@@ -53,7 +53,7 @@ def _group(txn: str, lane: LaneIdentity) -> str:
 
 
 def block_sized(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Concatenate batches until they are large enough for a block. A merge may yield many small batches."""
+    """Concatenate batches until they are large enough for a block, because a merge may yield many small batches."""
     waiting: list[pa.RecordBatch] = []
     size_bytes = rows = 0
     for batch in batches:
@@ -68,7 +68,7 @@ def block_sized(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[p
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Slices of a batch of about `bytes_max` bytes each, with at least one row."""
+    """Yield slices of about `bytes_max` bytes of a batch, each with at least one row."""
     size_bytes = payload_bytes(batch.column("payload"))
     count = max(1, -(-size_bytes // max(1, bytes_max)), -(-batch.num_rows // BLOCK_RECORDS_MAX))
     step = max(1, -(-batch.num_rows // count))

@@ -1,8 +1,10 @@
-"""Log locations: where the log of each gateway is that ever had a record for this pipeline, one small file for each.
+"""Log locations: the directory of the log of each gateway that ever had a record for this pipeline, one small file
+each.
 
-Invariant: a location is on disk before a record of its gateway is offered to Spark. A name belongs to one directory for
-ever, because sequence numbers belong to that directory. All drivers of a checkpoint share the files; `spark/log_source`
-reads them.
+Invariant: a location is on disk before a record of its gateway is offered to Spark. A name belongs to one directory
+forever, because sequence numbers belong to that directory. All drivers of a checkpoint share the files, even a replaced
+driver that does not know it yet. The first driver that learns of a gateway creates its file, and no other driver
+replaces it by another directory. `spark/log_source` reads the files.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from procession.errors import StorageError
 from procession.format_number import check_format
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.durable import fsync_dir, make_if_missing, storage_error, write_durably
+from procession.storage.durable import create_durably, fsync_dir, make_if_missing, storage_error, write_durably
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
 
 FOLDER = "gateways"
 FORMAT = 2
-"""A file without a format number is of format 1, which says the same."""
+"""Format number. A file without a number has format 1, which means the same."""
 GATEWAY = "GATEWAY"
-"""The identity alone, of the only gateway: what checkpoints had before there could be several."""
+"""The file with the identity of the only gateway, from before there could be several gateways."""
 
 
 class LogLocations:
-    """The locations, read from disk once. Two drivers that overlap on a checkpoint write the same content."""
+    """The locations, read from disk once. A location that another driver creates later is read at first use."""
 
     def __init__(self, root: Path, files: FileSystem = HOST_FILES) -> None:
         self._root = root
@@ -38,33 +40,39 @@ class LogLocations:
         return dict(self._known)
 
     def renew(self) -> None:
-        """Rewrite every location: the last driver may have failed to sync what is read back here."""
+        """Rewrite every location, because the last driver may have failed to sync the files."""
         for gateway, place in self._known.items():
             self._write(gateway, place)
 
     def keep(self, gateway: str, place: LogLocation) -> None:
-        """Raises StorageError if this gateway had another directory before."""
-        known = self._known.get(gateway)
+        """Store the location of a gateway. Raises StorageError if the gateway had another directory before."""
+        if gateway not in self._known:
+            self._known[gateway] = self._create(gateway, place)
+        known = self._known[gateway]
         if known == place:
             return
-        identity = known.identity if known is not None else self._first_identity(gateway)
-        if identity is not None and identity != place.identity:
-            raise StorageError(
-                f"the directory of {gateway} is not the one that this checkpoint was made with",
-                next_step="restore the gateway's directory, or start over with another --dir (and an empty output)",
-            )
+        if known.identity != place.identity:
+            raise _another_directory(gateway)
         self._write(gateway, place)
         self._known[gateway] = place
 
+    def _create(self, gateway: str, place: LogLocation) -> LogLocation:
+        """Write the location, unless another driver has written it. Returns the location that is on disk."""
+        if self._first_identity(gateway) not in (None, place.identity):
+            raise _another_directory(gateway)
+        try:
+            make_if_missing(self._folder, self._files)
+        except OSError as error:
+            raise storage_error(self._folder, "make the directory", error) from error
+        fsync_dir(self._root, self._files)
+        path = self._path(gateway)
+        return parse_location(create_durably(path, _written(place), self._files), path)
+
     def _write(self, gateway: str, place: LogLocation) -> None:
-        if gateway not in self._known:
-            try:
-                make_if_missing(self._folder, self._files)
-            except OSError as error:
-                raise storage_error(self._folder, "make the directory", error) from error
-            fsync_dir(self._root, self._files)
-        data = json.dumps({"format": FORMAT, **asdict(place)}).encode()
-        write_durably(self._folder / f"{gateway}.json", data, self._files)
+        write_durably(self._path(gateway), _written(place), self._files)
+
+    def _path(self, gateway: str) -> Path:
+        return self._folder / f"{gateway}.json"
 
     def _first_identity(self, gateway: str) -> str | None:
         path = self._root / GATEWAY
@@ -88,8 +96,19 @@ class LogLocations:
         return found
 
 
+def _written(place: LogLocation) -> bytes:
+    return json.dumps({"format": FORMAT, **asdict(place)}).encode()
+
+
+def _another_directory(gateway: str) -> StorageError:
+    return StorageError(
+        f"the directory of {gateway} is not the one that this checkpoint was made with",
+        next_step="restore the gateway's directory, or start over with another --dir (and an empty output)",
+    )
+
+
 def parse_location(data: bytes, path: Path) -> LogLocation:
-    """Parse the file of a location. Raises StorageError if it is damaged, or if a later version wrote it."""
+    """Parse the file of a location. Raises StorageError if it is damaged or has a newer format."""
     try:
         document = json.loads(data)
         check_format(path, document.pop("format", 1), FORMAT)

@@ -4,10 +4,11 @@ Invariant: strict rounds do not change. A sink is *eager* if it commits as soon 
 decision; only eager sinks are treated differently. Pure. `planner/guarantee` has the policy; `commit/two_phase` is the
 other strategy of `commit/coordinator`.
 
-Where the commit waits for votes (at-least-once, idempotent sinks), a crash between a vote and `commits/N` brings the
-epoch again: behind the first time, or, at an idempotent sink, at the same positions. Where it waits for nothing
-(at-most-once, none), a sink gets each epoch at most once from a driver; what was on its way when one of the two went is
-not sent again. With at-most-once it is sent only after `commits/N`, so no driver after a crash can send it either.
+With at-least-once and for idempotent sinks, the commit waits for votes. A crash between a vote and `commits/N` then
+repeats the epoch: it follows the first copy, or, at an idempotent sink, has the same positions. With at-most-once and
+none, the commit waits for no sink, and a sink gets each epoch at most once from a driver. An epoch that was being sent
+when the sink or the driver failed is not sent again. With at-most-once it is sent only after `commits/N`, so a driver
+cannot repeat it after a crash.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from procession.planner.guarantee import Acknowledges, Emits, Policy, Shows, Wai
 
 
 class OnePhase:
-    """A sink that is eager commits as soon as it votes; one that is not is left to `TwoPhase`. `_due` are the sinks
-    that have yet to receive the open epoch, or to answer."""
+    """Commits at an eager sink as soon as it votes; `TwoPhase` handles the other sinks. `_due` contains the sinks that
+    have not received the open epoch yet, or have not answered."""
 
     def __init__(self, policy: Policy, idempotent: Iterable[str] = ()) -> None:
         self._policy = policy
@@ -53,7 +54,7 @@ class OnePhase:
 
     def begin(self, core: Coordinator) -> None:
         if not self._is_waiting:
-            # The runs of an epoch are dropped when it is over; nothing is ever confirmed.
+            # The runs of an epoch are dropped at its end, and no sink confirms it.
             for sink in core.sinks.values():
                 sink.unconfirmed = None
 
@@ -67,14 +68,14 @@ class OnePhase:
             return False
         return self._policy.emits is Emits.BEFORE_COMMIT or core.committed == core.open.ready.epoch
 
-    # Sinks come and go
+    # Connections of sinks
 
     def connected(self, core: Coordinator, event: SinkConnected) -> list[Action]:
         name, sink = event.sink, core.sinks[event.sink]
         if not self._is_eager(name):
             return self._strict.connected(core, event)
         if sink.phase is SinkPhase.SENDING:
-            # A greeting says, if nothing else did, that the connection before it is gone.
+            # A new handshake means that the previous connection has ended, even if no other event reported it.
             return [*self.lost(core, SinkLost(name)), *self.connected(core, event)]
         if event.listed:
             return self._settle(core, event)
@@ -85,7 +86,7 @@ class OnePhase:
         return [*core.confirm(sink), *core.emit(name)]
 
     def _settle(self, core: Coordinator, event: SinkConnected) -> list[Action]:
-        """Decides the listed transactions, and begins the session again to learn where the output ends."""
+        """Decide the listed transactions, and begin the session again to learn where the output ends."""
         name, sink = event.sink, core.sinks[event.sink]
         sink.settle_attempts += 1
         if sink.settle_attempts > SETTLE_MAX:
@@ -95,7 +96,7 @@ class OnePhase:
             decision = self.decide(core, name, text)
             if isinstance(decision, StopPipeline):
                 return [decision]
-            # A vote that we hold (None) is all that an eager sink's commit waits for.
+            # None means that this driver holds the vote, and an eager sink's commit waits only for its vote.
             actions.append(SendPhase2(name, text, decision is not False))
         return [*actions, ReconnectSink(name)]
 
@@ -105,11 +106,11 @@ class OnePhase:
         transaction = TransactionId.parse(text)
         if transaction is None or not core.is_ours(name, transaction):
             return False
-        # No epoch is sent to a sink twice by one driver, so there is no other transaction that it could double.
+        # A driver sends no epoch to a sink twice, so no other transaction can have the same records.
         return True if transaction.fence <= core.fence else StopPipeline(fenced(core.fence, transaction.fence))
 
     def _adopt(self, core: Coordinator, event: SinkConnected) -> StopPipeline | None:
-        """Continues at the sink's position; an idempotent sink continues at ours."""
+        """Continue at the sink's position; an idempotent sink continues at the driver's position."""
         name, sink = event.sink, core.sinks[event.sink]
         if sink.vote is not None:
             if event.position is None or event.position >= sink.vote.end:
@@ -135,7 +136,9 @@ class OnePhase:
             return []
         self._due.discard(name)
         epoch = core.open.ready.epoch
-        warning = Warn(f"sink {name!r} went while epoch {epoch} was on its way; by the guarantee it is not sent again")
+        warning = Warn(
+            f"sink {name!r} failed while epoch {epoch} was being sent; with this guarantee, it is not sent again"
+        )
         return [warning, *self._over(core)]
 
     # The round
@@ -146,7 +149,7 @@ class OnePhase:
         if self._is_waiting or core.open is None:
             return actions
         core.open.phase = RoundPhase.RECORDING
-        record = core.record(event, {})  # names no transaction: no sink waits for it
+        record = core.record(event, {})  # names no transaction, because it waits for no sink
         begun = [AcknowledgeEarly(_begun(record, event))] if self._policy.acknowledges is Acknowledges.BEGUN else []
         return [*begun, *actions, WriteRecord(record)]
 
@@ -173,7 +176,7 @@ class OnePhase:
         return [SendPhase2(name, event.txn, False), ReconnectSink(name), *self._over(core)]
 
     def keeps_vote(self, core: Coordinator, name: str) -> bool:
-        """What an eager sink has voted for is visible there, and stays."""
+        """Whether the sink is eager: then the output of its vote is visible, and remains."""
         return self._is_eager(name)
 
     def found(self, core: Coordinator, event: CommitFound) -> list[Action]:
@@ -189,7 +192,7 @@ class OnePhase:
         return [*core.emit_all(), *self._over(core)]
 
     def _over(self, core: Coordinator) -> list[Action]:
-        """The epoch is committed, and no sink is left to send it to."""
+        """Finish the round if the epoch is committed and was sent to all sinks."""
         if core.open is None or self._due or core.committed < core.open.ready.epoch:
             return []
         core.open = None
@@ -202,10 +205,11 @@ class OnePhase:
 
 
 def strategy_for(policy: Policy, idempotent: Collection[str] = ()) -> CommitStrategy:
-    """Two-phase commit, unless the guarantee is weaker or a sink is idempotent."""
+    """Return two-phase commit, unless the guarantee is weaker or a sink is idempotent."""
     return TwoPhase() if policy.is_strict and not idempotent else OnePhase(policy, idempotent)
 
 
 def _begun(record: RoundRecord, ready: EpochReady) -> RoundRecord:
-    """What the gateways may acknowledge to producers; their logs are kept from the epoch's first record on."""
+    """Return a record of the positions that gateways may acknowledge to producers. Their logs are kept from the epoch's
+    first record on."""
     return replace(record, last=record.first, parts={}, counters={}, states={}, ends=ready.starts)

@@ -1,9 +1,9 @@
-"""Carries out what the coordinator decides, on sockets, disk and Spark's log.
+"""Performs the coordinator's actions on sockets, disk and Spark's log.
 
-Invariant: the order of syncs. `offsets/N` is on disk before anything is sent, `rounds/N` before `foreachBatch` returns,
-and `commits/N` before phase 2. The fence is read again between `commits/N` and phase 2. A failed sync ends the driver
-and is never retried here. Runs in its own event loop in the driver. `spark/query` passes an epoch's manifests;
-`commit/sink_link` connects to the sinks.
+Invariant: `offsets/N` is on disk before any output is sent, `rounds/N` before `foreachBatch` returns, and `commits/N`
+before phase 2. The fence is read again between `commits/N` and phase 2. A failed sync ends the driver and is never
+retried here. Runs in its own event loop in the driver. `spark/query` passes an epoch's manifests; `commit/sink_link`
+connects to the sinks.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class CommittedEpoch:
 
 @dataclass(frozen=True)
 class DriverCallbacks:
-    """What the performer calls in the driver."""
+    """The functions of the driver that the performer calls."""
 
     acknowledge: Callable[[RoundRecord], Awaitable[None]]
-    """Notifies the gateways of a commit. Raises RoundError if one cannot be reached."""
+    """Notifies the gateways of a commit. Raises RoundError if a gateway cannot be reached."""
     observe: Callable[[CommittedEpoch], None]
     say: Callable[[str], None]
     fail: Callable[[ProcessionError], None]
@@ -91,19 +91,19 @@ class OpenEpoch:
 
 
 class TableVersions(Protocol):
-    """Knows which version of a changing table an epoch reads."""
+    """Knows the version of a changing table that an epoch reads."""
 
     def current(self, before: Mapping[str, str]) -> Mapping[str, str]:
-        """The versions for the next epoch, given those of the previous one. May block."""
+        """Return the versions for the next epoch, given those of the previous epoch. May block."""
 
     def drop(self, before: Mapping[str, str], needed: Mapping[str, str]) -> None:
-        """Deletes the versions that only the last epoch needed."""
+        """Delete the versions that only the last epoch needed."""
 
 
 class CommitPerformer:
-    """One per driver. All methods run in its loop. `keyed` has the chains that begin with a keyed
-    stage, with its name and kind; `tables` those that may change, if there are any; `letters` how many dead letters
-    there may be, if they are set aside."""
+    """Performs the rounds of one driver. All methods run in its event loop. `keyed` maps chains that begin with a keyed
+    stage to its name and kind. `tables` are the tables that may change. `letters` is the limit of dead letters, if dead
+    letters are written."""
 
     def __init__(
         self,
@@ -130,15 +130,15 @@ class CommitPerformer:
         make = make_link or direct_links(runs, uniform)
         self._links = {each.name: make(each, self._handle, callbacks.say) for each in sinks}
         self._epoch: OpenEpoch | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order in which they were started
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in the order of their start
         self._idle = asyncio.Event()
         self._idle.set()
         self._error: ProcessionError | None = None
         self._unacknowledged: asyncio.Queue[RoundRecord] = asyncio.Queue(maxsize=1)
-        self._acknowledged: RoundRecord | None = None  # the last one that every gateway has on disk
+        self._acknowledged: RoundRecord | None = None  # the last epoch that every gateway has on disk
 
     def start(self) -> None:
-        """Connects to the sinks, and repeats the last commit to the gateways, which may have missed it."""
+        """Connect to the sinks, and repeat the last commit to the gateways, which may have missed it."""
         log.info("driver.started", fence=self._checkpoint.fence, committed=self._coordinator.committed)
         for link in self._links.values():
             self._spawn(link.run())
@@ -148,9 +148,9 @@ class CommitPerformer:
             self._unacknowledged.put_nowait(last)
 
     async def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
-        """Sends an epoch to all sinks. Returns when its round record is on disk."""
+        """Send an epoch to all sinks. Returns when its round record is on disk."""
         self._raise_error()
-        await self._idle.wait()  # nothing of an epoch goes out before phase 2 of the one before
+        await self._idle.wait()  # no output of an epoch is sent before phase 2 of the previous one
         self._raise_error()
         for manifest in manifests:
             if manifest.failure is not None:
@@ -195,7 +195,7 @@ class CommitPerformer:
         return judged(before, counters, limit, count, lambda: next(payloads(self._runs, epoch, letters))[0].as_py())
 
     async def _next_sides(self, epoch: int) -> Mapping[str, str]:
-        """The versions of tables that the next epoch reads."""
+        """Return the versions of tables that the next epoch reads."""
         if self._tables is None:
             return {}
         last = self._coordinator.rounds.get(epoch - 1)
@@ -203,10 +203,10 @@ class CommitPerformer:
         return await asyncio.get_running_loop().run_in_executor(None, self._tables.current, before)
 
     async def query_ended(self) -> None:
-        """Spark writes no more commits. Looks up the decision of the open round, and sends it to the sinks."""
+        """Look up the decision of the open round and send it to the sinks. Called when Spark writes no more commits."""
         opened = self._coordinator.open
         if opened is None or self._error is not None:
-            return  # after a failed sync nothing is decided here: a successor looks it up
+            return  # after a failed sync, this driver makes no decision: a successor looks it up
         epoch = opened.ready.epoch
         if opened.phase is RoundPhase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
             self._found(epoch)
@@ -219,11 +219,11 @@ class CommitPerformer:
             link.workers_left(names)
 
     async def settle(self) -> None:
-        """Returns when no round is open."""
+        """Wait until no round is open."""
         await self._idle.wait()
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Sends the last acknowledgement, then closes all connections."""
+        """Send the last acknowledgement, then close all connections."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._unacknowledged.join()
@@ -233,7 +233,7 @@ class CommitPerformer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # Doing
+    # Performing actions
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, SinkConnected):
@@ -244,7 +244,8 @@ class CommitPerformer:
             self._do(self._coordinator.handle(event))
 
     def _check_in_charge(self) -> None:
-        """A replaced driver must not take the sinks' sessions from its successor."""
+        """Raise FencedError if this driver was replaced, because it must not take the sinks' sessions from its
+        successor."""
         try:
             self._checkpoint.check_fence(asks=True)
         except ProcessionError as error:
@@ -256,7 +257,7 @@ class CommitPerformer:
                 self._perform(action)
         except ProcessionError as error:
             self._stop(error)
-        except OSError as error:  # of the disk; the sink link that reported the event would take it for its own
+        except OSError as error:  # a disk error, which the sink link would treat as an error of its connection
             self._stop(storage_error(self._checkpoint.directory, "write to", error))
 
     def _perform(self, action: Action) -> None:
@@ -296,7 +297,7 @@ class CommitPerformer:
 
     async def _emit(self, action: EmitEpoch) -> None:
         if self._epoch is None or self._epoch.epoch != action.epoch:
-            return  # the round was ended before its turn came
+            return  # the round has ended meanwhile
         try:
             link = self._links[action.sink]
             await link.emit(action, connection_runs(link.options, self._epoch.manifests))
@@ -332,7 +333,7 @@ class CommitPerformer:
         faults.point("driver:idle")
 
     def _drop_states(self, record: RoundRecord) -> None:
-        """Deletes the state files that only this epoch needed."""
+        """Delete the state files that only this epoch needed."""
         before = self._coordinator.rounds.get(record.epoch - 1)
         if before is not None and self._states is not None:
             names = [name for version in before.states.values() for name in version.names]
@@ -371,7 +372,7 @@ class CommitPerformer:
         try:
             self._checkpoint.check_fence()
         except ProcessionError as fenced:
-            error = fenced  # the cause of every error here: another driver has taken over
+            error = fenced  # the cause of each such error: another driver has taken over
         self._error = error
         self._idle.set()
         if self._epoch is not None and not self._epoch.finished.done():

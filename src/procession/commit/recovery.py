@@ -1,16 +1,16 @@
-"""Recovery of a driver: reads its copy of the checkpoint, and says what the driver goes on with.
+"""Recovery of a driver: reads its copy of the checkpoint, and returns the state that the driver continues with.
 
-Invariant: an epoch is decided if and only if `commits/N`, or a later one, is there and whole. What the files say
-together:
+Invariant: an epoch is decided if and only if `commits/N`, or a later file, exists and is complete. The files together
+mean:
 
 - `offsets` and `commits` end with the same epoch: every epoch is committed;
-- `offsets` has one epoch more: Spark runs it again, and whatever its sinks prepared is aborted, whether or not there is
-  a round record of it;
+- `offsets` has one more epoch: Spark runs it again, and the transactions that its sinks prepared are aborted, with or
+without a round record;
 - anything else: Spark would skip or repeat an epoch, so the driver refuses to start;
 - the last committed epoch has no round record: its transactions are unknown, so the driver refuses to start;
 - no `attempts.json`: the copy is from before attempts were numbered.
 
-Not used in the steady state. `commit/checkpoint` claims and copies; `commit/coordinator` decides the outcome of the
+Used only at the start. `commit/checkpoint` claims and copies; `commit/coordinator` decides the outcome of the
 transactions that sinks list.
 """
 
@@ -29,16 +29,16 @@ from procession.runtime.host_files import HOST_FILES
 
 @dataclass(frozen=True)
 class RecoveredRounds:
-    """What a driver starts with."""
+    """The state that a driver starts with."""
 
     committed: int
-    """The last epoch that is committed, or -1."""
+    """The last committed epoch, or -1."""
     undecided: int | None
-    """The epoch that Spark runs again."""
+    """The epoch that Spark runs again, if any."""
     rounds: Mapping[int, RoundRecord]
-    """Of committed epochs, as far as they are kept."""
+    """The records of committed epochs that are still kept."""
     reserved: int
-    """The last number of an attempt that may have been used."""
+    """The last attempt number that may have been used."""
 
     @property
     def last(self) -> RoundRecord | None:
@@ -47,7 +47,7 @@ class RecoveredRounds:
 
 
 def recover(directory: Path, files: FileSystem = HOST_FILES) -> RecoveredRounds:
-    """Reads a copy of the checkpoint. Raises StorageError if a driver cannot go on from it."""
+    """Read a copy of the checkpoint. Raises StorageError if a driver cannot continue from it."""
     log = SparkLog(directory, files)
     log.check()
     offered, committed = log.offered, log.committed

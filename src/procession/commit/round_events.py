@@ -1,4 +1,4 @@
-"""The events and actions of a round: what goes into the coordinator and what comes out. Pure values."""
+"""The events and actions of a round: the input and the output of the coordinator. Pure values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from procession.storage.state_version import StateVersion
 
 @dataclass(frozen=True)
 class SinkConnected:
-    """A sink answered the handshake: these transactions it has not settled, and here it says its output ends.
+    """A sink answered the handshake. It listed these undecided transactions and reported the end of its output.
 
-    `position` is None where the sink's word is only advisory."""
+    `position` is None if the sink's position is only advisory.
+    """
 
     sink: str
     listed: tuple[str, ...]
@@ -25,7 +26,7 @@ class SinkConnected:
 
 @dataclass(frozen=True)
 class SinkLost:
-    """The connection is gone. `hung`: we closed it ourselves, because the sink did not vote in time."""
+    """The connection is lost. `hung`: the driver closed it, because the sink did not vote in time."""
 
     sink: str
     hung: bool = False
@@ -37,28 +38,28 @@ class EpochReady:
 
     epoch: int
     lengths: Mapping[str, int | None]
-    """Bytes for each sink; None: known only when they are sent."""
+    """Bytes for each sink. None: known only when the epoch is sent."""
     first: int = 0
     last: int = 0
     positions: Mapping[int, int] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, StateVersion] = field(default_factory=dict)
-    """The files that hold the states of keyed stages after the epoch."""
+    """The files with the states of keyed stages after the epoch."""
     starts: Mapping[str, int] = field(default_factory=dict)
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Where the epoch begins and ends in the log of each gateway."""
+    """The end of the epoch in the log of each gateway; `starts` has the beginnings."""
     sides: Mapping[str, str] = field(default_factory=dict)
-    """The copies of tables that the next epoch is to read, by the file that each is of."""
+    """The copies of tables that the next epoch reads, by the tables' files."""
     acknowledged: int = -1
     """The last epoch that every gateway has on disk."""
 
     def end(self, sink: str, start: int) -> int | None:
-        """Where the output of this sink ends with the epoch; None: known only when it is sent."""
+        """Return the end of this sink's output after the epoch. None: known only when the epoch is sent."""
         length = self.lengths[sink]
         return None if length is None else start + length
 
     def length(self, vote: VoteReceived) -> int:
-        """The bytes that a sink has voted on."""
+        """Return the bytes that a sink has voted on."""
         known = self.lengths[vote.sink]
         length = vote.length if known is None else known
         assert length is not None, f"the length that {vote.sink!r} voted on is unknown"
@@ -71,7 +72,7 @@ class VoteReceived:
     txn: str
     commit: bool
     length: int | None = None
-    """Bytes that were sent, if the epoch did not say so before."""
+    """Number of bytes that were sent, if the epoch did not have it."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ class RecordWritten:
 
 @dataclass(frozen=True)
 class CommitFound:
-    """`commits/N` is on disk, and after that the fence was still ours."""
+    """`commits/N` is on disk, and afterwards the fence was still that of this driver."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class QueryEnded:
-    """Spark will write no more commits, and the log has none for the open epoch."""
+    """Spark writes no more commits, and the log has none for the open epoch."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ Event = (
     SinkConnected | SinkLost | EpochReady | VoteReceived | RecordWritten | CommitFound | QueryEnded | Phase2Confirmed
 )
 
-# Actions: what is to be done
+# Actions of the performer
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,12 @@ class EmitEpoch:
     epoch: int
     start: int
     end: int | None
-    """None: wherever the bytes end."""
+    """None: unknown before the bytes are sent."""
 
 
 @dataclass(frozen=True)
 class ReserveAttempts:
-    """Reserve the numbers of attempts up to this one, durably, before any of them is sent."""
+    """Durably reserve the numbers of attempts up to this number, before any of them is sent."""
 
     number: int
 
@@ -134,7 +135,8 @@ class SendPhase2:
 
 @dataclass(frozen=True)
 class ReconnectSink:
-    """Close and connect again: a sink drops what it has not prepared. `delay_s` grows with each refusal."""
+    """Close and connect again, so that the sink drops output that it has not prepared. `delay_s` grows with each
+    refusal."""
 
     sink: str
     delay_s: float = 0.0
@@ -147,28 +149,29 @@ class WriteRecord:
 
 @dataclass(frozen=True)
 class FinishEpoch:
-    """The epoch is in Spark's hands: let `foreachBatch` return."""
+    """Let `foreachBatch` return: from now on, Spark decides the epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The epoch is committed: notify the gateway."""
+    """Notify the gateways that the epoch is committed."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True)
 class AcknowledgeEarly:
-    """Tell the gateway that these positions are safe, though nothing is decided: only where nothing is promised."""
+    """Notify the gateways that these positions may be acknowledged, before the decision. Only for guarantees without a
+    promise."""
 
     record: RoundRecord
 
 
 @dataclass(frozen=True)
 class DropRuns:
-    """Every sink has confirmed the epoch."""
+    """Drop the runs, because every sink has confirmed the epoch."""
 
     epoch: int
 
@@ -180,7 +183,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class StopPipeline:
-    """The pipeline cannot continue: an operator must act."""
+    """Stop the pipeline, because it cannot continue. An operator must act."""
 
     error: ProcessionError
 

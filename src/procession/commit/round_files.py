@@ -1,9 +1,9 @@
-"""The files that a driver keeps in its copy of the checkpoint, beside Spark's: `rounds/N` and `attempts.json`.
+"""The files that a driver keeps in its copy of the checkpoint, in addition to Spark's: `rounds/N` and `attempts.json`.
 
 Invariant: a round record is on disk before Spark may decide its epoch. An attempt number is reserved on disk before a
-transaction with it is sent. A successor starts above all numbers that its predecessor reserved: it reads the file after
-it has replaced `CURRENT`, and a driver reads `CURRENT` again after it has reserved. So two drivers never use the same
-number, and neither waits for the other.
+transaction with it is sent. A successor starts above all numbers that its predecessor reserved. It reads the file after
+it has replaced `CURRENT`, and a driver reads `CURRENT` again after a reservation. So two drivers never use the same
+number, and no driver waits for another.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ATTEMPTS_FORMAT = 1
 
 
 def read_reserved(directory: Path, committed: int, files: FileSystem = HOST_FILES) -> int:
-    """The last number that a driver of this copy of the checkpoint may have used. A copy that was made before attempts
-    were numbered has no file: its transactions carry epochs instead, none above the one after `committed`."""
+    """Return the last number that a driver of this copy of the checkpoint may have used. A copy from before attempts
+    were numbered has no file. Its transactions contain epochs instead, up to the epoch after `committed`."""
     path = directory / ATTEMPTS
     try:
         found = json.loads(files.read(path))
@@ -41,7 +41,7 @@ def read_reserved(directory: Path, committed: int, files: FileSystem = HOST_FILE
 
 
 def write_reserved(directory: Path, number: int, files: FileSystem = HOST_FILES) -> None:
-    """Durable when this returns."""
+    """Write the number. It is durable when this returns."""
     data = json.dumps({"format": ATTEMPTS_FORMAT, "reserved": number}).encode()
     write_durably(directory / ATTEMPTS, data, files)
 
@@ -54,7 +54,7 @@ class RoundRecords:
         self._files = files
 
     def write(self, record: RoundRecord) -> None:
-        """Durable when this returns."""
+        """Write a record. It is durable when this returns."""
         if not self._files.exists(self.directory):
             try:
                 self._files.make_directory(self.directory)
@@ -78,18 +78,18 @@ class RoundRecords:
             ) from error
 
     def states(self, epoch: int) -> Mapping[str, StateVersion]:
-        """The states of keyed stages after this epoch. Raises StorageError if it has no record."""
+        """Return the states of keyed stages after this epoch. Raises StorageError if the epoch has no record."""
         return self._must(epoch).states
 
     def sides(self, epoch: int) -> Mapping[str, str]:
-        """The copies of tables that the next epoch reads. Raises StorageError if the epoch has no record."""
+        """Return the copies of tables that the next epoch reads. Raises StorageError if the epoch has no record."""
         return self._must(epoch).sides
 
     def _must(self, epoch: int) -> RoundRecord:
         record = self.read(epoch)
         if record is None:
             raise StorageError(
-                f"there is no round record of epoch {epoch}, which names what the next one begins with",
+                f"there is no round record of epoch {epoch}, which the next epoch needs",
                 next_step="restore the checkpoint directory from a copy",
             )
         return record
@@ -98,14 +98,14 @@ class RoundRecords:
         return {epoch: record for epoch in self._epochs() if (record := self.read(epoch)) is not None}
 
     def positions(self, upto: int) -> dict[int, int]:
-        """The last committed message id of each stream, as far as the records that are kept up to this epoch say."""
+        """Return the last committed message id of each stream in the kept records up to this epoch."""
         positions: dict[int, int] = {}
         for epoch, record in self.read_all().items():
             positions |= record.positions if epoch <= upto else {}
         return positions
 
     def drop_before(self, epoch: int) -> None:
-        """Deletes records that are confirmed and older than ROUNDS_KEPT."""
+        """Delete records that are confirmed and older than ROUNDS_KEPT."""
         for known in self._epochs():
             if known < epoch - ROUNDS_KEPT:
                 remove(self._path(known), self._files)

@@ -1,4 +1,4 @@
-"""The round record: what an epoch would commit, written to disk before Spark may decide.
+"""The round record: the transactions and positions that an epoch would commit, on disk before Spark may decide.
 
 Invariant: a transaction commits if and only if `commits/N` exists and `rounds/N` names it. So a record is fsynced
 before `foreachBatch` returns, and kept until every sink has confirmed the epoch.
@@ -18,11 +18,11 @@ from procession.storage.log_ranges import FIRST_GATEWAY
 from procession.storage.state_version import StateVersion
 
 ROUNDS_KEPT = 100
-"""As many as Spark keeps of its own commits."""
+"""Number of records that are kept, as many as Spark keeps of its own commits."""
 
 FORMAT = 3
-"""A record without a format number is of format 1, which says the same as format 2: neither says what was
-acknowledged."""
+"""Format number. A record without a number has format 1, which means the same as format 2: neither has
+`acknowledged`."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -47,7 +47,7 @@ class RoundRecord:
     last: int
     parts: Mapping[str, SinkShare]
     positions: Mapping[int, int] = field(default_factory=dict)
-    """The last committed message id of each stream, as far as gateways may not know it yet."""
+    """The last committed message id of each stream, unless all gateways already know it."""
     counters: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, StateVersion] = field(default_factory=dict)
     """The version of each keyed stage's states that the epoch commits."""
@@ -60,18 +60,19 @@ class RoundRecord:
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """The offsets, also of a record from before there could be several gateways."""
+        """The end of the epoch for each gateway, also from a record that is older than several gateways."""
         return self.ends or {FIRST_GATEWAY: self.last}
 
     def to_json(self) -> bytes:
-        # The fields in their order, as `asdict` has them, without its copies of everything.
+        # The fields in their order, like `asdict`, but without its copies.
         parts = {sink: part.__dict__ for sink, part in self.parts.items()}
         states = {stage: version.__dict__ for stage, version in self.states.items()}
         return _ENCODER.encode({"format": FORMAT, **self.__dict__, "parts": parts, "states": states}).encode()
 
     @classmethod
     def from_json(cls, data: bytes, path: Path = Path("a round record")) -> RoundRecord:
-        """Raises StorageError if it is of a later format, and ValueError, TypeError or KeyError if it is damaged."""
+        """Parse a record. Raises StorageError if it has a newer format, and ValueError, TypeError or KeyError if it is
+        damaged."""
         fields: dict[str, Any] = json.loads(data)
         if not isinstance(fields, dict):
             raise TypeError("it is not an object")
@@ -87,8 +88,8 @@ class RoundRecord:
 def next_positions(
     last: RoundRecord | None, acknowledged: RoundRecord | None, changes: Iterable[Mapping[int, int]]
 ) -> dict[int, int]:
-    """The positions that the record of the next epoch says: its own changes, and those of the last record that some
-    gateway may not have on disk. So a record names the streams of a few epochs, however many there ever were."""
+    """Return the positions for the next epoch's record: its own changes, and those of the last record that some gateway
+    may not have on disk. So a record names the streams of only a few epochs, however many streams there are."""
     known = {} if acknowledged is None else acknowledged.positions
     before = {} if last is None else last.positions
     positions = {stream_id: at for stream_id, at in before.items() if known.get(stream_id) != at}
@@ -98,12 +99,13 @@ def next_positions(
 
 
 def acknowledged_epoch(last: RoundRecord | None, acknowledged: RoundRecord | None) -> int:
-    """The last epoch that every gateway has reported as on disk, to this driver or an earlier one."""
+    """Return the last epoch that every gateway has reported as on disk, to this driver or an earlier one."""
     return max((-1 if last is None else last.acknowledged), (-1 if acknowledged is None else acknowledged.epoch))
 
 
 def last_round(rounds: Mapping[int, RoundRecord], committed: int) -> RoundRecord | None:
-    """The record of the last committed epoch; None if nothing is committed. Raises StorageError if it is missing."""
+    """Return the record of the last committed epoch, or None if no epoch is committed. Raises StorageError if it is
+    missing."""
     last = rounds.get(committed)
     if committed >= 0 and last is None:
         raise StorageError(

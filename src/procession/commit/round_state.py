@@ -1,4 +1,4 @@
-"""What the coordinator knows of a sink and of the open round. Pure.
+"""The coordinator's knowledge of a sink and of the open round. Pure.
 
 Invariant: these are values; `commit/coordinator` and its strategies change them.
 """
@@ -31,7 +31,7 @@ class RoundPhase(Enum):
 
 @dataclass
 class SinkStatus:
-    """What the coordinator knows of a sink: its decided position, its vote, and what it has yet to confirm."""
+    """The state of a sink: its decided position, its vote, and the share that it has not confirmed."""
 
     position: int
     phase: SinkPhase = SinkPhase.DOWN

@@ -1,9 +1,9 @@
 """The sink link: the driver's connection to one sink. It reconnects as long as the driver runs.
 
-Invariant: each connection sends HELLO, NOTIFY and LIST_UNCOMMITTED together, and no data before all three are answered
-and the coordinator has resolved the listed transactions. The coordinator decides what is sent when. The link waits for
-a sink that cannot be reached. A sink that ends the session during the handshake or before its vote has refused: after
-`refusals_max` refusals in a row an operator must act.
+Invariant: each connection sends HELLO, NOTIFY and LIST_UNCOMMITTED together. It sends no data before all three are
+answered and the coordinator has decided the listed transactions. The coordinator decides what is sent and when. The
+link waits for a sink that cannot be reached. If a sink ends the session during the handshake or before its vote, this
+is a refusal. After `refusals_max` refusals in a row, an operator must act.
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ CREDITS_MIN = 2
 LIST_TAG = 1
 READ_BYTES = 65_536
 SILENT_BACKOFF_MAX_S = 10.0
-"""The longest wait before the next HELLO to a sink that closed without a reason: a proxy may do that for a sink that is
-not up yet."""
+"""Maximum wait before the next HELLO after a close without a reason, as from a proxy whose sink does not run yet."""
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 LINGER_S = 5.0
-"""Time that a closing connection has to send what was written."""
+"""Time in which a closing connection may send its buffered data."""
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """How to reach a sink, over one connection; `name` is what the round calls it. `instance` is stable for the
-    pipeline's life: sinks name their files by it. `sink` and `bucket` say which runs go this way, `lane` as which lane.
+    """How to reach a sink over one connection. `name` identifies the connection in the round. `instance` never changes,
+    because sinks name their files by it. `sink` and `bucket` select the runs of this connection; `lane` is its lane.
 
-    `is_authoritative`: the position in its NOTIFY_ACK can be relied on (our own sinks); with others it is advisory."""
+    `is_authoritative`: the position in its NOTIFY_ACK is reliable, as from this project's sinks, not just advisory."""
 
     name: str
     host: str
@@ -81,16 +80,16 @@ class SinkOptions:
     version: str = SINK_VERSION
     is_authoritative: bool = True
     pack_bytes_max: int = 0
-    """Messages hold many records, up to this many bytes. 0: one message per record."""
+    """Maximum bytes of a message with many records. 0: one message per record."""
     is_in_blocks: bool = False
-    """Messages hold record blocks, of `pack_bytes_max` bytes of records."""
+    """Whether messages hold record blocks, of `pack_bytes_max` bytes of records."""
     answer_timeout_s: float = 30.0
     backoff_min_s: float = 0.05
     backoff_max_s: float = 0.5
     refusals_max: int = REFUSALS_MAX
     """Number of refusals in a row, at HELLO or before the vote, after which an operator must act."""
     sink: str = ""
-    """The sink's name in the pipeline, if the connection has another: one of several."""
+    """The sink's name in the pipeline, if it has several connections. Empty: `name`."""
     bucket: int | None = None
     lane: LaneIdentity | None = None
     knows_workers_left: bool = False
@@ -98,7 +97,8 @@ class SinkOptions:
 
 
 class SinkLink:
-    """The connection to a sink. `report` receives events, `say` sentences for people; `uniform` draws times to wait."""
+    """The connection to a sink. `report` gets events, `say` gets sentences for people; `uniform` draws times to
+    wait."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SinkLink:
         self._voting: str | None = None
         """The transaction that is being sent, until the sink has voted on it."""
         self._sent_bytes = 0
-        """Size of the transaction that was sent last."""
+        """Size of the last transaction that was sent."""
         self._phase2_sent: set[str] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self._was_accepted = False
@@ -130,7 +130,7 @@ class SinkLink:
         self._tags = itertools.count(1)
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Run until cancelled."""
         while True:
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
@@ -226,7 +226,7 @@ class SinkLink:
                 self._disarm()
                 self._phase2_sent.clear()
                 self._report(SinkLost(options.name, self._is_hung))
-            # What is written goes out, unless the sink does not read it.
+            # Buffered data is sent, unless the sink does not read it.
             writer.close()
             with suppress(OSError, TimeoutError):
                 async with asyncio.timeout(LINGER_S):
@@ -236,7 +236,7 @@ class SinkLink:
     async def _handshake(
         self, connection: Connection, reader: asyncio.StreamReader
     ) -> tuple[tuple[str, ...], int | None, list[object]]:
-        """The transactions that the sink lists, the end of its output, and what came after the three answers."""
+        """Return the transactions that the sink lists, the end of its output, and the events after the answers."""
         granted, position, listed = None, None, None
         pending: list[object] = []
         while granted is None or position is None or listed is None:
@@ -272,7 +272,7 @@ class SinkLink:
                     if commit:
                         self._report(Phase2Confirmed(name, txn_id))
                 case Reply(txn_id, commit):
-                    self._failures = self._votes_refused = 0  # an answered HELLO proves little; a sink that votes works
+                    self._failures = self._votes_refused = 0  # only a vote proves that the sink works
                     self._voting = None
                     self._disarm()
                     self._phase2_sent.clear()  # a sink that votes has received phase 2 of the previous round
@@ -285,10 +285,10 @@ class SinkLink:
                 case Violation(reason):
                     raise RemoteProtocolError(reason)
 
-    # What the performer asks for
+    # Requests of the performer
 
     async def emit(self, action: EmitEpoch, messages: Iterable[pa.Array]) -> None:
-        """Sends the bytes of [start, end), then asks for the vote. Returns silently if the connection is lost."""
+        """Send the bytes of [start, end), then ask for the vote. Returns silently if the connection is lost."""
         connection, writer = self._connection, self._writer
         if connection is None or writer is None:
             return
@@ -334,7 +334,7 @@ class SinkLink:
         self._writer.write(self._connection.send(two_phase_commit.wrap(Phase2(txn, commit))))
 
     def workers_left(self, names: tuple[str, ...]) -> None:
-        """Sets the list of gateways that have left. Sinks send no reply to it, so the list is sent again with every new
+        """Set the list of gateways that have left. Sinks send no reply to it, so the list is sent again with every new
         session. Earlier lists stay valid, unless a gateway comes back."""
         departed = tuple(name for name in names if name not in self._departed)
         self._departed = names
@@ -350,7 +350,7 @@ class SinkLink:
             )
 
     def reconnect(self, delay_s: float) -> None:
-        """Closes after sending what was written, or after a time if the sink does not read; `run` connects again."""
+        """Close when the buffered data is sent, or after a time. Then `run` connects again."""
         self._delay_s = delay_s
         self._is_leaving = True
         self._voting = None
@@ -385,7 +385,7 @@ def _why(error: Exception) -> str:
 
 
 def _unpacked(events: Iterable[object]) -> Iterable[object]:
-    """The events, with 2PC messages taken out of the MESSAGE frames that carry them."""
+    """Yield the events, with 2PC messages taken out of the MESSAGE frames that carry them."""
     for event in events:
         if isinstance(event, Messages):
             yield from map(two_phase_commit.decode, event.bodies())
@@ -394,7 +394,7 @@ def _unpacked(events: Iterable[object]) -> Iterable[object]:
 
 
 def _edges(messages: pa.Array) -> npt.NDArray[np.int64]:
-    """The start of each message, counted from the first byte, and last the end of all."""
+    """Return the start of each message and the end of the last, counted from the first byte."""
     offsets = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset : messages.offset + len(messages) + 1]
     edges: npt.NDArray[np.int64] = offsets.astype(np.int64) - int(offsets[0])
     return edges

@@ -1,17 +1,18 @@
 """Spark's own log of a checkpoint: `offsets/N` before an epoch, `commits/N` after it.
 
-Invariant: an epoch is decided if and only if `commits/N`, or a later one, exists and is complete (`is_committed`);
-there is no other test. Spark does not sync these files. To sync a file that another process wrote proves nothing: an
-earlier failed sync may have marked its pages clean without writing them. So the driver copies each file into a new one,
-syncs that and renames it over Spark's, before anything relies on it: `metadata` and `offsets/N` before phase 1,
-`commits/N` before phase 2. With replicas all of this is true of the replicas: the file system that is handed in returns
-from a sync when the quorum has it, so what only the disk of this machine has is in doubt.
+Invariant: an epoch is decided if and only if `commits/N`, or a later file, exists and is complete (`is_committed`);
+there is no other test. Spark does not sync these files. A sync of a file that another process wrote proves nothing,
+because an earlier failed sync may have marked its pages clean without writing them. So the driver copies each file into
+a new file, syncs the copy and renames it over Spark's file before any step relies on it. It does this for `metadata`
+and `offsets/N` before phase 1, and for `commits/N` before phase 2. With replicas, a sync returns when the quorum has
+the data, so data that is only on this machine's disk is in doubt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,14 +28,14 @@ POLL_S = 0.002
 DECISION_TIMEOUT_S = 60.0
 """Time that the helper process waits until the driver has made the last commit durable."""
 DECIDED = "DECIDED"
-"""Names the last epoch whose commit the driver of this copy has put on disk. Not synced: it is for the helper process
-of the same driver, and a successor writes its own."""
+"""Name of the file with the last epoch whose commit the driver of this copy has put on disk. It is not synced, because
+it is for the helper process of the same driver, and a successor writes its own file."""
 
 
 OFFSETS = "offsets"
 """Spark's folder with the end of each epoch."""
 METADATA = "metadata"
-"""Spark's file with the id of the query. Spark does not go on from a log without it."""
+"""Spark's file with the id of the query. Spark does not continue from a log without it."""
 
 
 class SparkLog:
@@ -67,7 +68,7 @@ class SparkLog:
             return {}
 
     def check(self) -> None:
-        """Refuses a log from which Spark would silently skip or repeat an epoch."""
+        """Raise StorageError for a log from which Spark would silently skip or repeat an epoch."""
         offered, committed = self.offered, self.committed
         if offered - committed not in (0, 1):
             raise StorageError(
@@ -79,7 +80,7 @@ class SparkLog:
         self._renew("offsets", epoch)
 
     def sync_commit(self, epoch: int) -> None:
-        """Makes `commits/N` durable, and notifies the helper process."""
+        """Make `commits/N` durable, and notify the helper process."""
         self._renew("commits", epoch)
         self.mark_decided(epoch)
 
@@ -96,12 +97,12 @@ class SparkLog:
         """The last epoch whose commit the driver has made durable, or -1."""
         try:
             return int(self._files.read(self.directory / DECIDED))
-        except (OSError, ValueError):  # not there, or just being written
+        except (OSError, ValueError):  # missing, or being written
             return -1
 
     def await_decided(self, check: Callable[[], None], timeout_s: float = DECISION_TIMEOUT_S) -> int:
-        """For the helper process: the newest committed epoch, or -1, when the driver has put its commit on disk.
-        `check` may raise."""
+        """Wait until the driver has put its newest commit on disk, and return its epoch, or -1. Called in the helper
+        process. `check` may raise."""
         newest, deadline = self.committed, time.monotonic() + timeout_s
         while self.decided < newest:
             check()
@@ -121,7 +122,7 @@ class SparkLog:
         while not self._files.exists(path):  # noqa: ASYNC110  (Spark sends no signal)
             await asyncio.sleep(POLL_S)
         if not self.is_committed(epoch):
-            raise StorageError(f"{path} is there but not whole: epoch {epoch} is not committed.", path=str(path))
+            raise StorageError(f"{path} is incomplete, so epoch {epoch} is not committed.", path=str(path))
 
     def _is_whole(self, part: str, epoch: int) -> bool:
         return is_whole(self.directory / part / str(epoch), self._files)
@@ -133,7 +134,7 @@ class SparkLog:
         except OSError as error:
             raise storage_error(path, "read", error) from error
         if not _is_all(data, part):
-            raise StorageError(f"{path} is there but not whole.", path=str(path))
+            raise StorageError(f"{path} is incomplete.", path=str(path))
         write_durably(path, data, self._files)
         if part not in self._named:
             if part == OFFSETS and (found := read_if_there(self.directory / METADATA, self._files)) is not None:
@@ -144,17 +145,31 @@ class SparkLog:
 
 
 LINES = {"offsets": 3, "commits": 2}
-"""A version, then a line about the epoch; in `offsets`, then a line for each source. A prefix may end with any."""
+"""The minimum number of lines of each file: a version, then a line about the epoch; in `offsets`, then a line for each
+source."""
+OFFSETS_VERSION = "v1"
+"""First line of the files in `offsets`. `spark/session` has Spark write this version."""
+_VERSION = re.compile(r"v[0-9]+")
 
 
 def parse_offsets(data: bytes, path: Path) -> dict[str, LogOffset]:
-    """Parse Spark's file with the end of an epoch at each gateway. Raises StorageError if it is damaged."""
+    """Parse Spark's file with the end of an epoch at each gateway. Raises StorageError if it is damaged or has another
+    version."""
     try:
-        return read_offsets(json.loads(data.splitlines()[-1]))
+        version, *_, last = data.decode().splitlines()
+        if version == OFFSETS_VERSION:
+            return read_offsets(json.loads(last))
+        if not _VERSION.fullmatch(version):
+            raise ValueError("its first line is not a version")
     except (ValueError, IndexError, AttributeError, TypeError) as error:
         raise StorageError(
             f"{path} is damaged: {error}", next_step="restore the checkpoint directory from a copy"
         ) from error
+    raise StorageError(
+        f"{path} has version {version} of Spark's offset log, and Procession reads {OFFSETS_VERSION}.",
+        next_step="Restore the checkpoint from an older copy, or start the version of Procession that wrote it.",
+        path=str(path),
+    )
 
 
 def is_whole(path: Path, files: FileSystem = HOST_FILES) -> bool:
@@ -174,7 +189,7 @@ def _is_all(data: bytes, part: str) -> bool:
 
 
 def _epochs(directory: Path, files: FileSystem) -> list[int]:
-    """The newest first."""
+    """Return the epochs of the files in a directory, newest first."""
     try:
         return sorted((int(name) for name in files.names(directory) if name.isdigit()), reverse=True)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Stop reasons: what stops a pipeline during a commit, each with its sentence and its next step.
+"""Stop reasons: the errors that stop a pipeline during a commit, each with its sentence and its next step.
 
-Invariant: each names the sink and what the operator must do. Pure. `commit/coordinator` detects them.
+Invariant: each error names the sink and what the operator must do. Pure. `commit/coordinator` detects them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from procession.errors import ConfigError, FencedError, PlanError, RoundError, S
 def fenced(number: int, later: int) -> FencedError:
     return FencedError(
         f"driver {number} was replaced by driver {later} and stops",
-        next_step="nothing to do: the later driver goes on with the work",
+        next_step="nothing to do: the later driver continues the work",
     )
 
 
 def lost_prepared(name: str, part: SinkShare) -> StorageError:
     return StorageError(
-        f"sink {name!r} has lost transaction {part.txn!r}, which it had promised to keep (positions {part.start} to"
+        f"sink {name!r} has lost transaction {part.txn!r}, which it had voted to commit (positions {part.start} to"
         f" {part.end})",
         next_step="restore the sink's directory; its disk loses synced data",
         sink=name,
@@ -52,7 +52,7 @@ def unsettled(name: str, listed: tuple[str, ...]) -> StorageError:
 def record_gone(name: str, txn: str) -> StorageError:
     return StorageError(
         f"sink {name!r} lists {txn!r}, an epoch that it had confirmed and whose record is gone",
-        next_step="the sink was set back to an old state: restore it, or begin with a new output",
+        next_step="the sink was restored from an old copy: restore the latest state, or begin with a new output",
         sink=name,
     )
 

@@ -1,9 +1,9 @@
-"""Transaction ids: each says which pipeline, sink, driver and epoch it belongs to, and can be parsed.
+"""Transaction ids: each names its pipeline, sink, driver and epoch, and can be parsed.
 
 Invariant: an id is used for one content only. It carries the pipeline's id, the epoch and the fence of the driver, then
 `:c_id=<attempt>`. The attempt number grows with every attempt and never repeats at a sink, over all drivers, because
 existing sinks have rules such as `:c_id=3` that mean one attempt. Ids of the older form, with the epoch after `:c_id=`,
-are still parsed: a sink may hold one. Pure.
+are still parsed, because a sink may hold one. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHAPE_BEFORE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class TransactionId:
-    """One attempt of one driver to bring one epoch to one sink."""
+    """Identifies one attempt of a driver to send an epoch to a sink."""
 
     epoch: int
     fence: int
@@ -41,7 +41,7 @@ class TransactionId:
 
     @classmethod
     def parse(cls, text: str) -> TransactionId | None:
-        """The transaction of this name; None if the name is not of our shape."""
+        """Parse the name of a transaction. Returns None if the name has another form."""
         match = SHAPE.fullmatch(text) or SHAPE_BEFORE.fullmatch(text)
         if match is None:
             return None

@@ -1,7 +1,7 @@
 """The strict round: two-phase commit, in which every sink waits for the decision. Pure.
 
-Invariant: nothing is committed or aborted at a sink while a round is in doubt. The outcome of a transaction is looked
-up in the commits and round records. `commit/one_phase` is the other strategy of `commit/coordinator`.
+Invariant: no transaction is committed or aborted at a sink while a round is in doubt. The outcome of a transaction is
+looked up in the commits and round records. `commit/one_phase` is the other strategy of `commit/coordinator`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SETTLE_MAX = 8
 
 
 class TwoPhase:
-    """A sink commits when `commits/N` is found, and not before."""
+    """Commits at a sink when `commits/N` is found, and not before."""
 
     def begin(self, core: Coordinator) -> None:
-        """Nothing: a sink has yet to confirm what was committed last."""
+        """Do nothing: each sink must still confirm the last commit."""
 
     def connected(self, core: Coordinator, event: SinkConnected) -> list[Action]:
         name, sink = event.sink, core.sinks[event.sink]
@@ -59,7 +59,8 @@ class TwoPhase:
             return [stop]
         confirmed = core.confirm(sink) if not commits else []
         if aborts:
-            # The sink drops what was aborted at the next HELLO; the round continues only from an empty list.
+            # The sink drops aborted output at the next HELLO. The round continues only when the sink lists no
+            # transactions.
             sink.settle_attempts += 1
             if sink.settle_attempts > SETTLE_MAX:
                 return [StopPipeline(unsettled(name, event.listed))]
@@ -74,7 +75,7 @@ class TwoPhase:
         return [*confirmed, *commits, *core.emit(name)]
 
     def decide(self, core: Coordinator, name: str, text: str) -> bool | StopPipeline | None:
-        """Commit, abort, or neither yet (None: it belongs to the open round)."""
+        """Return True for commit, False for abort. None: the transaction belongs to the open round and is undecided."""
         transaction = TransactionId.parse(text)
         if transaction is None or not core.is_ours(name, transaction):
             return False
@@ -92,7 +93,8 @@ class TwoPhase:
     def _missing(
         self, core: Coordinator, event: SinkConnected, is_committing: bool, is_held: bool
     ) -> StopPipeline | None:
-        """Stops the pipeline if a sink has less than it had promised, or more than it was sent."""
+        """Return an action that stops the pipeline if a sink has less output than it had promised, or more than it was
+        sent."""
         sink = core.sinks[event.sink]
         if sink.vote is not None and not is_held:
             if core.open is None or core.open.phase is not RoundPhase.EMITTING:
@@ -127,7 +129,7 @@ class TwoPhase:
         sink = core.sinks[event.sink]
         if core.open is None or sink.txn != event.txn or sink.phase is not SinkPhase.SENDING:
             return []
-        # A vote on this epoch says that phase 2 of the one before has arrived.
+        # A vote on this epoch confirms that phase 2 of the previous epoch has arrived.
         actions = core.confirm(sink)
         sink.phase = SinkPhase.VOTED
         if not event.commit:
@@ -166,4 +168,4 @@ class TwoPhase:
         return [*actions, Acknowledge(record)]
 
     def ended(self, core: Coordinator) -> None:
-        """Nothing: all votes are aborted."""
+        """Do nothing: all votes are aborted."""

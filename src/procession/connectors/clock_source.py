@@ -1,6 +1,6 @@
-"""The clock source: sends the time at an interval, so that ticks have a place in the log.
+"""The clock source: sends the time at an interval, so that ticks are records in the log.
 
-Invariant: the time never goes back, whatever the machine's clock does: message ids are milliseconds and increase. A
+Invariant: the time never goes back, even if the machine's clock does: message ids are milliseconds and increase. A
 tick that was lost is not sent again; the next one has a later time.
 """
 
@@ -41,6 +41,6 @@ class ClockSource:
             await asyncio.sleep(self._interval_s)
 
     def tick(self) -> Record:
-        """The record of the current time: after the last one."""
+        """Return a record with the current time, which is later than that of the last record."""
         self._last = max(self._last + 1, (self._offset_ns + self._monotonic_ns()) // MS)
         return self._last, self._last * MS, b"", b"%d.%03d" % divmod(self._last, 1000)

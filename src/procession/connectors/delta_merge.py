@@ -1,7 +1,7 @@
-"""Rows that replace and delete those of a Delta table with the same key, by one MERGE an epoch.
+"""Replaces and deletes rows of a Delta table by key, with one MERGE per epoch.
 
-Invariant: of several rows of one key in an epoch the last one counts, and epochs are merged one after the other. So the
-table is what it would be if each record were applied by itself, in the order of the output. Upstream:
+Invariant: if an epoch has several rows with the same key, the last row is used, and epochs are merged one after the
+other. So the table is the same as if each record were applied separately, in the order of the output. Upstream:
 `connectors/delta_table`; downstream: deltalake.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
 ROW = "procession_row"
-"""The column with the number of a row, while the last row of each key is looked for."""
+"""Temporary column with the row number, used to find the last row of each key."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class MergeRule:
 
     Args:
         key: The columns that identify a row.
-        delete_column: The column that says whether a row deletes; empty: none does.
-        delete_value: Its text in a row that deletes.
+        delete_column: The column that tells whether a row deletes; empty: no row deletes.
+        delete_value: The text of that column in a row that deletes.
     """
 
     key: tuple[str, ...]
@@ -40,7 +40,8 @@ class MergeRule:
 
     @classmethod
     def parse(cls, key: str, delete_when: str = "") -> MergeRule | None:
-        """From the options: `shop,hour` and `op=delete`. None: rows are appended. Raises UsageError."""
+        """Parse the options, such as `shop,hour` and `op=delete`. Return None if rows are only appended. Raises
+        UsageError."""
         names = tuple(name.strip() for name in key.split(",")) if key else ()
         column, equals, value = delete_when.partition("=")
         if "" in names or len(set(names)) < len(names):
@@ -54,7 +55,7 @@ class MergeRule:
         return cls(names, column, value) if names else None
 
     def check_schema(self, schema: pa.Schema, url: str) -> None:
-        """Raise ConfigError if the table lacks a column of the rule, or rows cannot be compared by it."""
+        """Raise ConfigError if the table lacks a column of the rule, or the column's type cannot be compared."""
         for name in filter(None, (*self.key, self.delete_column)):
             kind = schema.field(name).type if name in schema.names else None
             if kind is None or pa.types.is_nested(kind) or pa.types.is_floating(kind):
@@ -65,7 +66,7 @@ class MergeRule:
                 )
 
     def check_rows(self, facts: FileFacts) -> None:
-        """Raise RecordError if a row has no key: it would replace no row, and none could replace it."""
+        """Raise RecordError if a row has no key: it could not replace a row or be replaced."""
         nulls = json.loads(facts.statistics)["nullCount"]
         for name in self.key:
             if count := nulls.get(name, 0):
@@ -75,7 +76,7 @@ class MergeRule:
                 )
 
     def last_rows(self, rows: pa.Table) -> pa.Table:
-        """The last row of each key."""
+        """Return the last row of each key."""
         numbered = rows.select(list(self.key)).append_column(ROW, pa.array(np.arange(len(rows))))
         last = numbered.group_by(list(self.key)).aggregate([(ROW, "max")]).column(f"{ROW}_max")
         return rows.take(pa.array(np.sort(last.to_numpy())))

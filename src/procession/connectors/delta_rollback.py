@@ -25,7 +25,7 @@ from procession.storage.durable import write_durably
 
 RESTORED = "procession.rollback"
 HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
-"""Operations of others that change no rows."""
+"""Operations of other writers that do not change rows."""
 
 
 class DeltaRollback:
@@ -66,7 +66,8 @@ class DeltaRollback:
         self._lake.sync_versions(before)
 
     def _version(self, end: int) -> int | None:
-        """The table version in which the output ended at this position. None if that is the present version."""
+        """Return the table version in which the output ended at this position. None if that is the current
+        version."""
         try:
             table = self._lake.opened()
         except TableNotFoundError:
@@ -84,7 +85,7 @@ class DeltaRollback:
             is_ours = TRANSACTION in commit or RESTORED in commit
             if not is_ours and commit.get("operation") not in HARMLESS:
                 raise self._place.refusal(
-                    f"version {version} of {self._lake.url} is a {commit.get('operation')} by somebody else.",
+                    f"version {version} of {self._lake.url} is a {commit.get('operation')} by another writer.",
                     "Upgrade to a corrected program instead.",
                 )
         raise self._place.refusal(

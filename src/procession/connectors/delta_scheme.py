@@ -1,4 +1,4 @@
-"""Delta tables as apps name them: `delta:DIR` or `delta:s3://BUCKET/PREFIX`, with options. Pure.
+"""Parses the URLs of Delta tables in apps: `delta:DIR` or `delta:s3://BUCKET/PREFIX`, with options. Pure.
 
 Invariant: as in `connectors/parquet_scheme`.
 """

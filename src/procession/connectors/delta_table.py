@@ -1,9 +1,9 @@
-"""A Delta table: an epoch is one commit of its log, with its rows and an application transaction.
+"""Appends to a Delta table: an epoch is one commit of the table's log, with rows and an application transaction.
 
 Invariant: the version of the application transaction `procession:<output>` is the token; that of
-`procession:<output>:transaction`, in the same commit, is a number made of the transaction's id. The token is compared
-with the transaction's start on the same snapshot from which the commit is made; the log accepts an older version
-silently, but not a commit of the same application behind our snapshot. Upstream: `connectors/parquet_output`;
+`procession:<output>:transaction`, in the same commit, is a number derived from the transaction's id. The token is
+compared with the transaction's start on the same snapshot from which the commit is made; the log accepts an older
+version silently, but not a commit of the same application after our snapshot. Upstream: `connectors/parquet_output`;
 downstream: deltalake.
 """
 
@@ -38,18 +38,18 @@ except ImportError as error:
     raise missing_package("delta", error) from error
 
 COMMIT_RETRIES_MAX = 20
-"""How often a commit is tried again behind other writers' commits, which do not touch our token."""
+"""Maximum number of retries of a commit after commits of other writers, which do not change our token."""
 HISTORY_COMMITS_MAX = 1000
-"""Number of latest commits that are searched for one of ours after a crash."""
+"""After a crash, this many of the latest commits are searched for one of ours."""
 CONFIGURATION = {"delta.checkpointInterval": "20"}
-"""Of tables that the sink makes. Each commit reads all commits behind the last checkpoint: with the interval of
-deltalake, 100, it takes more than twice as long."""
+"""Configuration of tables that the sink creates. Each commit reads all commits after the last checkpoint. With
+deltalake's default interval, 100, a commit takes more than twice as long."""
 TRANSACTION = "procession.transaction"
 FEATURES = frozenset(
     {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "timestampNtz", "deletionVectors"}
     | {"v2Checkpoint", "vacuumProtocolCheck"}
 )
-"""Features of tables whose appends need nothing that we do not do. Constraints are looked at one by one."""
+"""Table features that a plain append supports. Constraints are checked one by one."""
 FIELD_FEATURES = ("delta.generationExpression", "delta.invariants", "delta.identity.start")
 RETENTION = "delta.setTransactionRetentionDuration"
 
@@ -63,7 +63,7 @@ class DeltaLakeTable(LakeTable):
         url: A path, or the URL of an object store.
         compact_every: Number of commits after which small files are compacted; 0: never.
         file_bytes: Target size of compacted files.
-        rule: How rows replace and delete those with the same key. None: they are appended.
+        rule: How rows replace and delete rows with the same key. None: rows are only appended.
     """
 
     def __init__(
@@ -79,10 +79,11 @@ class DeltaLakeTable(LakeTable):
         self._log = self.store.root / "_delta_log" if isinstance(self.store, LocalStore) else None
         self._table: DeltaTable | None = None
         self._tokens: dict[str, LakeToken] = {}
-        """The tokens of the snapshot in `_table`, as far as they were read."""
+        """The tokens that were read from the snapshot in `_table`."""
         self._thread = ThreadPoolExecutor(1, "delta")
         self._updating: Future[None] | None = None
-        """The update behind our last commit, while the next epoch arrives. Meanwhile nobody else may use `_table`."""
+        """The update after our last commit, which runs while the next epoch arrives. No other thread may use `_table`
+        until it is done."""
 
     def check_place(self) -> None:
         self.store.check()
@@ -143,7 +144,7 @@ class DeltaLakeTable(LakeTable):
         return self._tokens[instance]
 
     def publish(self, instance: str, upload: Upload) -> None:
-        """From the snapshot of the last `token`, which the caller has compared."""
+        """Commit on the snapshot of the last `token`, which the caller has compared."""
         assert self._table is not None
         before = self._table.version()
         facts, now_ms = upload.facts, time.time_ns() // 1_000_000
@@ -167,13 +168,13 @@ class DeltaLakeTable(LakeTable):
         self._updating = self._thread.submit(self._update)
 
     def _merge(self, rule: MergeRule, upload: Upload, properties: CommitProperties) -> None:
-        """Apply the uploaded rows to those of the table. The file itself is no part of the table."""
+        """Merge the uploaded rows into the table. The uploaded file does not become part of the table."""
         assert self._table is not None
         before = self._table.version()
         with self.store.open_input(upload.name) as file:
             rows = pq.read_table(file)
         rule.merge(self._table, rule.last_rows(rows), properties)
-        if self._table.version() == before:  # nothing has changed, and then a MERGE commits nothing
+        if self._table.version() == before:  # a MERGE that changes nothing makes no commit
             self._table.create_write_transaction(
                 [], mode="append", schema=self._table.schema(), commit_properties=properties
             )
@@ -225,7 +226,7 @@ class DeltaLakeTable(LakeTable):
         self._thread.shutdown()
 
     def opened(self) -> DeltaTable:
-        """The table as it is now, for a reader of its own. Raises TableNotFoundError."""
+        """Return the current table as a separate object for another reader. Raises TableNotFoundError."""
         return DeltaTable(self.url, storage_options=self._options)
 
     def sync_versions(self, before: int) -> None:
@@ -234,7 +235,8 @@ class DeltaLakeTable(LakeTable):
             self._sync_added(range(before + 1, self._last_version(before) + 1))
 
     def _refreshed(self) -> DeltaTable | None:
-        """The table as it is now. An update reads all commits behind the last checkpoint, even if nothing is new."""
+        """Return the current table. An update reads all commits after the last checkpoint, even if none of them is
+        new."""
         self._wait_for_update()
         if self._table is None:
             self.schema()
@@ -254,7 +256,8 @@ class DeltaLakeTable(LakeTable):
                 updating.result()
 
     def _update(self) -> None:
-        """Reads what is new in the log, and the known tokens again. They cost as much as the log."""
+        """Read the new commits of the log, then the known tokens. Reading the tokens takes as long as reading the
+        log."""
         assert self._table is not None
         known = list(self._tokens)
         self._tokens.clear()
@@ -262,7 +265,7 @@ class DeltaLakeTable(LakeTable):
         self._tokens = {instance: _read_token(self._table, instance) for instance in known}
 
     def _last_version(self, known: int) -> int:
-        """The last version of the log at or behind a known one."""
+        """Return the last version of the log at or after a known one."""
         while self._has_version(known + 1):
             known += 1
         return known
@@ -281,7 +284,7 @@ class DeltaLakeTable(LakeTable):
         self._sync_log(versions)
 
     def _sync_log(self, versions: range) -> None:
-        """The library does not sync what it writes to a local disk."""
+        """Sync the log on a local disk, which the library does not do."""
         if self._log is None:
             return
         for version in versions:
@@ -290,7 +293,7 @@ class DeltaLakeTable(LakeTable):
 
     @contextmanager
     def translated_errors(self, doing: str) -> Iterator[None]:
-        """Errors of the library become those of the sink."""
+        """Translate errors of the library into errors of the sink."""
         try:
             yield
         except CommitFailedError as error:
@@ -304,12 +307,12 @@ class DeltaLakeTable(LakeTable):
 
 
 def application(instance: str) -> str:
-    """The application whose version is the token of an output."""
+    """Return the application whose version is the token of an output."""
     return f"procession:{instance}"
 
 
 def last_transaction(instance: str) -> str:
-    """The application whose version is the number of the last transaction of an output."""
+    """Return the application whose version is the number of the last transaction of an output."""
     return f"{application(instance)}:transaction"
 
 
@@ -327,13 +330,14 @@ def _sync_file(path: Path) -> None:
         with path.open("rb") as file:
             sync(file.fileno())
     except FileNotFoundError:
-        return  # cleaned up since, because a checkpoint holds it
+        return  # cleaned up since, because a checkpoint contains it
     except OSError as error:
         raise storage_error(path, "sync", error) from error
 
 
 def _refuse_what_appends_must_know(table: DeltaTable, url: str) -> None:
-    """A writer that adds files must check a table's constraints, partitions and column names itself; we do not."""
+    """Raise ConfigError if the table has a feature that this sink does not support, such as constraints or
+    partitions."""
     metadata, protocol = table.metadata(), table.protocol()
     unknown = sorted(set(protocol.writer_features or ()) - FEATURES)
     obstacles = {
@@ -350,5 +354,5 @@ def _refuse_what_appends_must_know(table: DeltaTable, url: str) -> None:
         if is_there:
             raise ConfigError(
                 f"This sink cannot append to {url}: the table {obstacle}.",
-                next_step="Name a table without that, or let the sink make a new one.",
+                next_step="Name a table without that, or let the sink create a new table.",
             )

@@ -32,7 +32,7 @@ SUFFIX_CHARACTERS_MAX = 32
 
 _EPOCH = re.compile(r"\.e(\d{1,20})\.f\d+:c_id=\d+$")
 _EPOCH_BEFORE = re.compile(r":c_id=(\d{1,20})$")
-"""The epoch in transaction ids of earlier versions, which had no attempt number there."""
+"""Matches the epoch in transaction ids of earlier versions, which had no attempt number."""
 _NAME = re.compile(r"(\d{20})-(\d{20}).*", re.ASCII | re.DOTALL)
 _SUFFIX = re.compile(r"\.[A-Za-z0-9._-]+", re.ASCII)
 
@@ -51,7 +51,7 @@ class EpochsOutput(Output):
         self._is_empty_kept = is_empty_kept
         self._pending = PendingFile(base.with_name(f"{base.name}.pending"), files)
         self._draft = base.with_name(f"{base.name}.renewed")
-        """Outside of the directory, so that readers do not see it."""
+        """This file is outside of the directory, so readers do not see it."""
         try:
             make_if_missing(self.directory, files)
         except OSError as error:

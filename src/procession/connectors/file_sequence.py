@@ -1,9 +1,9 @@
-"""A sequence of files as one stream: all files that match a pattern, in the order of their names.
+"""Reads a sequence of files as one stream: all files that match a pattern, in the order of their names.
 
-Invariant: a record's message id is its position in all files together, and never changes. So a list in the state
-directory has the position at which each file begins; it is durable before a record of that file is sent. A file is
-complete when the next one exists. New daily files join an event-time order this way: the stream is declared once, and
-whether a record is late depends on its own stream alone.
+Invariant: a record's message id is its position in all files together, and never changes. A list in the state
+directory has the position at which each file begins. The entry of a file is durable before a record of the file is
+sent. A file is complete when the next one exists. So a pipeline in event-time order can read new daily files: the
+stream is declared once, and whether a record is late depends only on its own stream.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class BegunFile:
-    """A file that was begun."""
+    """A file whose first record may have been read."""
 
     name: str
     """Path below the directory of the pattern."""
     start: int
     """Position of its first byte in the stream."""
     after: int | None
-    """The last message id of the files before it. None: they have no records."""
+    """The last message id of the earlier files. None if they have no records."""
 
 
 class FileSequence:
-    """Reads the files that match a pattern one after the other. If it follows, it waits for more."""
+    """Reads the files that match a pattern one after the other. With `--follow` it waits for new files."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class FileSequence:
                 yield batch
 
     def _read(self, after: int | None) -> Iterator[Batch | None]:
-        """The records after this message id. None: there are no more for now."""
+        """Yield the records after this message id; None while there are no further records."""
         place, end = self._place(after), 0
         while True:
             while place == len(self._begun) and not self._begin_next(after, end):
@@ -104,7 +104,7 @@ class FileSequence:
                         after = int(ids[-1])
                         yield Batch(ids, batch.event_times, batch.payloads)
                     elif self._new_names():
-                        is_complete = True  # what the file has when the next one exists is all of it
+                        is_complete = True  # the file is complete, because the next one exists
                     else:
                         cursor.check_same()
                         self._check_complete(place - 1)
@@ -112,7 +112,7 @@ class FileSequence:
             place, end = place + 1, file.start + cursor.position
 
     def _place(self, after: int | None) -> int:
-        """Where to go on among the files that were begun."""
+        """Return the index of the file to continue with."""
         if after is not None and not self._begun:
             raise StorageError(
                 f"{self._state / LIST_FILE} is missing, but records of stream {self._stream.name!r} are committed.",
@@ -135,7 +135,7 @@ class FileSequence:
         return place
 
     def _begin_next(self, after: int | None, start: int) -> bool:
-        """Note the next file, if there is one."""
+        """Add the next file to the list, if there is one."""
         names = self._new_names()
         if not names:
             return False
@@ -147,13 +147,14 @@ class FileSequence:
         return True
 
     def _new_names(self) -> list[str]:
-        """The files that were not begun. Raises ConfigError if one of them comes too late."""
+        """Return the files that are not in the list yet. Raises ConfigError if one sorts before a file that was
+        begun."""
         begun = {file.name for file in self._begun}
         names = [name for name in self._names() if name not in begun]
         if names and self._begun and names[0] < self._begun[-1].name:
             raise ConfigError(
                 f"The file {self._root / names[0]} sorts before {self._begun[-1].name}, which was begun already.",
-                next_step="Give it a name that sorts behind all others, or move it away.",
+                next_step="Give it a name that sorts after all others, or move it away.",
             )
         return names
 
@@ -193,7 +194,7 @@ class FileSequence:
 
 
 def _root_of(pattern: str) -> Path:
-    """The directory above the first part that is a pattern."""
+    """Return the directory above the first path component that is a pattern."""
     root = Path(pattern)
     while glob.has_magic(str(root)) or root == Path(pattern):
         root = root.parent

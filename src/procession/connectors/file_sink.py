@@ -1,9 +1,9 @@
 """The file sink: writes each output to DIR/<instance>.data.
 
-Invariant: the file has each byte at the position that the round assigned to it, so the sink needs no write position of
-its own. DIR/<instance>.txnlog says what is committed. Bytes are synced once, before the vote. A failed sync stops the
-sink, and the bytes are truncated and sent again. A file without any vote is created again, because its directory entry
-may not be on disk.
+Invariant: the file has each byte at the position that the round assigned to it, so the sink stores no write position.
+DIR/<instance>.txnlog lists the committed transactions. Bytes are synced once, before the vote. A failed sync stops
+the sink, and the bytes are truncated and sent again. A file without any vote is created again, because its directory
+entry may not be on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procession.tls import ServerTls
 
 
 class FileOutput(Output):
-    """An output in one file, written in place. Its transaction log says what is committed."""
+    """An output in one file, written in place. Its transaction log lists the committed transactions."""
 
     def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class FileOutput(Output):
         size = self._file.size
         if size < end:
             raise StorageError(
-                f"{self.path} has {size} bytes, but {end} were promised.",
+                f"{self.path} has {size} bytes, but its log records {end}.",
                 next_step="Restore the file from a backup; it has lost committed output.",
                 path=str(self.path),
             )

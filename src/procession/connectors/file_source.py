@@ -25,7 +25,8 @@ from procession.storage.durable import storage_error
 CHUNK_BYTES = 1024 * 1024
 FOLLOWED_CHUNK_BYTES = 64 * 1024
 FOLLOWED_MAX = 1024
-"""Maximum number of followed files. All of them are open at once, and read in chunks of FOLLOWED_CHUNK_BYTES."""
+"""Maximum number of followed files. They are all open at the same time, and read in chunks of
+FOLLOWED_CHUNK_BYTES."""
 POLL_S = 0.1
 
 log = structlog.get_logger()
@@ -130,7 +131,8 @@ class Cursor:
         self._chunk_bytes = chunk_bytes
         self._position = 0
         self._skip = 0
-        """Records to skip: the record at the point of reference is read again, only to find its end."""
+        """Number of records to skip. After `go_after`, the record at the given position is read again to find its
+        end."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
@@ -190,7 +192,7 @@ class Cursor:
                 return None
 
     def check_same(self) -> None:
-        """Raise StorageError if the file was truncated, or another file has its name now."""
+        """Raise StorageError if the file was truncated or replaced by another file."""
         ours = os.fstat(self._descriptor)
         try:
             named = os.stat(self._path)
@@ -214,7 +216,7 @@ class Cursor:
 
 
 def url_streams(url: ConnectorUrl) -> frozenset[int]:
-    """The streams of `file:PATTERN`. Raises ConfigError if there is no such file."""
+    """Return the streams of `file:PATTERN`. Raises ConfigError if there is no such file."""
     if _is_pattern(url.place) and not any(map(os.path.isfile, glob.glob(url.place, recursive=True))):
         raise ConfigError(
             f"No file matches {url.place}.",

@@ -1,4 +1,5 @@
-"""The compiled pass over length words. Each one gives the position of the next, so no column operation can find them.
+"""Finds length-prefixed frames in compiled code. Each length gives the position of the next, so column operations
+cannot find them.
 
 Invariant: it never reads outside of its buffer. Importing this module imports numba, so only `framing` imports it, and
 only for length-prefixed records.
@@ -19,7 +20,7 @@ _LENGTH_BYTES = 4
 
 @compiled(types.int64[::1](_READ_ONLY, types.int64))
 def frame_starts(data: Any, payload_bytes_max: int) -> Any:
-    """Return where each complete frame begins, and where the last one ends. A length over the limit ends the pass."""
+    """Return the start of each complete frame, and the end of the last one. A length over the limit ends the scan."""
     end = len(data)
     starts = np.empty(end // _LENGTH_BYTES + 1, np.int64)
     count, position = 0, 0

@@ -51,7 +51,7 @@ class RecordFraming(Protocol):
         """Return the complete records at the beginning of `data`. `is_end`: nothing follows it."""
 
     def begins_at(self, position: int, peek: Peek) -> bool:
-        """Whether a complete record can begin at this position."""
+        """Return whether a complete record can begin at this position."""
 
 
 class LineFraming:

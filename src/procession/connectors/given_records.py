@@ -1,7 +1,7 @@
-"""The source of records that a program has given: rows of an Arrow file, each with its stream.
+"""The source for records from a program: each row of an Arrow file is a record and its stream.
 
 Invariant: the file is written once, before the source starts, so each stream can be read again from any record on.
-`supervisor/pipeline_run` writes it; `procession source given` sends it.
+`jobs/pipeline_run` writes it; `procession source given` sends it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from procession.storage.segment import KIND_RECORD
 
 BATCH_RECORDS_MAX = 8192
 NAMES = b"streams"
-"""Where the schema of the file keeps the names of its streams, as JSON by their ids."""
+"""Key in the schema's metadata: the names of the streams by their ids, as JSON."""
 
 
 class GivenRecords:
-    """Reads a file that `written` has made. Streams without records end at once."""
+    """Reads a file that `written` returned. Streams without records end immediately."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -50,7 +50,7 @@ class GivenRecords:
 
 
 def written(rows: pa.RecordBatch, names: Mapping[int, str]) -> bytes:
-    """The file with rows of these streams, for `GivenRecords`."""
+    """Return the bytes of a file for `GivenRecords` with the rows of these streams."""
     described = rows.replace_schema_metadata({NAMES: json.dumps(names).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, described.schema) as writer:

@@ -1,9 +1,8 @@
-"""Files of an Iceberg table on a local disk, synced before the catalog names them.
+"""Syncs the files of an Iceberg table on a local disk before the catalog names them.
 
-Invariant: a local file that was written is on disk, with its name, when it is closed; the library alone leaves that to
-the operating system, and a catalog that survives a power cut would name files that do not. Anything that is not a local
-file goes to pyiceberg as it is. Upstream: `connectors/iceberg_table`, which names it as `py-io-impl`; downstream:
-`storage/durable`.
+Invariant: when a local file is closed, its content and its name are on disk. pyiceberg itself does not sync files, so
+after a power cut the catalog could name files that are lost. Files that are not local are passed to pyiceberg
+unchanged. Upstream: `connectors/iceberg_table`, which sets this class as `py-io-impl`; downstream: `storage/durable`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from procession.storage.durable import fsync_dir, make_directory, storage_error
 
 
 class DurableFileIO(PyArrowFileIO):
-    """pyiceberg's own, with syncs."""
+    """pyiceberg's FileIO for Arrow, with a sync of each local file."""
 
     def new_output(self, location: str) -> PyArrowFile:
         file = super().new_output(location)
@@ -28,7 +27,7 @@ class DurableFileIO(PyArrowFileIO):
 
 
 class DurableFile(PyArrowFile):
-    """A local file whose streams sync it."""
+    """A local file that is synced when an output stream is closed."""
 
     def __init__(self, file: PyArrowFile, path: Path) -> None:
         super().__init__(file.location, str(path), file._filesystem, file._buffer_size)

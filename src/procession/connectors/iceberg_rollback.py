@@ -43,7 +43,7 @@ class IcebergRollback:
             if transaction.start < transaction.end and end <= transaction.start and transaction.start not in there:
                 raise self._place.refusal(
                     f"the file with its output from position {transaction.start:,} on is not in {self._lake.url} any"
-                    " more; files were put together since.",
+                    " more; files were compacted since.",
                     "Upgrade to a corrected program instead.",
                 )
 
@@ -64,7 +64,7 @@ class IcebergRollback:
             txnlog.roll_back(end, txn_id)
 
     def _later(self, table: Table, end: int) -> list[tuple[int, DataFile]]:
-        """The files of this output from a position on, each with its position."""
+        """Return the files of this output that begin at or after a position, each with its position."""
         found = []
         with self._lake.translated_errors("read"):
             for task in table.scan().plan_files():

@@ -1,4 +1,5 @@
-"""Iceberg tables as apps name them: `iceberg:WAREHOUSE/NAMESPACE.TABLE`, `iceberg:NAMESPACE.TABLE?catalog=NAME`. Pure.
+"""Parses the URLs of Iceberg tables in apps: `iceberg:WAREHOUSE/NAMESPACE.TABLE`,
+`iceberg:NAMESPACE.TABLE?catalog=NAME`. Pure.
 
 Invariant: as in `connectors/parquet_scheme`.
 """

@@ -1,8 +1,8 @@
-"""An Iceberg table: an epoch is one commit of the catalog, with the file and a table property.
+"""Appends to an Iceberg table: an epoch is one commit of the catalog, with a file and a table property.
 
-Invariant: the property `procession.output.<output>` is the token; it changes in the commit that adds the file. A commit
-that another writer has overtaken is made again here, on the refreshed table and after the token is read again: the
-library's own retry would add the file a second time. Upstream: `connectors/parquet_output`; downstream: pyiceberg.
+Invariant: the property `procession.output.<output>` is the token; it changes in the commit that adds the file. If
+another writer commits first, this module refreshes the table, reads the token and commits again. The library's own
+retry could add the file twice. Upstream: `connectors/parquet_output`; downstream: pyiceberg.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ except ImportError as error:
 FILE_IO = "procession.connectors.iceberg_file_io.DurableFileIO"
 CATALOG_FILE = "catalog.db"
 COMMITS_MAX = 20
-"""How often a commit is tried behind other writers' commits."""
+"""Maximum number of tries of a commit if other writers commit first."""
 RETRY_S = 0.05
 S3_SETTINGS = (
     ("s3.endpoint", "AWS_ENDPOINT_URL"),
     ("s3.region", "AWS_DEFAULT_REGION"),
     ("s3.region", "AWS_REGION"),
 )
-"""What pyiceberg does not take from the environment by itself. Without a region it asks AWS for it."""
+"""Settings that pyiceberg does not read from the environment itself. Without a region, pyiceberg asks AWS."""
 PLACES = ("s3://", "file://")
 NO_RETRY = {"commit.retry.num-retries": "0"}
 
@@ -84,7 +84,7 @@ class IcebergLakeTable(LakeTable):
     def store(self) -> ObjectStore:  # type: ignore[override]
         if self._store is None:
             raise StorageError(
-                f"The table {self.url} is not there any more.",
+                f"The table {self.url} no longer exists.",
                 next_step="Restore the table, or begin with a new table and a new directory of the sink.",
             )
         return self._store
@@ -160,7 +160,7 @@ class IcebergLakeTable(LakeTable):
         )
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
-        """The catalog's commit is durable, and all files that it names were synced before it."""
+        """Do nothing: the catalog's commit is durable, and its files were synced before it."""
         self._commits += 1
 
     def tidy(self) -> None:
@@ -197,22 +197,22 @@ class IcebergLakeTable(LakeTable):
         self.store.upload(self._merge_path, name)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing: the catalog has no connection to close."""
 
     def opened(self) -> Table | None:
-        """The table as it is now. None: there is none."""
+        """Return the current table; None if there is no table."""
         if self._table is None:
             self.schema()
         else:
             with self.translated_errors("read"):
                 self._table.refresh()
         if self._table is not None:
-            self._table.metadata.properties.update(NO_RETRY)  # of this copy, not of the table
+            self._table.metadata.properties.update(NO_RETRY)  # changes this copy of the properties, not the table's
         return self._table
 
     @contextmanager
     def translated_errors(self, doing: str) -> Iterator[None]:
-        """Errors of the catalog become those of the sink."""
+        """Translate errors of the catalog into errors of the sink."""
         try:
             yield
         except (StorageError, ConfigError, CommitFailedException):
@@ -222,8 +222,8 @@ class IcebergLakeTable(LakeTable):
 
 
 def small_files(table: Table, file_bytes: int) -> list[list[DataFile]]:
-    """Groups of data files that together have at most `file_bytes`, in the order of their names. Files that rows were
-    deleted from, or that are elsewhere, are left alone."""
+    """Group data files, in the order of their names, so that a group has at most `file_bytes`. Files from which rows
+    were deleted, and files in another location, are omitted."""
     tasks = [task for task in table.scan().plan_files() if not task.delete_files]
     files = sorted((task.file for task in tasks), key=lambda file: file.file_path)
     groups: list[list[DataFile]] = []
@@ -240,12 +240,12 @@ def small_files(table: Table, file_bytes: int) -> list[list[DataFile]]:
 
 
 def output_property(instance: str) -> str:
-    """The name of the property with the token of an output."""
+    """Return the name of the property with the token of an output."""
     return f"procession.output.{instance}"
 
 
 def output_token(table: Table, instance: str) -> LakeToken:
-    """The token of an output."""
+    """Return the token of an output in this table."""
     value = table.properties.get(output_property(instance))
     if value is None:
         return LakeToken()
@@ -260,7 +260,7 @@ def output_token(table: Table, instance: str) -> LakeToken:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema without field ids: files are matched by the names of their columns."""
+    """Return the schema without field ids: files are matched by the names of their columns."""
     return pa.schema([_plain_field(field) for field in schema])
 
 
@@ -281,11 +281,11 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def open_iceberg(
     url: str, catalog_name: str = "", *, compact_every: int = 0, file_bytes: int = FILE_BYTES
 ) -> IcebergLakeTable:
-    """The table of a URL.
+    """Return the table of a URL.
 
     Args:
-        url: With a catalog NAMESPACE.TABLE; without one DIR/NAMESPACE.TABLE: the directory is the warehouse, and has a
-            SQLite catalog.
+        url: With a catalog NAMESPACE.TABLE. Otherwise DIR/NAMESPACE.TABLE: the directory is the warehouse, and
+        contains a SQLite catalog.
         catalog_name: A catalog of pyiceberg's configuration: `PYICEBERG_CATALOG__<NAME>__…` or `.pyiceberg.yaml`.
         compact_every: As of `IcebergLakeTable`.
         file_bytes: As of `IcebergLakeTable`.

@@ -1,6 +1,6 @@
-"""What the Kafka source and sink share: the URL, the client's settings, and facts about topics.
+"""The Kafka client of the source and the sink: the URL, the client's settings, and facts about topics.
 
-Invariant: a URL holds no secret; secrets come from a file that only its owner needs to read. Each error of a broker
+Invariant: a URL contains no secret. Secrets come from a file that only its owner can read. Each error of a broker
 becomes one sentence (`connectors/kafka_errors`). Upstream: `connectors/kafka_source` and `connectors/kafka_sink`;
 downstream: librdkafka, through the package confluent-kafka.
 """
@@ -47,7 +47,7 @@ from procession.connectors.kafka_errors import ELECTING, FORBIDDEN, is_untrusted
 PATIENCE_S = 60.0
 """How long to wait for a broker that does not answer, before the connector ends."""
 NOTE_S = 3.0
-"""After this time the user is told that the connector waits."""
+"""Time without an answer after which the connector tells the user that it waits."""
 ANSWER_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 0.05
 WAIT_S = 1.0
@@ -55,16 +55,16 @@ CONFIG_BYTES_MAX = 64 * 1024
 BROKERS_MAX = 64
 PORT = 9092
 SEARCHED = "probe"
-"""As `ssl.ca.location`: librdkafka looks for the system's certificates."""
+"""Value of `ssl.ca.location` with which librdkafka looks for the system's certificates."""
 INSTANCE = "{instance}"
-"""Stands in a topic's name for the name of an output."""
+"""Placeholder in a topic's name for the name of an output."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _SETTING = re.compile(
     r"(security\.protocol|sasl\..+|ssl\..+|enable\.ssl\..+|https\..+|client\.(id|rack|dns\.lookup)|socket\..+"
     r"|schema\.registry\.(basic\.auth\.user\.info|ssl\.ca\.location)|broker\.address\..+|metadata\..+|reconnect\..+|connections\..+)"
 )
-"""The settings of librdkafka that a client file may have: how to reach brokers, and nothing about delivery."""
+"""Settings of librdkafka that a client file may contain: how to reach brokers, but nothing about delivery."""
 
 Result = TypeVar("Result")
 
@@ -73,14 +73,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class KafkaUrl:
-    """`kafka://HOST:PORT,HOST:PORT/TOPIC`."""
+    """A parsed URL `kafka://HOST:PORT,HOST:PORT/TOPIC`."""
 
     brokers: str
     topic: str
 
     @classmethod
     def parse(cls, text: str) -> KafkaUrl:
-        """Raises UsageError. The sentence never repeats what may be a secret."""
+        """Parse a URL. Raises UsageError, without any text that may be a secret."""
         scheme, _, rest = text.partition("://")
         if scheme != "kafka" or not rest:
             raise UsageError("The URL does not begin with kafka://.", next_step="Write kafka://HOST:PORT/TOPIC.")
@@ -92,7 +92,7 @@ class KafkaUrl:
         parts = urlsplit(f"kafka://{rest}")
         if parts.query or parts.fragment:
             raise UsageError(
-                "The URL has options behind a ?, which only the URL of an app can have.",
+                "The URL has options after a ?, which only the URL of an app can have.",
                 next_step="Write them as options of the command: ?partition=0 as --partition 0.",
             )
         topic = unquote(parts.path.removeprefix("/"))
@@ -100,14 +100,14 @@ class KafkaUrl:
         brokers = [name if re.search(r":[0-9]+$", name) else f"{name}:{PORT}" for name in parts.netloc.split(",")]
         if len(brokers) > BROKERS_MAX:
             raise UsageError(
-                f"The URL names more than {BROKERS_MAX} brokers.", next_step="Name a few: they tell the rest."
+                f"The URL names more than {BROKERS_MAX} brokers.", next_step="Name a few: they name the others."
             )
         for broker in brokers:
             parse_address(broker)
         return cls(",".join(brokers), topic)
 
     def of_instance(self, instance: str) -> KafkaUrl:
-        """With the name of an output where the topic has `{instance}`."""
+        """Return the URL with the name of an output instead of `{instance}`."""
         topic = self.topic.replace(INSTANCE, instance)
         _check_topic(topic)
         return replace(self, topic=topic)
@@ -122,7 +122,7 @@ def _check_topic(topic: str) -> None:
 
 
 def read_client_config(path: Path | None) -> dict[str, str]:
-    """The settings in a file of `name=value` lines, as Kafka's own tools read them. Raises ConfigError."""
+    """Return the settings in a file of `name=value` lines, as Kafka's own tools read them. Raises ConfigError."""
     if path is None:
         return {}
     try:
@@ -152,7 +152,7 @@ def read_client_config(path: Path | None) -> dict[str, str]:
 
 
 def _check_readable(file: Path, where: str, setting: str) -> None:
-    """librdkafka names neither the file nor what is wrong with it."""
+    """Raise ConfigError if the file cannot be read. An error of librdkafka would not name the file or the reason."""
     try:
         if file.is_dir():
             os.listdir(file)
@@ -167,14 +167,14 @@ def _check_readable(file: Path, where: str, setting: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What a cluster says about a topic."""
+    """A cluster's facts about a topic."""
 
     name: str
     id: str
     partitions: tuple[int, ...]
     replicas_min: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Empty if we may not read them."""
+    """The topic's settings; empty if we have no permission to read them."""
     may_write: bool = True
     may_read: bool = True
 
@@ -183,7 +183,7 @@ class TopicFacts:
 
 
 class KafkaClients:
-    """Makes clients of one cluster, and remembers why it was last not reachable."""
+    """Creates clients of one cluster, and keeps the last reason why the cluster was unreachable."""
 
     def __init__(self, url: KafkaUrl, config: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
         self.url = url
@@ -201,15 +201,15 @@ class KafkaClients:
         self._admin: AdminClient | None = None
 
     def of_instance(self, instance: str) -> KafkaClients:
-        """For the topic of one output."""
+        """Return clients for the topic of one output."""
         if INSTANCE not in self.url.topic:
             return self
         return KafkaClients(self.url.of_instance(instance), self._given, patience_s=self.patience_s)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Error callback. It gets the reason why a broker is unreachable; the failed call itself gets only a
-        time-out."""
-        is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # it follows the errors of the single brokers
+        """Handle an error of the client. Only this callback gets the reason why a broker is unreachable; the call
+        itself fails with a time-out."""
+        is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # this error follows the errors of the single brokers
         if self._reason is None or is_untrusted(error) or not (is_untrusted(self._reason) or is_vague):
             self._reason = error
 
@@ -223,7 +223,8 @@ class KafkaClients:
         return self._make(Producer, settings)
 
     def consumer(self, settings: Mapping[str, Any]) -> Consumer:
-        """Positions are ours: it belongs to no group, commits nothing by itself, and never chooses a position."""
+        """Create a consumer whose positions this source sets: it joins no group, commits nothing and never chooses a
+        position."""
         ours = {
             "group.id": "procession",
             "enable.auto.commit": False,
@@ -242,7 +243,7 @@ class KafkaClients:
             ) from error
 
     def new_topic(self, topic: NewTopic) -> TopicFacts:
-        """Create a topic, unless it is there, and wait until the brokers know it."""
+        """Create a topic unless it exists, and wait until the brokers know it."""
         futures = self.admin.create_topics([topic], request_timeout=self.patience_s)
         try:
             futures[topic.topic].result(self.patience_s + ANSWER_TIMEOUT_S)
@@ -260,7 +261,8 @@ class KafkaClients:
                 time.sleep(POLL_INTERVAL_S)
 
     def topic(self, name: str) -> TopicFacts:
-        """Raises ConfigError if there is no such topic, DiskError if no broker answers in time."""
+        """Return the facts of a topic. Raises ConfigError if it does not exist, DiskError if no broker answers in
+        time."""
         futures = self.admin.describe_topics(
             TopicCollection([name]), include_authorized_operations=True, request_timeout=self.patience_s
         )
@@ -277,7 +279,7 @@ class KafkaClients:
         )
 
     def broker_settings(self) -> Mapping[str, str]:
-        """Of any one broker; empty if we may not read them."""
+        """Return the settings of any broker; empty if we have no permission to read them."""
         found = self.wait(self.admin.describe_cluster(request_timeout=self.patience_s), "describe the cluster")
         return self.settings(ResourceType.BROKER, str(min(node.id for node in found.nodes)))
 
@@ -296,7 +298,8 @@ class KafkaClients:
         return {entry.name: entry.value for entry in found.values() if entry.value is not None}
 
     def wait(self, future: Future[Result], what: str) -> Result:
-        """The answer. A broker that refuses us is not asked again and again, as the client would."""
+        """Wait for the answer and return it. If a broker refuses us, raise an error instead of repeating the
+        request."""
         began, is_noted = time.monotonic(), False
         while True:
             try:
@@ -316,7 +319,7 @@ class KafkaClients:
                     is_noted = True
 
     def offset(self, topic: str, partition: int, spec: OffsetSpec, isolation: IsolationLevel) -> int:
-        """An offset of a partition. Leaders that are just being elected are waited for."""
+        """Return an offset of a partition. Wait while a leader is being elected."""
         deadline = time.monotonic() + self.patience_s
         place = TopicPartition(topic, partition)
         while True:
@@ -332,19 +335,21 @@ class KafkaClients:
         raise self.sentence(error.args[0], what) from error
 
     def sentence(self, error: KafkaError, what: str) -> ProcessionError:
-        """The error as a sentence that says who must act."""
+        """Return the error as a sentence that says who must act."""
         self.admin.poll(0)  # calls `_on_error`
         return sentence_of(error, self._reason, self.url.brokers, what)
 
 
 def next_messages(consumer: Consumer, count_max: int, timeout_s: float = WAIT_S) -> list[Message]:
-    """What is there, as soon as something is there. (`consume` alone waits until it has as many as it may take.)"""
+    """Return the available messages, as soon as there are any. (`consume` alone waits for the maximum number of
+    messages.)"""
     first = consumer.poll(timeout_s)
     return [] if first is None else [first, *consumer.consume(count_max, timeout=0)]
 
 
 def _client_logger() -> logging.Logger:
-    """Silences librdkafka, which logs every lost connection. Calls return its errors, so its log is for debugging."""
+    """Return a logger that drops the messages of librdkafka, which logs every lost connection. Errors are returned by
+    calls."""
     logger = logging.getLogger("procession.librdkafka")
     logger.setLevel(logging.CRITICAL)
     return logger

@@ -1,8 +1,8 @@
-"""Errors of Kafka's client and brokers as sentences that say who must act.
+"""Translates errors of Kafka's client and brokers into sentences that say who must act.
 
-Invariant: an error has one sentence and one next step. A broker that refuses us, or that we do not trust, gets another
-error than an unreachable broker, because waiting does not help. Upstream: `connectors/kafka_client`; downstream:
-librdkafka's error codes.
+Invariant: an error has one sentence and one next step. If a broker refuses us or we do not trust the broker, the
+error differs from that of an unreachable broker, because waiting does not help. Upstream: `connectors/kafka_client`;
+downstream: librdkafka's error codes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _GONE = {
 _TIMED_OUT = {KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE}
 ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE}
 ELECTING |= {KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH}
+ELECTING |= {KafkaError._NOENT}  # the client's words for a partition whose metadata name no leader
 _UNTRUSTED = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED}
 FORBIDDEN = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -48,16 +49,16 @@ _UNKNOWN_TOPIC = {
 }
 
 _TLS_ALERT = re.compile(r"ssl/tls alert|tlsv1 alert|sslv3 alert")
-"""The broker has refused our certificate. The client reports it as a lost connection."""
+"""Matches a refusal of our certificate by the broker, which the client reports as a lost connection."""
 
 
 def is_gone(error: KafkaError) -> bool:
-    """Whether no broker answered, so the outcome of the request is unknown."""
+    """Return whether no broker answered, so the outcome of the request is unknown."""
     return error.code() in _GONE
 
 
 def is_untrusted(error: KafkaError | None) -> bool:
-    """Whether the broker does not accept us, or we do not accept its certificate."""
+    """Return whether the broker does not accept us, or we do not accept its certificate."""
     if error is None:
         return False
     return error.code() in _UNTRUSTED or (
@@ -66,24 +67,25 @@ def is_untrusted(error: KafkaError | None) -> bool:
 
 
 def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what: str) -> ProcessionError:
-    """The sentence. `reason` is why the brokers were last not reachable, `what` what was to be done."""
+    """Return the error as a sentence. `reason` is why the brokers were last unreachable; `what` names the failed
+    action."""
     if is_gone(error) and reason is not None and is_untrusted(reason):
         error = reason
     code, text = error.code(), error.str().rstrip(". ")
     if is_untrusted(error):
         return ConfigError(
-            f"The Kafka brokers at {brokers} do not accept us, or we not them: {text}.",
-            next_step="Correct user, password and certificates in the file of --client-config. If a certificate is said"
-            " to be expired or not valid yet, compare the clocks.",
+            f"The Kafka brokers at {brokers} do not accept this client, or it does not accept them: {text}.",
+            next_step="Correct user, password and certificates in the file of --client-config. If the"
+            " message says that a certificate is expired or not yet valid, compare the clocks.",
         )
     if is_gone(error):
         reasons = [] if reason is None else [reason.str().rstrip(". ")]
-        if not reasons or code not in _TIMED_OUT:  # a time-out says nothing more
+        if not reasons or code not in _TIMED_OUT:  # a time-out has no further information
             reasons.insert(0, text)
         return DiskError(
             f"No Kafka broker at {brokers} answers, to {what}: {': '.join(reasons)}.",
-            next_step="Start the brokers; or correct the URL, or security.protocol in the file of --client-config. The"
-            " connector goes on where it was.",
+            next_step="Start the brokers; or correct the URL, or security.protocol in the file of --client-config."
+            " The connector then continues where it stopped.",
         )
     if code in FORBIDDEN:
         return ConfigError(
@@ -107,5 +109,5 @@ def sentence_of(error: KafkaError, reason: KafkaError | None, brokers: str, what
         )
     return StorageError(
         f"The Kafka cluster at {brokers} refused to {what}: {text} ({error.name()}).",
-        next_step="Correct that at the cluster; the connector goes on where it was.",
+        next_step="Correct that at the cluster; the connector then continues where it stopped.",
     )

@@ -1,7 +1,7 @@
-"""The identity of a Kafka output: the name under which it publishes, kept in DIR/<instance>.kafka.
+"""Stores the identity of a Kafka output, the name under which it publishes, in DIR/<instance>.kafka.
 
 Invariant: an output has the same `transactional.id` and token after every restart, and no other output has them. The
-file names the topic by its id, so that a recreated topic is noticed. Upstream: `connectors/kafka_sink`; downstream: the
+file names the topic by its id, so a recreated topic is detected. Upstream: `connectors/kafka_sink`; downstream: the
 disk.
 """
 
@@ -34,7 +34,7 @@ class OutputIdentity:
 
     @classmethod
     def open(cls, base: Path, topic: TopicFacts, control: ControlTopic) -> OutputIdentity:
-        """The identity in the file; made if there is none."""
+        """Return the identity in the file. Create the file if there is none."""
         path = base.with_name(f"{base.name}.kafka")
         partitions = control.prepare()
         try:
@@ -69,6 +69,6 @@ class OutputIdentity:
                 return cls(key, topic_id, at)
         raise StorageError(
             f"{path} is not the identity of a Kafka output.",
-            next_step="Restore the file from a copy; without it nobody knows what is published.",
+            next_step="Restore the file from a copy; without it the published output is unknown.",
             path=str(path),
         )

@@ -1,17 +1,17 @@
-"""Lanes in Kafka's messages: plain messages for records, order keys as columns before them, and frontiers.
+"""Converts lanes to and from Kafka messages: messages with order keys, plain messages with records, and frontiers.
 
     procession-order     header of a message before records: u64 epoch, big-endian. The value is a lane block
                          (`wire/lane_blocks`) with the order keys and event times of as many records as it has rows, and
                          without their payloads and keys. The messages of these records follow.
     procession-block     header of a message with records: u64 epoch, big-endian. The value is a lane block with order
-                         keys, event times, payloads and keys. Used instead of the two above, if asked for.
+                         keys, event times, payloads and keys. Used instead of the first two kinds, if configured.
     procession-frontier  header of a frontier: u64 epoch, big-endian. The value is a lane block.
 
-Invariant: key, value and timestamp of a record's message are those of every Kafka sink, and it costs no more. So a
-plain consumer reads the records, and skips messages with one of these headers. A lane is written by one producer, so
-the messages of an epoch have consecutive offsets, and a reader need not look at the headers of records. Messages with
-blocks are for mergers only: client and broker then have one message for thousands of records.
-`connectors/kafka_sink` writes the messages; `connectors/kafka_lanes` reads them.
+Invariant: a record's message has the same key, value and timestamp, and the same size, as without lanes. So a plain
+consumer can read the records, and skips messages with one of these headers. A lane is written by one producer, so the
+messages of an epoch have consecutive offsets, and a reader need not read the headers of records. Messages with blocks
+are for mergers only: client and broker then have one message for thousands of records. `connectors/kafka_sink` writes
+the messages; `connectors/kafka_lanes` reads them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ BLOCK_BYTES_MAX = 256 * 1024
 
 _EPOCH = struct.Struct(">Q")
 _ROW_BYTES = 16
-"""Bytes of a row without its order key: event time, and two empty binaries."""
+"""Size of a row without its order key: event time, and two empty binaries."""
 
 
 def messages_of(blocks: Any, encoder: MessageEncoder) -> Iterator[pa.RecordBatch]:
-    """The messages of lane blocks, one for each record, as batches of MESSAGE_SCHEMA. Raises RemoteProtocolError."""
+    """Yield the messages of lane blocks, one for each record, as batches of MESSAGE_SCHEMA. Raises
+    RemoteProtocolError."""
     for block in decode_blocks(blocks):
         content = block.content
         if isinstance(content, Frontier):
@@ -58,7 +59,8 @@ def messages_of(blocks: Any, encoder: MessageEncoder) -> Iterator[pa.RecordBatch
 
 
 def block_messages_of(blocks: Any) -> Iterator[pa.RecordBatch]:
-    """The messages of lane blocks, one for each block, as batches of MESSAGE_SCHEMA. Raises RemoteProtocolError."""
+    """Yield the messages of lane blocks, one for each block, as batches of MESSAGE_SCHEMA. Raises
+    RemoteProtocolError."""
     for block in decode_blocks(blocks):
         content = block.content
         if isinstance(content, Frontier):
@@ -69,7 +71,7 @@ def block_messages_of(blocks: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Slices of up to `bytes_max` bytes, or of one row."""
+    """Yield slices of up to `bytes_max` bytes, or of one row."""
     ends = np.arange(1, batch.num_rows + 1) * (_ROW_BYTES + 8 * (batch.num_columns - 3))
     for column in (batch.column(0), batch.column(1)):
         ends += np.cumsum(pc.fill_null(pc.binary_length(column), 0).to_numpy(), dtype=np.int64)
@@ -95,7 +97,8 @@ def _without_contents(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def content_of(value: bytes | None) -> Frontier | LaneRecords:
-    """The frontier, the order keys, or the records in a message with one of our headers. Raises RemoteProtocolError."""
+    """Return the content of a message with one of these headers: a frontier, order keys or records. Raises
+    RemoteProtocolError."""
     contents = [block.content for block in decode_blocks(value or b"")]
     if len(contents) != 1:
         raise RemoteProtocolError(f"a message with the header of a lane has {len(contents)} blocks")
@@ -103,7 +106,7 @@ def content_of(value: bytes | None) -> Frontier | LaneRecords:
 
 
 def with_contents(orders: pa.RecordBatch, payloads: Sequence[bytes | None], keys: Sequence[bytes | None]) -> Any:
-    """The records of messages, with the columns of a lane."""
+    """Combine the records of messages with their order keys into the columns of a lane."""
     payload = pa.array(payloads, pa.binary())
     if payload.null_count:
         payload = payload.fill_null(b"")

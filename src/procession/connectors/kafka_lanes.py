@@ -1,9 +1,9 @@
-"""Lanes in a Kafka topic: each partition is a lane, read with `read_committed`.
+"""Reads lanes from a Kafka topic: each partition is a lane, read with `read_committed`.
 
 Invariant: an epoch of a lane is one Kafka transaction, so it is visible as a whole. One consumer reads all partitions.
-A lane is readable when its frontier has arrived; a lane that has a whole epoch and more than its share of the buffer is
-paused. So memory is bounded by the buffer and the largest epoch. Positions are offsets and belong to the merger: no
-consumer group is used. Upstream: the topic; downstream: `sdk/lane_merge`.
+A lane is readable when its frontier has arrived; a lane is paused if it has a whole epoch and more than its share of
+the buffer. So memory is bounded by the buffer and the largest epoch. Positions are offsets and belong to the merger:
+no consumer group is used. Upstream: the topic; downstream: `sdk/lane_merge`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from procession.wire.lane_blocks import Frontier, LaneIdentity
 POLL_MESSAGES = 50_000
 POLL_S = 0.1
 
-# Called for whole lists, these cost a third of a loop.
+# Functions to map over whole lists, which takes a third of the time of a loop.
 _ERROR: Callable[[Message], KafkaError | None] = Message.error
 _KEY: Callable[[Message], bytes | None] = Message.key
 _PARTITION: Callable[[Message], Any] = Message.partition
@@ -39,7 +39,7 @@ _VALUE: Callable[[Message], bytes | None] = Message.value
 
 
 class KafkaLane:
-    """A partition, epoch by epoch."""
+    """One partition, read epoch by epoch."""
 
     def __init__(self, topic: TopicLanes, partition: int, position: int | None) -> None:
         self.name = f"{topic.name}-{partition}"
@@ -47,14 +47,14 @@ class KafkaLane:
         self.frontier: Frontier | None = None
         self.merged = NOTHING
         self.is_at_end = False
-        """Whether all that was committed when it was read last is here."""
+        """Whether the last read reached the end of the committed messages."""
         self.size_bytes = 0
         self._topic = topic
         self._position = OFFSET_BEGINNING if position is None else position
         self._parts: deque[tuple[Frontier, list[pa.RecordBatch], int, int]] = deque()
         self._batches: list[pa.RecordBatch] = []
         self._orders: pa.RecordBatch | None = None
-        """The order keys of the records that come next."""
+        """The order keys of the next records."""
         self._payloads: list[bytes | None] = []
         self._keys: list[bytes | None] = []
         self._next_offset = 0
@@ -152,11 +152,11 @@ class KafkaLane:
 
 
 class TopicLanes:
-    """The lanes of a topic, with the consumer that they share.
+    """The lanes of a topic, and their common consumer.
 
     Args:
         clients: The topic's cluster.
-        at: Offsets of lanes, by name. A lane without one begins at its start.
+        at: Offsets of lanes, by name. A lane without an offset is read from its beginning.
         buffer_bytes: Bytes in memory above which lanes are paused.
     """
 
@@ -174,7 +174,7 @@ class TopicLanes:
         self._consumer.assign([TopicPartition(self.name, lane.partition, lane.position) for lane in self.lanes])
 
     def read(self, lane: KafkaLane) -> None:
-        """Read until the lane has an epoch, or there is no more so far."""
+        """Read until the lane has an epoch, or has no further committed messages."""
         self._take(next_messages(self._consumer, POLL_MESSAGES, 0))
         deadline_s = time.monotonic() + self._clients.patience_s
         while not lane.has_epoch and not lane.is_at_end:
@@ -186,7 +186,7 @@ class TopicLanes:
                 )
 
     def drained(self, lane: KafkaLane) -> None:
-        """An epoch of the lane was emitted."""
+        """Record that an epoch of the lane was emitted."""
         if lane.partition in self._paused and not lane.has_epoch:
             self._paused.discard(lane.partition)
             self._consumer.resume([TopicPartition(self.name, lane.partition)])
@@ -199,7 +199,7 @@ class TopicLanes:
     def _take(self, messages: Sequence[Message]) -> None:
         errors = list(map(_ERROR, messages))
         has_errors = any(errors)
-        # The client returns messages in stretches of one partition.
+        # The client returns runs of messages of the same partition.
         partitions = np.fromiter(map(_PARTITION, messages), np.int64, len(messages))
         edges = np.flatnonzero(np.diff(partitions)) + 1
         for start, end in itertools.pairwise((0, *edges.tolist(), len(messages))):
@@ -237,7 +237,7 @@ class TopicLanes:
 
 
 def open_url(url: ConnectorUrl, _: str | None = None, *, buffer_bytes: int = BUFFER_BYTES) -> OpenLanes:
-    """The lanes of a topic, `kafka://HOST:PORT/TOPIC`."""
+    """Return the lanes of a topic, `kafka://HOST:PORT/TOPIC`."""
     config = url.options.get("client_config") or os.environ.get("PROCESSION_KAFKA_CONFIG")
     settings = read_client_config(Path(config) if config else None)
     clients = KafkaClients(KafkaUrl.parse(url.text.partition("?")[0]), settings)
@@ -245,7 +245,7 @@ def open_url(url: ConnectorUrl, _: str | None = None, *, buffer_bytes: int = BUF
 
 
 def open_topic(clients: KafkaClients, *, buffer_bytes: int = BUFFER_BYTES) -> OpenLanes:
-    """Opens the lanes of a topic. As long as they are open, a second call gives the same ones."""
+    """Return a function that opens the lanes of a topic. While they are open, it returns the same lanes."""
     open_now: list[TopicLanes] = []
 
     def opened(at: Mapping[str, int]) -> list[LaneReader]:

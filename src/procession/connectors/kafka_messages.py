@@ -1,4 +1,4 @@
-"""Kafka messages: how key, value, timestamp and headers map to a pipeline's record.
+"""Maps the key, value, timestamp and headers of Kafka messages to a pipeline's records, and back.
 
 Invariant: a record's payload is the message's value, byte for byte; or an *envelope*, one JSON object with the whole
 message. An envelope that cannot become a message is refused before the vote. Upstream: `connectors/kafka_sink`;
@@ -36,13 +36,14 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
     ]
 )
-"""A message that waits to be published. A null value is a tombstone; a timestamp of 0 is that of publishing."""
+"""Columns of messages that wait to be published. A null value is a tombstone; a timestamp of 0 means the time of
+publishing."""
 
 Header = tuple[str, bytes | None]
 
 
 class SchemaCodec(Protocol):
-    """Values with a schema: bytes to what JSON can say, and back."""
+    """Converts values with a schema between bytes and JSON values."""
 
     def decode(self, value: bytes) -> Any: ...
 
@@ -50,7 +51,7 @@ class SchemaCodec(Protocol):
 
 
 class _OpenedEnvelope(NamedTuple):
-    """A message as its envelope describes it."""
+    """The message that an envelope describes."""
 
     key: bytes | None
     value: bytes | None
@@ -66,7 +67,7 @@ class MessageEncoder:
         is_envelope: Payloads are envelopes.
         has_tombstones: An empty payload is a null value.
         has_event_times: A message's timestamp is its record's event time, if that has one.
-        codec: Values have schemas: payloads are JSON.
+        codec: Converts values with schemas; payloads are then JSON.
     """
 
     is_envelope: bool = False
@@ -75,7 +76,7 @@ class MessageEncoder:
     codec: SchemaCodec | None = None
 
     def encode(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """From a batch with the columns payload, key and event_time_ns, to one of MESSAGE_SCHEMA."""
+        """Convert a batch with the columns payload, key and event_time_ns to a batch of MESSAGE_SCHEMA."""
         payloads, keys, times = (records.column(name) for name in ("payload", "key", "event_time_ns"))
         keys = pc.if_else(pc.equal(pc.binary_length(keys), 0), pa.scalar(None, pa.binary()), keys)
         headers = pa.nulls(len(records), MESSAGE_SCHEMA.field("headers").type)
@@ -139,7 +140,7 @@ class MessageEncoder:
 
 
 def check_sizes(messages: pa.RecordBatch, bytes_max: int, topic: str) -> None:
-    """Raises StorageError if the topic cannot take one of the messages. For before the vote."""
+    """Raise StorageError if a message is too large for the topic. Called before the vote."""
     sizes = pc.add(
         pc.fill_null(pc.binary_length(messages.column("key")), 0).cast(pa.int64()),
         pc.fill_null(pc.binary_length(messages.column("value")), 0),
@@ -158,10 +159,11 @@ def check_sizes(messages: pa.RecordBatch, bytes_max: int, topic: str) -> None:
 
 
 def check_times(messages: pa.RecordBatch, settings: Mapping[str, str], topic: str, now_ms: int) -> None:
-    """Raises StorageError if a topic with these settings refuses the timestamp of a message. For before the vote."""
+    """Raise StorageError if a topic with these settings refuses the timestamp of a message. Called before the
+    vote."""
     if settings.get("message.timestamp.type") == "LogAppendTime":
         return
-    either = settings.get("message.timestamp.difference.max.ms")  # of brokers before 3.6
+    either = settings.get("message.timestamp.difference.max.ms")  # the setting of brokers before 3.6
     ahead_max_ms = int(settings.get("message.timestamp.after.max.ms", either or AHEAD_MAX_MS))
     behind_max_ms = int(settings.get("message.timestamp.before.max.ms", either or 2**63))
     times_ms = messages.column("timestamp_ms").to_numpy()
@@ -189,7 +191,7 @@ def _header_bytes(headers: list[dict[str, Any]] | None) -> int:
 def envelope_of(
     place: dict[str, Any], key: bytes | None, value: Any, timestamp_ms: int, headers: Sequence[Header]
 ) -> bytes:
-    """The envelope of a message that was read. A value of bytes is text, or base64 if it is not UTF-8."""
+    """Return the envelope of a message that was read. A value of bytes is text, or base64 if it is not UTF-8."""
     envelope = place | {"timestamp_ms": timestamp_ms}
     envelope |= _field_json("key", key)
     envelope |= _field_json("value", value) if value is None or isinstance(value, bytes) else {"value": value}
@@ -198,7 +200,7 @@ def envelope_of(
 
 
 def json_of(value: object) -> bytes:
-    """As compact as it can be."""
+    """Return a value as compact JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -232,7 +234,7 @@ def _bytes_of(envelope: dict[str, Any], name: str, payload: bytes) -> bytes | No
 
 
 def _headers_of(headers: Any, payload: bytes) -> list[dict[str, Any]] | None:
-    """As an object of texts, or as a list of [name, text] and [name, null, base64]."""
+    """Parse headers: an object of texts, or a list of [name, text] and [name, null, base64]."""
     if headers is None:
         return None
     pairs = [list(pair) for pair in headers.items()] if isinstance(headers, dict) else headers

@@ -1,8 +1,9 @@
-"""The start offsets of a Kafka source, and the state of a topic that it stores besides the gateway's positions.
+"""Determines the start offsets of a Kafka source, and stores what the source must remember about a topic.
 
 Invariant: a start such as *latest* is resolved once; a restart before the first commit starts at the same offsets. The
 leader epoch of read messages is stored, because after an unclean election other messages can have the same offsets.
-Upstream: `connectors/kafka_source`; downstream: DIR/<topic>.kafka, and a consumer group, for other tools to see.
+Upstream: `connectors/kafka_source`; downstream: DIR/<topic>.kafka, and a consumer group that shows positions to other
+tools.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where partitions begin that nothing was committed of."""
+    """Where a partition is read from if none of its messages are committed."""
 
     name: str = EARLIEST
     timestamp_ms: int | None = None
@@ -46,7 +47,7 @@ class StartPosition:
 
     @classmethod
     def parse(cls, text: str) -> StartPosition:
-        """`earliest`, `latest`, a time in ISO 8601, or `PARTITION:OFFSET,…`. Raises UsageError."""
+        """Parse `earliest`, `latest`, a time in ISO 8601, or `PARTITION:OFFSET,…`. Raises UsageError."""
         if text in (EARLIEST, LATEST):
             return cls(text)
         if _OFFSETS.fullmatch(text):
@@ -63,7 +64,8 @@ class StartPosition:
         return cls(text, timestamp_ms=int(moment.timestamp() * 1000))
 
     def resolve(self, clients: KafkaClients, topic: str, partition: int) -> int:
-        """The offset of the first message to read. Partitions that explicit offsets do not name begin at the first."""
+        """Return the offset of the first message to read. Partitions without an explicit offset begin at their first
+        message."""
         low, high = watermarks(clients, topic, partition)
         if self.timestamp_ms is not None:
             found = _offset(clients, topic, partition, OffsetSpec.for_timestamp(self.timestamp_ms))
@@ -72,7 +74,8 @@ class StartPosition:
             offset = self.offsets.get(partition, low)
             if not low <= offset <= high:
                 raise ConfigError(
-                    f"The topic {topic}[{partition}] has offsets from {low} to {high}, and {offset} is none of them.",
+                    f"The topic {topic}[{partition}] has offsets from {low} to {high}; {offset} is outside of this"
+                    " range.",
                     next_step="Give another --start.",
                 )
             return offset
@@ -80,7 +83,7 @@ class StartPosition:
 
 
 def watermarks(clients: KafkaClients, topic: str, partition: int) -> tuple[int, int]:
-    """The first offset that is there, and the end of what is committed."""
+    """Return the first available offset, and the end of the committed messages."""
     low = _offset(clients, topic, partition, OffsetSpec.earliest())
     return low, _offset(clients, topic, partition, OffsetSpec.latest())
 
@@ -90,7 +93,7 @@ def _offset(clients: KafkaClients, topic: str, partition: int, spec: OffsetSpec)
 
 
 class TopicMemory:
-    """What is remembered of one topic. Without a directory it is forgotten with the process."""
+    """The stored state of one topic. Without a directory it exists only in memory."""
 
     def __init__(self, directory: Path | None, topic: TopicFacts) -> None:
         self._path = directory / f"{topic.name}.kafka" if directory else None
@@ -98,7 +101,7 @@ class TopicMemory:
         self._lock = threading.Lock()
         self._starts: dict[int, int] = {}
         self._epochs: dict[int, list[tuple[int, int]]] = {}
-        """Of each partition: the first offset that was read of a leader epoch, and the epoch."""
+        """For each partition: pairs of the first offset that was read in a leader epoch, and that epoch."""
         self.is_new = True
         if self._path is not None:
             assert directory is not None
@@ -109,20 +112,20 @@ class TopicMemory:
         return self._starts.get(partition)
 
     def begin(self, starts: Mapping[int, int]) -> None:
-        """Remember where partitions begin, before anything of them is read."""
+        """Store the start offsets of partitions before they are read."""
         with self._lock:
             self._starts |= starts
             self._write()
 
     def epoch_at(self, partition: int, offset: int) -> int | None:
-        """The leader epoch of the message at this offset, if it was read."""
+        """Return the leader epoch of the message at this offset, if it was read."""
         epochs = self._epochs.get(partition, [])
         found = bisect_right(epochs, (offset, 2**31))
         return epochs[found - 1][1] if found else None
 
     def read(self, partition: int, offset: int, epoch: int | None) -> None:
-        """Records the leader epoch of a message. A change is written to disk before the message is passed on; changes
-        are rare."""
+        """Record the leader epoch of a message. A change, which is rare, is written to disk before the message is
+        passed on."""
         epochs = self._epochs.setdefault(partition, [])
         if epoch is None or (epochs and epochs[-1][1] >= epoch):
             return
@@ -146,7 +149,7 @@ class TopicMemory:
                     raise recreated(
                         self._topic.name,
                         f"{path} has the id of the old one: remove it to read the new one. In event-time order,"
-                        " start the pipeline anew with another directory.",
+                        " start the pipeline with a new directory.",
                     )
                 self._starts = {int(partition): int(offset) for partition, offset in starts.items()}
                 self._epochs = {int(partition): [tuple(pair) for pair in pairs] for partition, pairs in epochs.items()}
@@ -170,7 +173,7 @@ def recreated(topic: str, next_step: str) -> StorageError:
 
 
 class GroupPositions:
-    """Commits positions to a consumer group, so that other tools show our lag. Nothing of ours reads them."""
+    """Commits positions to a consumer group, so that other tools show our lag. Procession does not read them."""
 
     def __init__(self, clients: KafkaClients, group: str) -> None:
         self._topic = clients.url.topic

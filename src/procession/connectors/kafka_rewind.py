@@ -1,7 +1,7 @@
-"""Whether a Kafka topic still has the messages that a rollback is to read again.
+"""Checks whether a Kafka topic still has the messages that a rollback must read again.
 
-Invariant: as `connectors/source_rewind`: only offsets and settings are read. A message's id is its offset, so the topic
-has the records of a stream if its retention has not deleted them, and if it never deletes single messages by key.
+Invariant: as in `connectors/source_rewind`, only offsets and settings are read. A message's id is its offset. So the
+topic has all records of a stream if retention has not deleted any, and the topic is not compacted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procession.planner.connector_url import ConnectorUrl
 from procession.record import stream_id
 
 PATIENCE_S = 15.0
-"""How long brokers are waited for."""
+"""Maximum time to wait for brokers."""
 NEXT_STEP = "Upgrade to a corrected program instead."
 
 

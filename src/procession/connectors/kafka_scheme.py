@@ -1,4 +1,4 @@
-"""Kafka as apps name it: `kafka://HOST:PORT/TOPIC?option=value`. Pure.
+"""Parses the Kafka URLs of apps: `kafka://HOST:PORT/TOPIC?option=value`. Pure.
 
 Invariant: an option of the URL is an option of the program, with the same name and meaning. Upstream: the planner;
 downstream: `cli/kafka_commands`. Imports no client library.
@@ -15,10 +15,10 @@ from procession.planner.connector_url import FLAG, NUMBER, TEXT, ConnectorUrl, O
 from procession.record import stream_id
 
 EPOCH_BYTES_MAX = 128 * 1024 * 1024
-"""The largest epoch that a sink takes, if nothing else was asked for."""
+"""Default for the largest epoch that a sink accepts."""
 
 BROKEN_ORDERS = ("total", "stream")
-"""The orders that a topic with several partitions does not keep. It keeps the order of each key."""
+"""Orders that a topic with several partitions does not preserve. It preserves the order of each key."""
 
 _BOTH = {"envelope": FLAG, "client_config": TEXT, "schema_registry": TEXT, "broker_patience_s": NUMBER}
 SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
@@ -50,7 +50,7 @@ def check_source(url: ConnectorUrl) -> None:
     try:
         partition_numbers(url.options.get("partitions", "0"))
     except ConfigError:
-        url.refuse("names partitions that are no numbers", "write numbers, separated by commas: ?partitions=0,1,5")
+        url.refuse("names partitions that are not numbers", "write numbers, separated by commas: ?partitions=0,1,5")
 
 
 def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
@@ -61,7 +61,7 @@ def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
 
 
 def program_arguments(url: ConnectorUrl, directory: Path) -> list[str]:
-    """The words for the program: the URL without its options, the directory, and the options."""
+    """Return the program's arguments: the URL without its options, the directory, and the options."""
     arguments = [url.text.partition("?")[0], str(directory)]
     for name, value in url.options.items():
         option = f"--{name.replace('_', '-')}"
@@ -78,8 +78,8 @@ def epoch_limits(url: ConnectorUrl) -> EpochLimits:
 
 
 def declared_streams(url: ConnectorUrl) -> frozenset[int]:
-    """The streams in event-time order: those of the partitions that the URL names, by the name of the topic, since the
-    cluster alone knows its id."""
+    """Return the ids of the streams for event-time order, one per partition in the URL. They are derived from the
+    topic's name, because only the cluster knows the topic's id."""
     if (text := url.options.get("partitions")) is None:
         url.refuse(
             "names no partitions, but in event-time order the streams must be known before the start",
@@ -89,15 +89,15 @@ def declared_streams(url: ConnectorUrl) -> frozenset[int]:
 
 
 def named_stream(topic: str, partition: int) -> int:
-    """The stream of a partition by the name of its topic."""
+    """Return the stream id of a partition, derived from the topic's name."""
     return stream_id(f"kafka:{topic}/{partition}".encode())
 
 
 def partition_numbers(text: str) -> frozenset[int]:
-    """`0,1,5`. Raises ConfigError."""
+    """Parse partitions such as `0,1,5`. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ConfigError(f"{text!r} are no partitions.", next_step="Give numbers, separated by commas: 0,1,5.")
+        raise ConfigError(f"{text!r} are not partition numbers.", next_step="Give numbers, separated by commas: 0,1,5.")
     return frozenset(map(int, parts))
 
 

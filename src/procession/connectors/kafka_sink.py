@@ -43,24 +43,25 @@ PUBLISH_BYTES_PER_S_MIN = 1024 * 1024
 """The slowest cluster that is expected to take an epoch before its transaction expires."""
 TRANSACTION_TIMEOUT_FIRST_S = 60
 TRANSACTION_TIMEOUT_MAX_S = 900
-"""The brokers' default maximum, for when they do not tell theirs."""
+"""The brokers' default maximum, used if the brokers do not report their setting."""
 MESSAGE_BYTES_MAX = 1024 * 1024
-"""The brokers' default maximum, for when they do not tell theirs."""
+"""The brokers' default maximum, used if the brokers do not report their setting."""
 LANES_MAX = 1024
 """Maximum number of lanes that one process writes. Each has a producer."""
 QUEUE_MESSAGES_MAX = 200_000
 QUEUE_KIB_MAX = 64 * 1024
 FULL_QUEUE_S = 0.01
-"""Seconds between two tries to hand a message to a client whose queue is full."""
+"""Seconds between two attempts to pass a message to a client whose queue is full."""
 BATCH_MESSAGES_MAX = 100_000
-"""Bytes bound a batch. The client's default, 10,000 messages, makes more requests than needed of short messages."""
+"""Maximum number of messages in a batch. The client's default, 10,000, would split short messages into more requests
+than needed."""
 TOPIC_CHECK_S = 10.0
 FENCED_MAX = 3
-"""So often in a row another producer may fence us off before we give way."""
+"""Number of consecutive times that another producer may fence this one before the sink stops."""
 
 _FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
-"""Messages of a transaction that failed for another reason."""
+"""Errors of messages that were dropped because their transaction had failed for another reason."""
 
 log = structlog.get_logger()
 
@@ -69,23 +70,24 @@ pause = time.sleep
 
 @dataclass(frozen=True, slots=True)
 class KafkaSinkOptions:
-    """How a sink makes messages and publishes them."""
+    """How a sink creates messages and publishes them."""
 
     records: RecordForm = RecordForm.MESSAGES
     encoder: MessageEncoder = field(default_factory=MessageEncoder)
     partition: int | None = None
-    """Publish to this one, in total order; None: chosen by the key, as Java clients do."""
+    """Publish all messages to this partition, in total order. None: choose the partition by the key, as Java clients
+    do."""
     control_topic: str = CONTROL_TOPIC
     epoch_bytes_max: int = EPOCH_BYTES_MAX
     compression: str = "none"
     order: str = ""
-    """The order that the pipeline keeps, if it says so."""
+    """The order that the pipeline declares; empty if none."""
     has_lane_blocks: bool = False
-    """A message of a lane has many records, for mergers only."""
+    """Whether a message of a lane contains many records, which only mergers can read."""
 
     @property
     def transaction_timeout_s(self) -> int:
-        """The transaction time-out that the largest epoch needs."""
+        """The transaction time-out that the largest possible epoch needs."""
         return TRANSACTION_TIMEOUT_FIRST_S + self.epoch_bytes_max // PUBLISH_BYTES_PER_S_MIN
 
 
@@ -100,7 +102,7 @@ class TopicGuard:
         self.message_bytes_max = MESSAGE_BYTES_MAX
 
     def check_start(self) -> None:
-        """Raises ConfigError if the cluster could not carry out the largest epoch's transaction."""
+        """Raise ConfigError if the cluster could not complete the transaction of the largest epoch."""
         broker_max = self._clients.broker_settings().get("transaction.max.timeout.ms")
         max_s = int(broker_max) / 1000 if broker_max else TRANSACTION_TIMEOUT_MAX_S
         wanted_s = self._options.transaction_timeout_s
@@ -114,7 +116,7 @@ class TopicGuard:
             self.check()
 
     def warn(self) -> None:
-        """Tell what the topic does not keep of what the pipeline promises."""
+        """Warn about guarantees of the pipeline that the topic does not provide."""
         count = len(self.facts.partitions)
         if self._options.partition is None and count > 1 and self._options.order in BROKEN_ORDERS:
             note(
@@ -126,7 +128,8 @@ class TopicGuard:
             log.warning("sink.kafka_replicas", topic=self.facts.name, replicas=self.facts.replicas_min, detail=detail)
 
     def check(self, topic_id: str = "") -> None:
-        """The topic is there, is the same, and we may write to it. Asks at most every `TOPIC_CHECK_S`."""
+        """Raise an error if the topic is gone or was recreated, or if we may not write to it. Asks the cluster at
+        most every `TOPIC_CHECK_S` seconds."""
         if time.monotonic() - self._checked_s < TOPIC_CHECK_S:
             return
         facts, wanted = self._clients.topic(self._clients.url.topic), self._options.partition
@@ -151,7 +154,8 @@ class TopicGuard:
 
 
 class KafkaOutput(Output):
-    """One instance's output. DIR/<instance>.kafka holds its identity, DIR/<instance>.pending what is not published."""
+    """One instance's output. DIR/<instance>.kafka contains its identity, DIR/<instance>.pending the messages that are
+    not published yet."""
 
     def __init__(self, base: Path, clients: KafkaClients, options: KafkaSinkOptions) -> None:
         self._clients = clients
@@ -165,9 +169,10 @@ class KafkaOutput(Output):
         self._identity = OutputIdentity.open(base, guard.facts, self._control)
         self._producer: Producer | None = None
         self._undelivered: KafkaError | None = None
-        """Why the first message of the current transaction that failed was not delivered."""
+        """The error of the first message that failed in the current transaction."""
         self._token: Token | None = None
-        """As of `_producer`: while that is not fenced off, nobody else can have published."""
+        """The token as `_producer` knows it. It is valid until `_producer` is fenced, because no other producer can
+        publish before that."""
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         if self._producer is None:
@@ -202,7 +207,7 @@ class KafkaOutput(Output):
         return map(encoder.encode, record_batches(payloads, form))
 
     def _cut(self, payloads: Payloads) -> list[Payloads]:
-        """A block is a batch of its own; so its bytes are counted with it."""
+        """Split payloads into batches. A block is a separate batch, so that its bytes are counted with it."""
         if self._options.records is RecordForm.MESSAGES:
             return [payloads]
         return [payloads[row : row + 1] for row in range(len(payloads))]
@@ -230,7 +235,8 @@ class KafkaOutput(Output):
         self._leave()
 
     def _publish(self, transaction: Transaction) -> None:
-        """If anything fails, the next producer settles it. So each turn starts from what is known."""
+        """Publish the transaction. After a failure a new producer first ends the transaction, so each attempt starts
+        from a known token."""
         deadline = time.monotonic() + self._clients.patience_s
         backoff, fenced = Backoff(), 0
         while True:
@@ -246,7 +252,7 @@ class KafkaOutput(Output):
             except KafkaException as error:
                 reason: KafkaError = error.args[0]
                 if reason.code() == KafkaError._INCONSISTENT and self._undelivered is not None:
-                    reason = self._undelivered  # the commit says only how many messages were not delivered
+                    reason = self._undelivered  # the error of the commit has only the number of undelivered messages
                 pause_s = backoff.next_s()
                 log.warning(
                     "sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name(), pause_s=pause_s
@@ -278,7 +284,8 @@ class KafkaOutput(Output):
         faults.point("sink:kafka-committed")
 
     def _produce(self, producer: Producer, batch: pa.RecordBatch) -> None:
-        """Hand messages to the client, one call each: its calls for many take no timestamps. Its queue is bounded."""
+        """Pass messages to the client, one per call, because its calls for several messages accept no timestamps. The
+        client's queue is bounded."""
         produce, topic = producer.produce, self._topic
         partition = -1 if self._options.partition is None else self._options.partition
         keys, values, timestamps, headers = (column.to_pylist() for column in batch.columns)
@@ -297,7 +304,7 @@ class KafkaOutput(Output):
             self._undelivered = error
 
     def _become_only_producer(self) -> None:
-        """Fences every earlier producer off, which settles its transaction, and reads the token."""
+        """Fence every earlier producer, which ends its transaction, and read the token."""
         timeout_s = self._options.transaction_timeout_s
         producer = self._clients.producer(
             {
@@ -311,7 +318,7 @@ class KafkaOutput(Output):
                 "batch.size": min(self._guard.message_bytes_max, MESSAGE_BYTES_MAX),
                 "batch.num.messages": BATCH_MESSAGES_MAX,
                 "on_delivery": self._note_delivery,
-                "delivery.report.only.error": True,  # of the rest the commit of the transaction tells
+                "delivery.report.only.error": True,  # the commit of the transaction reports all other errors
                 "linger.ms": 5,
                 "queue.buffering.max.messages": QUEUE_MESSAGES_MAX,
                 "queue.buffering.max.kbytes": QUEUE_KIB_MAX,
@@ -327,16 +334,16 @@ class KafkaOutput(Output):
         self._producer = producer
 
     def _leave(self) -> None:
-        """Without waiting for what is in flight: the next producer aborts it."""
+        """Drop the producer without waiting for messages in flight: the next producer aborts their transaction."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            producer.purge()  # `close` would wait for brokers, to abort what they abort anyway
+            producer.purge()  # `close` would wait for brokers to abort a transaction that they abort anyway
 
     def _is_published(self, transaction: Transaction) -> bool:
         return self._token == Token.of(transaction)
 
     def _expect(self, end: int) -> None:
-        """Raises StorageError unless the topic has the output up to here, and no more."""
+        """Raise StorageError unless the topic has the output exactly up to this position."""
         found = self._token.end if self._token else 0
         if found == end:
             return
@@ -349,13 +356,13 @@ class KafkaOutput(Output):
 
 
 def _queue(producer: Producer, *message: Any) -> None:
-    """Hand a message to the client, as soon as its queue has room."""
+    """Return a function that passes a message to the client as soon as the client's queue has room."""
     while True:
         try:
             producer.produce(*message)
             return
         except BufferError:
-            # Messages that are delivered make room, but no event: `poll` would wait for as long as it may.
+            # A delivered message frees space without an event, so `poll` would wait for its whole time-out.
             producer.poll(FULL_QUEUE_S)
 
 

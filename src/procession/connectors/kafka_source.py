@@ -1,9 +1,9 @@
 """A Kafka topic as a source: each partition is a stream, each message a record.
 
-Invariant: a message's id is its offset, and a stream belongs to the topic's id, not to its name; so the gateway's
-position is all that a restart needs. The source stops if messages are missing or replaced: after deletion, a recreated
-topic, or a log that an unclean election truncated. Upstream: the topic, read with `read_committed` and without a
-consumer group. Downstream: the gateway.
+Invariant: a message's id is its offset, and a stream belongs to the topic's id, not to its name; so a restart needs
+only the gateway's position. The source stops if messages are missing or replaced: by retention, a recreated topic or
+an unclean election. Upstream: the topic, read with `read_committed` and without a consumer group. Downstream: the
+gateway.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from procession.sdk.source_records import Batch, Stream, Streams
 from procession.times import TIME_MAX, UNITS
 
 PARTITIONS_MAX = 256
-"""Each partition has a client of its own, with its threads."""
+"""Maximum number of partitions. Each partition has its own client with threads."""
 BUFFER_BYTES = 64 * 1024 * 1024
-"""What all clients together may have fetched and not passed on."""
+"""Maximum bytes that all clients together have fetched and not yet passed on."""
 BATCH_MESSAGES_MAX = 8192
 FULL_BACKOFF_MS = 10
 """Pause of a client whose buffer is full. Its default, a second, empties the buffer of a fast reader."""
 POLL_INTERVAL_S = 5.0
-"""Seconds between two checks for new partitions, and whether the topic is still the same."""
+"""Seconds between two checks for new partitions and for a recreated topic."""
 GONE_S = 5.0
 """A topic counts as deleted if the cluster does not know it for this time. A broker that just started may not know it
 yet."""
@@ -56,25 +56,25 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class KafkaSourceOptions:
-    """What is read of a topic, and what of each message."""
+    """Which parts of a topic and of each message are read."""
 
     partitions: frozenset[int] | None = None
-    """None: all, also those that are added."""
+    """The partitions to read. None: all partitions, including those that are added later."""
     start: StartPosition = field(default_factory=StartPosition)
     is_ending: bool = False
-    """It ends where the partitions ended when it began."""
+    """Whether the source ends at the offsets where the partitions ended when it started."""
     is_skipping_deleted: bool = False
     has_event_times: bool = True
     is_envelope: bool = False
     codec: SchemaCodec | None = None
     group: str = ""
     is_by_name: bool = False
-    """Streams belong to the topic's name, so that an event-time order can declare them. What is remembered of the topic
-    then tells whether it is still the same one."""
+    """Streams belong to the topic's name, so that an event-time order can declare them. The stored id of the topic
+    then shows whether it is still the same one."""
 
 
 class KafkaSource:
-    """The streams of one topic. `directory`: where starts and leader epochs are kept."""
+    """The streams of one topic. `directory` stores start offsets and leader epochs."""
 
     def __init__(self, clients: KafkaClients, options: KafkaSourceOptions, directory: Path | None = None) -> None:
         self._clients = clients
@@ -92,16 +92,16 @@ class KafkaSource:
                 next_step="Name some of these as --partitions.",
             )
         if "compact" in self._topic.settings.get("cleanup.policy", ""):
-            detail = "older messages of a key disappear in time, also before they are read"
+            detail = "older messages of a key are deleted, possibly before they are read"
             log.warning("source.kafka_compacted", topic=self._topic.name, detail=detail)
         self._memory = TopicMemory(directory, self._topic)
         self._group = GroupPositions(clients, options.group) if options.group else None
         self._partitions: dict[int, int] = {}
-        """By stream id."""
+        """The partition of each stream id."""
         self._begun: set[int] = set()
         """The partitions that this process has begun to read."""
         self._lost_positions: dict[int, KafkaError] = {}
-        """Partition errors that arrived with messages. The client reports each once, and then reads no more."""
+        """Partition errors that arrived with messages. The client reports each error once, and then stops reading."""
         self._left_out: set[int] = set()
         self._warn_left_out(self._topic.partitions)
         self._add(self._wanted(self._topic.partitions), is_first=self._memory.is_new)
@@ -119,8 +119,8 @@ class KafkaSource:
         partition = self._partitions[stream.id]
         if self._options.is_by_name and self._memory.is_new and after is not None and partition not in self._begun:
             raise StorageError(
-                f"{stream.name} is committed up to offset {after}, but nothing is remembered of its topic, which may be"
-                " another one by now.",
+                f"{stream.name} is committed up to offset {after}, but the directory has no entry for the topic,"
+                " which may be another one.",
                 next_step="Restore the directory of the source; or start the pipeline anew with another directory.",
             )
         self._begun.add(partition)
@@ -131,7 +131,7 @@ class KafkaSource:
             consumer.close()
 
     def forget(self, stream: Stream, message_id: int) -> None:
-        """All up to this offset is committed."""
+        """Forget the messages up to this offset, which are committed."""
         if self._group is not None:
             self._group.committed(self._partitions[stream.id], message_id)
 
@@ -153,7 +153,7 @@ class KafkaSource:
         return [number for number in partitions if number not in known and (wanted is None or number in wanted)]
 
     def _add(self, partitions: Sequence[int], *, is_first: bool) -> list[Stream]:
-        """Partitions that are new to us. What appears later begins at its first message, whatever was asked for."""
+        """Add new partitions. A partition that appears after the start is read from its first message."""
         if len(self._partitions) + len(partitions) > PARTITIONS_MAX:
             raise ConfigError(
                 f"The topic {self._topic.name} has more than {PARTITIONS_MAX} partitions, the limit of a source.",
@@ -193,7 +193,7 @@ class KafkaSource:
         return self._add(wanted, is_first=False) if wanted else []
 
     def _warn_left_out(self, partitions: Sequence[int]) -> None:
-        """Partitions that an event-time order does not merge, because the app does not name them."""
+        """Warn about partitions that are not read in event-time order, because the app does not name them."""
         if self._options.is_by_name and (
             new := sorted({*partitions} - (self._options.partitions or set()) - self._left_out)
         ):
@@ -202,7 +202,7 @@ class KafkaSource:
             log.warning("source.partitions_left_out", topic=self._topic.name, partitions=new, detail=detail)
 
     def _same_topic(self) -> TopicFacts:
-        """What the cluster says of it now. Raises StorageError if the topic is gone, or another one has its name."""
+        """Return the topic's current facts. Raises StorageError if the topic was deleted or recreated."""
         deadline = time.monotonic() + GONE_S
         while True:
             try:
@@ -241,7 +241,8 @@ class KafkaSource:
         epoch = None if after is None else self._memory.epoch_at(partition, after)
         place = TopicPartition(self._topic.name, partition, position)
         if epoch is not None:
-            # The cluster compares. That needs a client that has not asked about the partition before.
+            # The cluster compares the leader epochs. That needs a client that has not asked about the partition
+            # before.
             place = TopicPartition(self._topic.name, partition, position, leader_epoch=epoch)
         consumer.assign([place])
         self._lost_positions.pop(partition, None)
@@ -277,7 +278,7 @@ class KafkaSource:
     def _sorted_out(
         self, consumer: Consumer, partition: int, messages: Sequence[Message]
     ) -> tuple[list[Message], bool]:
-        """Returns the messages, and whether the end was reached. Raises errors that are not transient."""
+        """Return the messages, and whether the end was reached. Raises errors that are not transient."""
         if not any(map(Message.error, messages)):
             return list(messages), False
         records = [message for message in messages if message.error() is None]
@@ -290,7 +291,7 @@ class KafkaSource:
                 is_end = True
             elif not records:
                 self._failed(consumer, partition, error)
-            elif error.code() in _LOST_POSITION:  # what came before it is passed on first
+            elif error.code() in _LOST_POSITION:  # messages before the error are passed on first
                 self._lost_positions[partition] = error
         return records, is_end
 
@@ -342,7 +343,7 @@ class KafkaSource:
             row = int(times_ms.argmax())
             raise RecordError(
                 f"The message at offset {messages[row].offset()} of {self._topic.name}[{partition}] has the timestamp"
-                f" {times_ms[row]} ms, which no clock can have shown.",
+                f" {times_ms[row]} ms, which is not a valid time.",
                 next_step="Correct the clock or the unit of its producer; --no-event-times reads without timestamps.",
             )
         return np.maximum(times_ms, 0) * UNITS["ms"]
@@ -380,17 +381,17 @@ class KafkaSource:
 
 
 def _bytes_column(values: Sequence[bytes | None]) -> pa.Array:
-    """An Arrow array without nulls: what is null in Kafka is empty here."""
+    """Return an Arrow array without nulls: a null in Kafka becomes an empty value."""
     return pc.fill_null(pa.array(values, pa.binary()), b"")
 
 
 def parse_partitions(text: str | None) -> frozenset[int] | None:
-    """`0,1,5`; None is all."""
+    """Parse partitions such as `0,1,5`; None means all."""
     return None if text is None else partition_numbers(text)
 
 
 def url_streams(url: ConnectorUrl) -> frozenset[int]:
-    """The streams of a source that an app names and that ends."""
+    """Return the stream ids of a source of an app that ends."""
     config = url.options.get("client_config") or os.environ.get("PROCESSION_KAFKA_CONFIG")
     place, settings = KafkaUrl.parse(url.text.partition("?")[0]), read_client_config(Path(config) if config else None)
     clients = KafkaClients(place, settings)

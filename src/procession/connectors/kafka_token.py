@@ -1,8 +1,9 @@
-"""The token of a Kafka sink: a record that says how far an output is committed, published with the output itself.
+"""Reads and writes the token of a Kafka sink: a record with the committed end of an output, published with the
+output.
 
 Invariant: the token of an output has one key in a compacted control topic, and is written in the same Kafka transaction
-as the messages that it counts. A sink that has fenced off all earlier producers, and then reads the token to the end of
-the control topic, knows what is committed, whatever happened to a transaction. Upstream: `connectors/kafka_sink`;
+as the messages that it counts. A sink first fences all earlier producers, then reads the control topic to its end.
+The token then shows what is committed, whatever the outcome of a transaction was. Upstream: `connectors/kafka_sink`;
 downstream: the cluster.
 """
 
@@ -22,7 +23,7 @@ from procession.sdk.transaction_log import Transaction
 
 CONTROL_TOPIC = "procession-tokens"
 PARTITIONS = 16
-"""Outputs that share a partition wait for each other's open transactions when they recover."""
+"""Number of partitions. During recovery, outputs in the same partition wait for each other's open transactions."""
 REPLICAS = 3
 FORMAT = 1
 CONTROL_SETTINGS = {
@@ -64,14 +65,14 @@ class Token:
 
 
 class ControlTopic:
-    """The topic with the tokens of all outputs. `prepare` it before anything else."""
+    """The topic with the tokens of all outputs. `prepare` must be called first."""
 
     def __init__(self, clients: KafkaClients, name: str = CONTROL_TOPIC) -> None:
         self.name = name
         self._clients = clients
 
     def prepare(self) -> int:
-        """Create the topic if it is missing. Returns the number of its partitions."""
+        """Create the topic if it is missing. Return the number of its partitions."""
         clients = self._clients
         metadata = self._metadata()
         if self.name not in metadata.topics or metadata.topics[self.name].error is not None:
@@ -97,7 +98,7 @@ class ControlTopic:
         return zlib.crc32(key.encode()) % partitions
 
     def read(self, key: str, partition: int, timeout_s: float) -> Token | None:
-        """The current token of an output. Every earlier producer of the output must be fenced off before.
+        """Return the current token of an output. Every earlier producer of the output must be fenced off before.
 
         Other outputs may have open transactions in the partition. A `read_committed` consumer cannot read beyond them,
         so this waits until it has read up to the end offset at its start.
@@ -115,7 +116,7 @@ class ControlTopic:
             consumer.close()
 
     def _end(self, partition: int) -> int:
-        """Behind the last record, committed or not."""
+        """Return the position after the last record, committed or not."""
         return self._clients.offset(self.name, partition, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
 
     def _last(self, consumer: Consumer, key: bytes, end: int, deadline: float) -> Token | None:

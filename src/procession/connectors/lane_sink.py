@@ -1,8 +1,8 @@
 """The lane sink: writes each lane of a sink to DIR/<instance>.lane.
 
-Invariant: as the file sink, byte for byte: a lane file has each byte at the position that the round assigned to it, and
-DIR/<instance>.txnlog says what is committed. Blocks are checked when they arrive, so that a sender which does not send
-lanes is refused before the vote. `sdk/lane_files` reads the files.
+Invariant: as in the file sink, a lane file has each byte at the position that the round assigned to it, and
+DIR/<instance>.txnlog lists the committed transactions. Blocks are checked when they arrive, so a sender that does not
+send lanes is refused before the vote. `sdk/lane_files` reads the files.
 """
 
 from __future__ import annotations

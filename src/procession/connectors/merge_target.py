@@ -1,7 +1,7 @@
-"""Where a merger writes: opens the output of `procession merge --to`, and the position that is stored with it.
+"""Opens the output of a merger, `procession merge --to`, and the position that is stored with the output.
 
-Invariant: an output is one of our sinks, run inside the merger, so its records and the merger's position are committed
-together (`sdk/merge_output`). Upstream: `cli/merge_command`.
+Invariant: an output is a sink of Procession that runs inside the merger, so its records and the merger's position are
+committed together (`sdk/merge_output`). Upstream: `cli/merge_command`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_target(
 
     Args:
         target: `file:DIR`, `lanes:DIR` or `kafka://HOST:PORT/TOPIC`.
-        state: Directory of the position and of what is not published yet. None: DIR.
+        state: Directory of the position and of the output that is not published yet. None: DIR.
         framing: `lines` or `raw`, for a file.
         has_letters: Late records go to DIR/late-0.data instead.
         lane: Number of the lane for `lanes:DIR`.
@@ -75,7 +75,7 @@ def _kafka_opener(url: ConnectorUrl, directory: Path) -> OpenOutput:
         clients = KafkaClients(
             KafkaUrl.parse(url.text.partition("?")[0]), read_client_config(Path(config) if config else None)
         )
-        partition = url.count("partition", 0) or 0  # one partition: several would lose the order
+        partition = url.count("partition", 0) or 0  # one partition, because several would lose the order
         return KafkaOutput(directory / instance, clients, KafkaSinkOptions(RecordForm.BLOCKS, partition=partition))
 
     return opened

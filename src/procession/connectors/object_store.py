@@ -1,8 +1,8 @@
-"""A place for a lake table's files: a directory of a local disk, or a prefix of an object store.
+"""Stores a lake table's files in a directory of a local disk, or under a prefix of an object store.
 
-Invariant: `create` and `publish` make a name appear once, whole, and say whether it was there before. When a method
-returns, its effect is durable. Names are relative to the place. Upstream: the lake sinks; downstream: `storage/durable`
-for a directory, `connectors/object_store_remote` for anything else.
+Invariant: with `create` and `publish` a complete file appears under a name at most once. They return whether the name
+was free. When a method returns, its effect is durable. Names are relative to the directory or prefix. Upstream: the
+lake sinks; downstream: `storage/durable` for a directory, `connectors/object_store_remote` for anything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procession.runtime.host_files import sync
 from procession.storage.durable import fsync_dir, make_directory, renew_durably, storage_error, write_durably
 
 HIDDEN = "_procession"
-"""Folder for what readers must not see. Spark, pandas, pyarrow and DuckDB's `*.parquet` pass over it."""
+"""Folder for files that readers must not see. Spark, pandas, pyarrow and DuckDB's `*.parquet` ignore it."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 
@@ -34,40 +34,41 @@ class ObjectStore(Protocol):
     url: str
 
     def spool_path(self, spare: Path) -> Path:
-        """Where to write a file that `upload` takes; `spare` is a path in the sink's directory."""
+        """Return the path for writing a file before `upload`; `spare` is a path in the sink's directory."""
 
     def check(self) -> None:
-        """Raises StorageError if this place cannot be used: no permission, no bucket, no credentials."""
+        """Raise StorageError if the store cannot be used: no permission, no bucket, no credentials."""
 
     def upload(self, spool: Path, name: str, *, is_synced: bool = False) -> None:
-        """Move a local file here, under a new name. `is_synced`: its content is on disk already."""
+        """Move a local file into the store, under a new name. `is_synced`: its content is already on disk."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file; False if the name is taken already."""
+        """Write a small file. Return False if the name is already taken."""
 
     def publish(self, name: str, visible: str) -> bool:
-        """Give a file another name in one step; False if that is taken already. The old name stays."""
+        """Give a file a second name in one atomic step. Return False if that name is already taken. The old name
+        remains."""
 
     def renew(self, name: str) -> None:
-        """Make durable what an earlier process may have failed to."""
+        """Make a file durable, because an earlier process may have failed to do so."""
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
-        """The first bytes of a file; None if there is none."""
+        """Return the first bytes of a file; None if there is none."""
 
     def open_input(self, name: str) -> pa.NativeFile:
-        """A whole file, to read. Raises StorageError if there is none."""
+        """Open a whole file for reading. Raises StorageError if it does not exist."""
 
     def has(self, name: str) -> bool: ...
 
     def names(self, folder: str, after: str = "") -> Iterator[str]:
-        """The names of the files of a folder that are greater than `after`, in order."""
+        """Return the names of the files of a folder that are greater than `after`, in order."""
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store of a URL or path. Raises UsageError."""
+    """Return the store of a URL or path. Raises UsageError."""
     local = local_path(url)
     if local is not None:
         return LocalStore(local)
@@ -77,7 +78,7 @@ def open_store(url: str) -> ObjectStore:
 
 
 def local_path(url: str) -> Path | None:
-    """The directory that a URL names; None if it is not of this machine. Raises UsageError."""
+    """Return the local directory that a URL names; None for a remote store. Raises UsageError."""
     if not _SCHEME.match(url):
         return Path(url).absolute()
     parts = urlsplit(url)
@@ -89,19 +90,19 @@ def local_path(url: str) -> Path | None:
     if parts.scheme != "file":
         return None
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise UsageError(f"{url} is not a file of this machine.", next_step="Write file:///PATH, or the path alone.")
+        raise UsageError(f"{url} is not on this machine.", next_step="Write file:///PATH, or the path alone.")
     return Path(unquote(parts.path))
 
 
 class LocalStore(ObjectStore):
-    """A directory. It is made when something is written."""
+    """A local directory. It is created when the first file is written."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
 
     def spool_path(self, spare: Path) -> Path:
-        # On the disk of the table, so the file need not be copied; with a name that no other sink's file has.
+        # On the same disk as the table, so that the file is not copied, and with a name that no other sink uses.
         owner = hashlib.sha256(os.fsencode(spare.absolute())).hexdigest()[:12]
         folder = self.root / HIDDEN
         make_directory(folder)
@@ -151,7 +152,7 @@ class LocalStore(ObjectStore):
             return
         except OSError as error:
             raise storage_error(path, "read", error) from error
-        # Readers of a directory take every file whose name does not begin with a dot or an underscore.
+        # Readers of a directory read every file whose name does not begin with a dot or an underscore.
         renew_durably(path, length, draft=path.with_name(f".{path.name}.{os.getpid()}.draft"))
 
     def read(self, name: str, bytes_max: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""A remote object store for a lake table's files: Amazon S3 and compatible stores.
+"""Stores a lake table's files in a remote object store: Amazon S3 and compatible stores.
 
 Invariant: a failure is one sentence that says who must act. A transient failure (no answer, an overloaded server) is a
 DiskError, which ends the sink so that it is restarted. A permanent one (credentials, a missing bucket) is a
@@ -24,14 +24,14 @@ from procession.storage.durable import replace_durably
 REQUEST_TIMEOUT_S = 30
 RETRIES_MAX = 4
 RETRY_TIMEOUT_S = 30
-"""How long a request is tried again, before the sink ends and starts over."""
+"""How long a request is retried before the sink ends and is restarted."""
 
 SCHEME = "s3"
 PART_BYTES = 8 * 1024 * 1024
 """Files are fetched in parts of about this size."""
 
 METADATA_SERVICE = "169.254.169.254"
-"""Where a client without credentials looks for those of the machine."""
+"""The address where a client without credentials asks for those of the machine."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CREDENTIALS = "Set the credentials in the environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
 
@@ -56,7 +56,7 @@ def storage_options(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing_package(extra: str, error: ImportError) -> ConfigError:
-    """The sentence for a package that is not installed."""
+    """Return the error for a package that is not installed."""
     return ConfigError(
         f"This needs the package {error.name}, which is not installed.",
         next_step=f'Install it with: pip install "procession[{extra}]"',
@@ -85,7 +85,7 @@ class RemoteStore(ObjectStore):
         with self._translated_errors("open"):
             self._store = S3Store.from_url(
                 self.url,
-                copy_if_not_exists="multipart",  # S3 has a conditional copy for uploads in parts only
+                copy_if_not_exists="multipart",  # S3 has a conditional copy only for uploads in parts
                 client_options={"allow_http": is_http, "timeout": timedelta(seconds=REQUEST_TIMEOUT_S)},
                 retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
             )
@@ -94,8 +94,8 @@ class RemoteStore(ObjectStore):
         return spare
 
     def check(self) -> None:
-        """Lists a folder that is not there, because S3 tells a missing bucket from a missing object only to those who
-        list. Writes nothing: whether that is allowed shows before the first vote."""
+        """List a folder that does not exist, because S3 reports a missing bucket only when a folder is listed. Writes
+        nothing: a missing permission to write is reported before the first vote."""
         with self._translated_errors("use"):
             self._obstore.list(self._store, f"{HIDDEN}/probe").collect()
 
@@ -105,13 +105,13 @@ class RemoteStore(ObjectStore):
         spool.unlink(missing_ok=True)
 
     def put_file(self, path: Path, name: str) -> None:
-        """Copy a local file here. It is sent in parts, so its size does not matter."""
+        """Copy a local file to the store, in parts, so its size is not limited by memory."""
         with self._translated_errors(f"write {name} in"), path.open("rb") as file:
             self._obstore.put(self._store, name, file)
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file from here to a local one, which is durable when this returns. Raises StorageError if there is
-        none."""
+        """Copy a file of the store to a local file, which is durable when this returns. Raises StorageError if the
+        store has no such file."""
         with self._translated_errors(f"read {name} of"):
             parts = self._obstore.get(self._store, name).stream(min_chunk_size=PART_BYTES)
             replace_durably(path, (bytes(part) for part in parts))
@@ -121,7 +121,8 @@ class RemoteStore(ObjectStore):
             try:
                 self._obstore.put(self._store, name, data, mode="create")
             except self._obstore.exceptions.AlreadyExistsError:
-                # A retry of a request that succeeded fails in the same way; then the object is ours.
+                # The retry of a request that has succeeded fails with this error too. In that case the object is
+                # ours.
                 return self.read(name, len(data) + 1) == data
         return True
 
@@ -134,7 +135,7 @@ class RemoteStore(ObjectStore):
         return True
 
     def renew(self, name: str) -> None:
-        """Nothing: what a store has answered for is durable."""
+        """Do nothing: a remote store's reply confirms that the file is durable."""
 
     def read(self, name: str, bytes_max: int) -> bytes | None:
         with self._translated_errors(f"read {name} of"):
@@ -192,12 +193,12 @@ class RemoteStore(ObjectStore):
 
 
 def store_error(url: str, doing: str, error: Exception) -> StorageError:
-    """The sentence for an error of a library on Rust's object_store."""
+    """Return the error of a library that uses Rust's object_store as a sentence."""
     text = str(error)
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
     kind: type[StorageError] = StorageError
-    letters = re.sub(r"[^a-z0-9]", "", text.lower())  # AccessDenied of one library is ACCESS_DENIED of another
+    letters = re.sub(r"[^a-z0-9]", "", text.lower())  # one library reports AccessDenied, another ACCESS_DENIED
     if "nosuchbucket" in letters:
         reason, step = "there is no such bucket", "Make the bucket, or correct the URL"
     elif "requesttimetooskewed" in letters:
@@ -208,7 +209,7 @@ def store_error(url: str, doing: str, error: Exception) -> StorageError:
         reason, step = "its certificate is not trusted", _CERTIFICATE
     elif any(word in letters for word in _FULL):
         kind, reason = DiskError, "it has no room left"
-        step = "Free space in the store or raise its quota; the sink goes on by itself then"
+        step = "Free space in the store or raise its quota; the sink then continues"
     elif status == 401 or "signaturedoesnotmatch" in letters or "invalidaccesskeyid" in letters:
         reason, step = "it refuses the credentials", _CREDENTIALS
     elif status == 403 or "accessdenied" in letters:
@@ -219,8 +220,8 @@ def store_error(url: str, doing: str, error: Exception) -> StorageError:
         word in letters for word in ("errorsendingrequest", "timedout", "curlcode", "networkconn")
     ):
         kind, reason = DiskError, "it does not answer"
-        step = "Check the endpoint and the network; the sink goes on by itself when the store is back"
+        step = "Check the endpoint and the network; the sink continues when the store answers"
     else:
         kind, reason = DiskError, text.partition("\n")[0][:300]
-        step = "Start it again: it goes on from what is stored. If it keeps failing, check the store"
+        step = "Start the sink again: it continues from the stored output. If it keeps failing, check the store"
     return kind(f"Cannot {doing} {url}: {reason}.", next_step=f"{step}.", url=url)

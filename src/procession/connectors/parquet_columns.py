@@ -1,7 +1,7 @@
-"""Records to columns: JSON, Arrow or plain bytes become record batches with the schema of the table.
+"""Converts records to columns: JSON, Arrow or plain bytes become record batches with the table's schema.
 
 Invariant: a record fits its columns exactly, or the sink stops before the vote and names record, column and type.
-Nothing is dropped or rounded: an unknown field is an error, as is a fraction in a column of integers. Upstream:
+No value is dropped or rounded: an unknown field is an error, and so is a fraction in a column of integers. Upstream:
 `connectors/parquet_spool`; downstream: the Parquet file.
 """
 
@@ -33,18 +33,18 @@ FROM_TEXT = (pa.types.is_date,)
 
 
 class RecordFormat(StrEnum):
-    """What a record's bytes are: the values of the option `--format`."""
+    """The format of a record's bytes: the values of the option `--format`."""
 
     JSON = "json"
     """One JSON object."""
     ARROW = "arrow"
     """An Arrow IPC stream of rows."""
     BYTES = "bytes"
-    """Anything: one column `payload` of binaries."""
+    """Any bytes, written to one binary column `payload`."""
 
 
 class ColumnNames:
-    """Names of the columns that are filled from beside the payload; empty: no such column."""
+    """Names of the columns that are not filled from the payload; empty: no such column."""
 
     def __init__(self, key: str = "", event_time: str = "", position: str = "") -> None:
         self.key, self.event_time, self.position = key, event_time, position
@@ -55,17 +55,17 @@ class ColumnNames:
 
 
 class RowConverter:
-    """Converts records. `schema` is that of the table, None until it is known."""
+    """Converts records to rows. `schema` is the table's schema, or None until it is known."""
 
     def __init__(self, record_format: RecordFormat, names: ColumnNames) -> None:
         self._format = record_format
         self._names = names
         self.schema: pa.Schema | None = None
         self.is_columnar = record_format is RecordFormat.ARROW
-        """Whether a record already contains columns, so that converting many records together saves nothing."""
+        """Whether a record already contains columns. Converting many records together then has no benefit."""
 
     def use(self, schema: pa.Schema) -> None:
-        """Take the table's schema; raises ConfigError if records of this format cannot fill it."""
+        """Set the table's schema. Raises ConfigError if records of this format cannot fill it."""
         if self._format is RecordFormat.BYTES and PAYLOAD not in schema.names:
             raise ConfigError(
                 f"The table has no column {PAYLOAD}, which records as bytes are written to.",
@@ -82,7 +82,7 @@ class RowConverter:
         self.schema = schema
 
     def propose(self, batch: pa.RecordBatch) -> pa.Schema:
-        """A schema for a new table, from its first records."""
+        """Return a schema for a new table, from its first records."""
         own = self._names.fields()
         match self._format:
             case RecordFormat.BYTES:
@@ -95,7 +95,7 @@ class RowConverter:
         return pa.schema([*(field for field in fields if field.name not in taken), *own])
 
     def table(self, batch: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> pa.Table:
-        """The rows of these records, in order, with the table's columns.
+        """Return the rows of these records, in order, with the table's columns.
 
         Args:
             batch: The records, with the columns of a record block.
@@ -138,7 +138,7 @@ class RowConverter:
         streams = _buffers(batch.column(PAYLOAD))
         for index, (position, stream) in enumerate(zip(positions.tolist(), streams, strict=True)):
             rows = _fitted(_ipc_table(stream), schema, position)
-            if schema == self.schema:  # nothing comes from beside the payload
+            if schema == self.schema:  # all columns come from the payload
                 tables.append(rows)
                 continue
             beside = batch.select(["key", "event_time_ns"]).slice(index, 1)
@@ -148,7 +148,7 @@ class RowConverter:
 
 
 def _converted(values: pa.Array, field: pa.Field) -> pa.Array:
-    """A column from beside the payload, in the table's type."""
+    """Convert a column that is not from the payload to the table's type."""
     try:
         if pa.types.is_timestamp(field.type):
             instants = values.cast(pa.timestamp("ns", field.type.tz))
@@ -171,7 +171,7 @@ def _refuse_what_json_cannot_fill(schema: pa.Schema) -> None:
                 next_step="Send Arrow records (--format arrow), or choose another type for the column.",
             ) from error
         except pa.ArrowInvalid:
-            continue  # it must not be null, which is another matter
+            continue  # nulls are checked separately
 
 
 def _json_field(field: pa.Field) -> pa.Field:
@@ -222,14 +222,14 @@ def _json_table(payload: pa.Array, schema: pa.Schema) -> pa.Table:
 
 
 def _parsed(data: bytes | pa.Buffer, schema: pa.Schema, block_bytes: int) -> pa.Table:
-    """The rows of JSON objects. Blocks of several objects are parsed in parallel and end at line breaks."""
+    """Return the rows of JSON objects. Blocks of several objects are parsed in parallel and end at line breaks."""
     reading = pa_json.ReadOptions(block_size=block_bytes)
     parsing = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     return pa_json.read_json(pa.BufferReader(data), reading, parsing)
 
 
 def _refused(payload: bytes, schema: pa.Schema, position: int) -> RecordError:
-    """What is wrong with this record, column by column."""
+    """Return the error of this record, after checking it column by column."""
     shown = payload[:SHOWN_CHARACTERS].decode(errors="replace")
     reason, column = "", None
     try:
@@ -265,7 +265,7 @@ def _refused_column(record: dict[str, Any], schema: pa.Schema) -> tuple[str, str
 
 
 def _buffers(payload: pa.Array) -> Iterator[pa.Buffer]:
-    """The values of a binary array, without a copy."""
+    """Yield the values of a binary array, without a copy."""
     _, offsets, data = payload.buffers()
     edges = np.frombuffer(offsets, np.int32)[payload.offset : payload.offset + len(payload) + 1]
     for start, end in itertools.pairwise(edges.tolist()):
@@ -286,7 +286,7 @@ def _ipc_table(data: pa.Buffer) -> pa.Table:
 
 
 def _validate(table: pa.Table) -> None:
-    """Checks every offset and text, as Table.validate does. Texts of ASCII only need no check one by one."""
+    """Check every offset and text, as Table.validate does. ASCII texts are not checked one by one."""
     table.validate()
     for column in table.columns:
         for chunk in column.chunks:
@@ -300,7 +300,7 @@ def _is_ascii(data: pa.Buffer | None) -> bool:
 
 
 def _fitted(rows: pa.Table, schema: pa.Schema, position: int) -> pa.Table:
-    """The rows with the table's columns: missing ones are null, types are converted if no value changes."""
+    """Return the rows with the table's columns: missing ones are null, types are converted if no value changes."""
     if rows.schema.equals(schema) and all(field.nullable for field in schema):
         return rows
     columns = []

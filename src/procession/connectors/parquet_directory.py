@@ -1,10 +1,9 @@
-"""A directory or prefix of Parquet files as table: one visible file for each epoch, or for each range of epochs.
+"""Publishes epochs to a directory or prefix of Parquet files: one visible file per epoch, or per range of epochs.
 
-Invariant: the create-only manifest `_procession/<output>/<start>.json` is the step that publishes an epoch: two sinks
-that race for the same position cannot both write it. The epoch's file then gets its visible name in one step, so a
-reader that lists the directory sees whole epochs only. An epoch is in one file, so none is seen in part. Upstream:
-`connectors/parquet_output`; downstream: `connectors/object_store`, and `connectors/parquet_ranges` if epochs are held
-back to be shown together.
+Invariant: the create-only manifest `_procession/<output>/<start>.json` publishes an epoch: two sinks that race for
+the same position cannot both write it. The epoch's file then gets its visible name in one step. An epoch is in one
+file, so a reader that lists the directory sees only whole epochs. Upstream: `connectors/parquet_output`; downstream:
+`connectors/object_store`, and `connectors/parquet_ranges` if epochs are held back to be shown together.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ PENDING = ".pending"
 
 
 class ParquetDirectory(LakeTable):
-    """Visible files are `part-<output>-<position>-<attempt>.parquet`: their names sort in the order of the output.
+    """A directory of Parquet files. The names of visible files, `part-<output>-<position>-<attempt>.parquet`, sort in
+    output order.
 
     Args:
         store: The directory.
@@ -87,7 +87,7 @@ class ParquetDirectory(LakeTable):
     def publish(self, instance: str, upload: Upload) -> None:
         ranges = self._opened(instance)
         if self._epochs_per_file == 1:
-            ranges.show()  # what a sink with more epochs to a file has held back
+            ranges.show()  # a sink with more epochs per file has held these back
         name = f"{_folder(instance)}/{_manifest_name(upload.start)}"
         manifest = {
             "format": FORMAT,
@@ -116,7 +116,7 @@ class ParquetDirectory(LakeTable):
             ranges.add(HeldEpoch(upload.start, upload.end, upload.name, upload.facts.bytes))
             return
         if not self.store.has(upload.name):
-            return  # it became visible, and was removed here; a reader may have taken the visible file away since
+            return  # it became visible under another name; a reader may have removed that since
         visible = _visible_name(upload.name)
         if not is_fresh:
             self.store.renew(f"{_folder(instance)}/{_manifest_name(upload.start)}")
@@ -126,7 +126,7 @@ class ParquetDirectory(LakeTable):
         self.store.delete(upload.name)
 
     def tidy(self) -> None:
-        """Does nothing: other programs list this directory, and would see a replaced file."""
+        """Do nothing: programs that list this directory would notice a replaced file."""
 
     def close(self) -> None:
         if self._ranges is not None:

@@ -1,9 +1,10 @@
-"""The output of a lake sink: one Parquet file an epoch, made durable before the vote and published by one atomic step.
+"""Writes the output of a lake sink: one Parquet file per epoch, durable before the vote, published in one atomic
+step.
 
-Invariant: the table's token says where this output ends, and changes in the same atomic step that makes the data
-visible. After a crash the token says whether a transaction is committed; a token that is neither at its start nor at
-its end stops the sink. The name of the uploaded file is on disk before the upload, so a file without a vote is found
-and removed. Upstream: `sdk/participant`; downstream: a LakeTable.
+Invariant: the table's token is the end position of this output. It changes in the same atomic step that makes the
+data visible. So after a crash the token shows whether a transaction is committed. If the token is neither at the
+transaction's start nor at its end, the sink stops. The name of the uploaded file is on disk before the upload, so a
+file without a vote is found and removed. Upstream: `sdk/participant`; downstream: a LakeTable.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from procession.storage.durable import storage_error, write_durably
 FORMAT = 1
 NAME_CHARACTERS_MAX = 100
 FILE_BYTES = 128 * 1024 * 1024
-"""Size up to which small files are put together, unless the user names another."""
+"""Default size up to which small files are compacted."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class LakeToken:
-    """Where an output ends in a table, and the transaction that brought it there: its id, or a number made of it. If
-    there is neither, any transaction may have done it."""
+    """The end of an output in a table, and the last transaction: its id, or a number derived from the id. With
+    neither, the last transaction is unknown."""
 
     end: int = 0
     txn_id: str | None = None
     txn_number: int | None = None
 
     def is_of(self, txn_id: str) -> bool:
-        """Whether this transaction brought the output to its end."""
+        """Return whether this transaction may be the last one of the output."""
         if self.txn_number is not None:
             return self.txn_number == transaction_number(txn_id)
         return self.txn_id in (None, txn_id)
@@ -72,46 +73,46 @@ class LakeTable(Protocol):
     """A table to append to. Its methods raise a StorageError where the medium fails."""
 
     url: str
-    """The table, for messages."""
+    """The table's URL, for messages."""
     store: ObjectStore
-    """Its files; of a table that there is not yet, perhaps none."""
+    """The store with the table's files. A table that does not exist yet may have no store."""
 
     def check_place(self) -> None:
-        """Before the sink starts: raises StorageError if nothing can be stored where the table is."""
+        """Raise StorageError if the table's location cannot be written. Called before the sink starts."""
         return
 
     def schema(self) -> pa.Schema | None:
-        """The table's columns as they are now; None if there is no table."""
+        """Return the table's current schema; None if there is no table."""
 
     def create(self, schema: pa.Schema) -> pa.Schema:
-        """Make the table, if there is none; returns the schema that it has then."""
+        """Create the table if there is none. Return the schema of the table."""
 
     def spool_path(self, spare: Path) -> Path:
-        """Where to write a file that is going to be uploaded; `spare` is a path in the sink's directory."""
+        """Return the path for writing a file before its upload; `spare` is a path in the sink's directory."""
 
     def upload_name(self, stem: str) -> str:
-        """The name, relative to the store, of a file that no reader sees."""
+        """Return the name, relative to the store, of a file that no reader sees."""
 
     def check(self, facts: FileFacts) -> None:
-        """Before the vote: raises RecordError if the rows of this file cannot be published."""
+        """Raise RecordError if the rows of this file cannot be published. Called before the vote."""
         return
 
     def token(self, instance: str, position: int, last_start: int) -> LakeToken:
-        """Reads the token from the table. It should be at `position` or later. The transaction that ended there started
-        at `last_start`; -1: unknown. Tables whose token is hard to find look there."""
+        """Read the token from the table. It should be at `position` or later. `last_start` is the start of the
+        transaction that ended at `position`, -1 if unknown; some tables need it to find the token."""
 
     def publish(self, instance: str, upload: Upload) -> None:
         """Make the file visible and move the token from `start` to `end`, in one step or not at all."""
 
     def settle(self, instance: str, upload: Upload, *, is_fresh: bool) -> None:
-        """Makes the finished step durable, and removes what is no longer needed. Unless `is_fresh`, an earlier process
-        did the step, and may have crashed before it was durable."""
+        """Make the published step durable, and remove files that are no longer needed. Unless `is_fresh`, an earlier
+        process published, and may have crashed before the step was durable."""
 
     def tidy(self) -> None:
-        """Runs the maintenance that is due after a commit. It changes no rows."""
+        """Run the maintenance that is due after a commit. It does not change rows."""
 
     def close(self) -> None:
-        """The sink stops in good order: show what was held back."""
+        """Publish the epochs that were held back, because the sink stops without an error."""
 
 
 class LakeOutput(Output):
@@ -178,7 +179,7 @@ class LakeOutput(Output):
         name = self._table.upload_name(file_stem(self.instance, transaction))
         self._note_down(Upload(*transaction, name, facts), self._start_before(transaction.start))
         faults.point("sink:before-upload")
-        self._spool.wait_for_sync()  # a sync reports an error only once, so this one must not be ignored
+        self._spool.wait_for_sync()  # a sync reports an error only once, so the error must not be ignored
         self._table.store.upload(self._spool.path, name, is_synced=True)
         faults.point("sink:after-upload")
 
@@ -215,7 +216,7 @@ class LakeOutput(Output):
         self._spool.close()
         try:
             self._table.close()
-        except StorageError as error:  # it is done when the sink starts again
+        except StorageError as error:  # the file is removed when the sink starts again
             log.warning("sink.close_failed", table=self._table.url, reason=error.sentence)
 
     def _read_schema(self) -> None:
@@ -237,7 +238,7 @@ class LakeOutput(Output):
         return schema
 
     def _forget(self, upload: Upload) -> None:
-        """Drop a file that is no part of the output, then the note of it."""
+        """Remove a file that does not belong to the output, then its entry in the note."""
         self._table.store.delete(upload.name)
         self._note_down(None, self._last_start)
 
@@ -245,7 +246,7 @@ class LakeOutput(Output):
         return self._table.token(self.instance, position, self._start_before(position))
 
     def _start_before(self, position: int) -> int:
-        """Where the transaction began that ended at this position; -1 if that is not known."""
+        """Return the start of the transaction that ended at this position; -1 if unknown."""
         upload = self._upload
         return upload.start if upload is not None and upload.end == position else self._last_start
 
@@ -286,8 +287,8 @@ class LakeOutput(Output):
 
 
 def file_stem(instance: str, transaction: Transaction) -> str:
-    """A unique name for an upload: the output, its position, the epoch, the attempt, and a random part, in case two
-    sinks get the same transaction."""
+    """Return a unique name for an upload: the output, its position, the epoch, the attempt, and a random part, in
+    case two sinks get the same transaction."""
     parsed = TransactionId.parse(transaction.txn_id)
     attempt = (
         f"e{parsed.epoch}-f{parsed.fence}-a{parsed.attempt}"
@@ -298,12 +299,12 @@ def file_stem(instance: str, transaction: Transaction) -> str:
 
 
 def transaction_number(txn_id: str) -> int:
-    """A number for a transaction, of 63 bits, for tables whose tokens are numbers."""
+    """Return a number of 63 bits for a transaction, for tables whose tokens are numbers."""
     return int.from_bytes(hashlib.sha256(txn_id.encode()).digest()[:8]) >> 1
 
 
 def safe_name(instance: str) -> str:
-    """The instance as part of a file name and of a URL, and different for each."""
+    """Return the instance's name in a form that is valid in file names and URLs, and unique."""
     kept = re.sub(r"[^A-Za-z0-9._-]", "_", instance)[:NAME_CHARACTERS_MAX]
     return kept if kept == instance else f"{kept}-{hashlib.sha256(instance.encode()).hexdigest()[:12]}"
 
@@ -315,7 +316,7 @@ def _is_same(declared: pa.Schema, schema: pa.Schema) -> bool:
 
 
 def _plain(kind: pa.DataType) -> str:
-    """A type without what formats change: large types, names of list elements."""
+    """Return a type as text without the details that file formats change: large types, names of list elements."""
     return re.sub(r"large_|: not null| not null|<(item|element): ", lambda m: "<" if m[0][0] == "<" else "", str(kind))
 
 

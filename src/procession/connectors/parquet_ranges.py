@@ -1,10 +1,10 @@
-"""Ranges of epochs that become visible as one Parquet file, so that short epochs do not make small files.
+"""Combines ranges of epochs into one visible Parquet file, so that short epochs do not create small files.
 
 Invariant: a committed epoch whose manifest says `held` is not visible until it is part of a range. The create-only file
-`_procession/<output>/ranges/<start>.json` decides that a range is one file; after that the file becomes visible, then
-the files of its epochs are removed, and last its own hidden name. So a crash at any point is followed by the same
-steps again, and each epoch becomes visible once, with its range. Upstream: `connectors/parquet_directory`; downstream:
-`connectors/object_store`.
+`_procession/<output>/ranges/<start>.json` records the decision on a range. After that the range's file becomes
+visible, then the files of its epochs are removed, and last the hidden name of the range's file. After a crash these
+steps are repeated, so each epoch becomes visible once, with its range. Upstream: `connectors/parquet_directory`;
+downstream: `connectors/object_store`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class EpochRanges:
     Args:
         store: The directory.
         folder: Folder of the output's manifests.
-        epochs_max: Number of epochs after which a range is shown.
-        bytes_max: Size of a range at which it is shown earlier.
+        epochs_max: Number of epochs after which a range becomes visible.
+        bytes_max: Size at which a range becomes visible earlier.
         merge_path: Where a range's file is written, before it is uploaded.
         schema: The schema of the table.
         visible_name: The visible name of an uploaded file.
@@ -74,7 +74,7 @@ class EpochRanges:
         self._held: list[HeldEpoch] = self._load()
 
     def _load(self) -> list[HeldEpoch]:
-        """The epochs that are held back. Completes a range that was decided when the sink was killed."""
+        """Return the epochs that are held back. First complete a range whose sink was killed after the decision."""
         end = 0
         for name in list(self._store.names(f"{self._folder}/ranges"))[-1:]:
             path = f"{self._folder}/ranges/{name}"
@@ -94,11 +94,11 @@ class EpochRanges:
         return held[::-1]
 
     def is_held(self, start: int) -> bool:
-        """Whether the epoch that starts here is committed and not visible."""
+        """Return whether the epoch that starts here is committed and not visible."""
         return any(epoch.start == start for epoch in self._held)
 
     def add(self, epoch: HeldEpoch) -> None:
-        """An epoch was committed: show the range, if it is large enough."""
+        """Add a committed epoch. Publish the range if it is large enough."""
         if not self.is_held(epoch.start):
             if self._held and self._size() + epoch.bytes > self._bytes_max:
                 self.show()

@@ -1,7 +1,7 @@
-"""The schema of a lake table's columns: read from a file, or inferred from the first JSON records.
+"""Determines the schema of a lake table: from a schema file, or inferred from the first JSON records.
 
-Invariant: a schema is fixed once the table exists; a guess is made only where every record agrees. A schema file is
-a JSON object of column names and types:
+Invariant: a schema does not change once the table exists. A type is inferred only if all records agree. A schema file
+is a JSON object of column names and types:
 
     {"id": "int64 not null", "at": "timestamp", "price": "decimal(10,2)", "tags": ["string"], "buyer": {"id": "int64"}}
 
@@ -46,7 +46,7 @@ _NOT_NULL = re.compile(r"(.*\S)\s+not null", re.IGNORECASE)
 
 
 def load_schema(path: Path) -> pa.Schema:
-    """The schema of a schema file. Raises ConfigError."""
+    """Return the schema of a schema file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             text = file.read(SCHEMA_FILE_BYTES_MAX + 1)
@@ -94,9 +94,10 @@ def _type(name: str, declared: Any, depth: int) -> pa.DataType:
 
 
 def inferred_schema(payloads: Iterable[bytes]) -> pa.Schema:
-    """The schema of JSON objects: bool, int64, float64 (where numbers have fractions), string, list and struct.
+    """Return the schema of JSON objects: bool, int64, float64 (where numbers have fractions), string, list and struct.
 
-    A string stays a string whatever it looks like. Raises RecordError where the records leave a type open, or disagree.
+    A string is always a string, even if it contains a date or a number. Raises RecordError if the records do not
+    determine a type, or disagree.
     """
     merged: dict[str, Any] = {}
     for payload in payloads:
@@ -118,7 +119,8 @@ def _merge_objects(merged: dict[str, Any], record: dict[str, Any], path: str, de
 
 
 def _merge(found: Any, value: Any, path: str, depth: int) -> Any:
-    """What is known of a field after this value: None, a type, a list of what is known of its elements, or a dict."""
+    """Combine the inferred type of a field with that of another value. A type is None while unknown, a list for
+    lists, or a dict for objects."""
     match value:
         case None:
             return found

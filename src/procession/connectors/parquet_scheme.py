@@ -1,7 +1,7 @@
-"""Parquet directories as apps name them: `parquet:DIR` or `parquet:s3://BUCKET/PREFIX`, with options. Pure.
+"""Parses the URLs of Parquet directories in apps: `parquet:DIR` or `parquet:s3://BUCKET/PREFIX`, with options. Pure.
 
 Invariant: an option of the URL is an option of the program `procession sink parquet`, with the same name and meaning.
-`connectors/delta_scheme` and `connectors/iceberg_scheme` add theirs to the options here. Upstream: the planner;
+`connectors/delta_scheme` and `connectors/iceberg_scheme` add their options to these. Upstream: the planner;
 downstream: `cli/lake_commands`. Imports no client library.
 """
 
@@ -20,7 +20,7 @@ PASSWORD_HINT = "environment variables such as AWS_ACCESS_KEY_ID and AWS_SECRET_
 
 
 def lake_check(known: Collection[str], numbers: Collection[str] = ()) -> Callable[[ConnectorUrl], None]:
-    """The check of a URL with these options, and with those of rows."""
+    """Return a function that checks a URL with these options and the options of all lake sinks."""
 
     def check(url: ConnectorUrl) -> None:
         url.check_options({*ROW_OPTIONS, *known, *numbers})
@@ -39,13 +39,13 @@ def lake_check(known: Collection[str], numbers: Collection[str] = ()) -> Callabl
 
 
 def lake_arguments(url: ConnectorUrl, directory: Path) -> Sequence[str]:
-    """The words for the program: the place, the sink's directory, and the options."""
+    """Return the program's arguments: the table's place, the sink's directory, and the options."""
     options = (word for name, value in url.options.items() for word in (f"--{name.replace('_', '-')}", value))
     return [url.place, str(directory), *options]
 
 
 def store_modules(url: ConnectorUrl) -> Sequence[str]:
-    """The client of the object store, if the table is in one."""
+    """Return the modules of the object store's client, if the table is in an object store."""
     return ("obstore",) if url.place.startswith("s3://") else ()
 
 

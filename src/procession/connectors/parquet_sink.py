@@ -1,4 +1,4 @@
-"""The programs of the lake sinks: options in, a served sink out.
+"""Runs the lake sinks: opens the table from the options and serves the sink.
 
 Invariant: a table is opened with its first output, so that a wrong URL, a missing bucket or refused credentials stop
 the sink with one sentence before it accepts a record. Upstream: `cli/lake_commands`; downstream:
@@ -28,7 +28,7 @@ OpenTable = Callable[[], LakeTable]
 
 @dataclass(frozen=True, slots=True)
 class LakeOptions:
-    """How records become rows."""
+    """The options of a lake sink for the conversion of records to rows."""
 
     form: RecordForm = RecordForm.MESSAGES
     record_format: RecordFormat = RecordFormat.JSON
@@ -36,7 +36,7 @@ class LakeOptions:
     names: ColumnNames = field(default_factory=ColumnNames)
 
     def declared(self) -> pa.Schema | None:
-        """The schema file's columns, and those that the options name."""
+        """Return the columns of the schema file and of the options."""
         if self.schema_file is None:
             return None
         schema = load_schema(self.schema_file)
@@ -44,7 +44,8 @@ class LakeOptions:
 
 
 def lake_opener(directory: Path, open_table: OpenTable, options: LakeOptions) -> OpenOutput:
-    """Opens the output of an instance of a sink in this directory. Each has a table object of its own."""
+    """Return a function that opens the output of an instance in this directory. Each output has its own table
+    object."""
     declared = options.declared()
 
     def open_output(instance: str) -> LakeOutput:
@@ -74,5 +75,5 @@ def run_lake_sink(
 
 
 def open_parquet(url: str, *, epochs_per_file: int = 1, file_bytes: int = FILE_BYTES) -> ParquetDirectory:
-    """The directory or prefix of Parquet files at a URL. The options are those of `ParquetDirectory`."""
+    """Return the directory or prefix of Parquet files at a URL. The options are those of `ParquetDirectory`."""
     return ParquetDirectory(open_store(url), epochs_per_file=epochs_per_file, file_bytes=file_bytes)

@@ -1,9 +1,9 @@
-"""The records of one epoch as one Parquet file, written while they arrive.
+"""Writes the records of one epoch to one Parquet file while they arrive.
 
 Invariant: memory is bounded: up to `BUFFER_BYTES_MAX` bytes of records as received, and twice `ROW_GROUP_BYTES_MAX`
-bytes of rows, of which a thread writes one half while the other is filled. The file is not part of the output yet, and
-may be dropped at any time until `finish`. Upstream: `connectors/parquet_output`; downstream: `connectors/object_store`,
-which takes the file.
+bytes of rows, of which a thread writes one half while the other half is filled. Until `finish`, the file is not part
+of the output and can be dropped at any time. Upstream: `connectors/parquet_output`; downstream:
+`connectors/object_store`, which takes the file.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ BUFFER_BYTES_MAX = 2 * 1024 * 1024
 ROW_GROUP_BYTES_MIN = 2 * 1024 * 1024
 ROW_GROUP_BYTES_MAX = 32 * 1024 * 1024
 ROW_GROUP_SHARE = 4
-"""A row group has a quarter of the bytes before it, within the two bounds: little is left to write when the last record
-has arrived, and a large file has few row groups."""
+"""A row group has a quarter of the bytes written before it, within the two bounds. So few rows remain to be written
+when the last record has arrived, and a large file has few row groups."""
 ROW_GROUP_ROWS_MAX = 1_000_000
 DICTIONARY_BYTES_MAX = 64 * 1024
-"""A column with more bytes of different values is written without a dictionary, which would cost more than it saves."""
+"""Maximum bytes of different values in a column with a dictionary. A larger dictionary would cost more than it
+saves."""
 DICTIONARY_SAMPLE_ROWS = 4096
 DICTIONARY_DISTINCT_MAX = 0.9
-"""Share of different values in the sample above which a column is written without a dictionary from the start: it has
-so many that they would not fit."""
+"""Share of different values in the sample above which a column gets no dictionary, because its values would not
+fit."""
 DICTIONARY_FILES = 16
-"""Number of files after which it is judged again which columns have a dictionary."""
+"""Number of files after which the columns with a dictionary are chosen again."""
 TEXT_BOUND_CHARACTERS_MAX = 32
-"""A column whose least or greatest text is longer has no bounds in the statistics."""
+"""Maximum length of a text as a bound in the statistics. A column with a longer minimum or maximum has no bounds."""
 
 MakeSchema = Callable[[pa.Schema], pa.Schema]
-"""Makes the table with a proposed schema, if there is none; returns the table's schema."""
+"""Creates the table with a proposed schema if there is none. Returns the table's schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is known of a finished file."""
+    """The size and the statistics of a finished file."""
 
     rows: int
     bytes: int
     statistics: str
-    """Rows, nulls and bounds of columns as JSON, as Delta's log has them."""
+    """Row count, null counts and bounds of columns, as JSON in the format of Delta's log."""
 
 
 class ParquetSpool:
-    """The file of one epoch at `path`, as long as there are records."""
+    """The file of one epoch at `path`, which exists while there are records."""
 
     def __init__(self, path: Path, columns: RowConverter, form: RecordForm, make_schema: MakeSchema) -> None:
         self.path = path
@@ -78,11 +79,12 @@ class ParquetSpool:
         self._dictionaries_of: pa.Schema | None = None
         self._files = 0
         self._writing: Future[None] | None = None
-        """What the thread does: it writes a row group, or syncs. Meanwhile nobody else may use the writer."""
+        """The current work of the thread: a row group or a sync. Until it ends, no other thread may use the
+        writer."""
         self.drop()
 
     def drop(self) -> None:
-        """Forget every record."""
+        """Drop every record."""
         with suppress(ProcessionError):
             self._close()
         try:
@@ -99,7 +101,7 @@ class ParquetSpool:
         return bool(self._waiting or self._rows or self._writing or self._writer)
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
-        """Take messages, the first of them at `position`. Raises RecordError."""
+        """Add messages, the first of which is at `position`. Raises RecordError."""
         messages = Payloads.of(payloads)
         edges = messages.edges + position
         if self._form is RecordForm.MESSAGES:
@@ -111,7 +113,8 @@ class ParquetSpool:
             self._wait_with(batch, start + np.arange(len(batch)), end - start)
 
     def finish(self) -> FileFacts:
-        """Write what is left, and close the file. The thread begins to sync it; `wait_for_sync` ends that."""
+        """Write the remaining rows and close the file. The thread starts to sync the file; `wait_for_sync` waits for
+        it."""
         self._convert()
         self._write_row_group()
         self._wait()
@@ -164,7 +167,7 @@ class ParquetSpool:
             self._write_row_group()
 
     def _write_row_group(self) -> None:
-        """Lets the thread write the rows, after those before them."""
+        """Let the thread write the rows, after all earlier rows."""
         rows, self._rows = self._rows, []
         self._file_bytes += self._rows_bytes
         self._rows_bytes = self._rows_count = 0
@@ -197,7 +200,7 @@ class ParquetSpool:
             raise storage_error(self.path, "sync", error) from error
 
     def _wait(self) -> None:
-        """Waits for the thread. Raises its error."""
+        """Wait for the thread. Raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -215,7 +218,7 @@ class ParquetSpool:
 
 
 def merge_files(sources: Iterable[pa.NativeFile], schema: pa.Schema, path: Path) -> FileFacts:
-    """Writes the rows of Parquet files, in this order, to one file at `path`. It is not synced."""
+    """Write the rows of Parquet files, in this order, to one file at `path`. The file is not synced."""
     rows: list[pa.Table] = []
     try:
         with _new_writer(path, schema) as writer:
@@ -244,7 +247,7 @@ def _new_writer(path: Path, schema: pa.Schema, dictionaries: bool | list[str] = 
 
 
 def repeating_columns(first: pa.Table) -> bool | list[str]:
-    """The columns that a dictionary may make smaller, judged by the first rows; True: all."""
+    """Return the columns that a dictionary may make smaller, judged by the first rows; True: all."""
     sample = first.slice(0, DICTIONARY_SAMPLE_ROWS)
     if len(sample) < DICTIONARY_SAMPLE_ROWS or any(pa.types.is_nested(field.type) for field in first.schema):
         return True
@@ -263,15 +266,15 @@ def _facts(path: Path) -> FileFacts:
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """The file's number of rows, and the null counts and bounds of its plain columns. Bounds are given only for types
-    where they are exact for every reader: integers and short texts."""
+    """Return the file's number of rows, and the null counts and bounds of its plain columns. Bounds are given only
+    for types where they are exact for every reader: integers and short texts."""
     nulls: dict[str, int] = {}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     leaves = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     for field in metadata.schema.to_arrow_schema():
         column = leaves.get(field.name)
-        if column is None or "." in field.name:  # a nested column, or one that is called like a path
+        if column is None or "." in field.name:  # a nested column, or a column whose name looks like a path
             continue
         groups = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
         if not groups or not all(found is not None and found.has_null_count for found in groups):

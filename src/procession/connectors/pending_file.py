@@ -1,4 +1,4 @@
-"""The pending file: the uncommitted bytes of an output that publishes a transaction only as a whole.
+"""Stores the uncommitted bytes of an output that publishes a transaction only as a whole.
 
 Invariant: the file has the bytes of one open transaction and nothing else. Used by `connectors/epochs_sink` and
 `connectors/stdout_sink`.
@@ -42,8 +42,8 @@ class PendingFile:
         wanted = transaction.end - transaction.start
         if size < wanted:
             raise StorageError(
-                f"{self.path} has {size} bytes, but {wanted} were promised.",
-                next_step="Restore the file from a copy; it has lost output that was voted for.",
+                f"{self.path} has {size} bytes, but its log records {wanted}.",
+                next_step="Restore the file from a copy; it has lost output that the sink had voted to commit.",
                 path=str(self.path),
             )
         self._cut(wanted)
@@ -62,7 +62,7 @@ class PendingFile:
         self.write(position, Payloads.of(payloads).joined)
 
     def write(self, position: int, *parts: bytes | memoryview) -> None:
-        """Append parts, as `append` does, one behind the other."""
+        """Append parts, as `append` does, one after the other."""
         if self._file is None:
             self._start = position
             self._file = self._made()
@@ -93,8 +93,8 @@ class PendingFile:
                 raise storage_error(self.path, "read", error) from error
             if not piece:
                 raise StorageError(
-                    f"{self.path} ends {end - start} bytes before the end of what was promised.",
-                    next_step="Restore the file from a copy; it has lost output that was voted for.",
+                    f"{self.path} ends {end - start} bytes before the end of the prepared output.",
+                    next_step="Restore the file from a copy; it has lost output that the sink had voted to commit.",
                     path=str(self.path),
                 )
             start += len(piece)

@@ -1,8 +1,8 @@
-"""The records of one transaction that is not committed yet, as Arrow batches in a file.
+"""Stores the records of one uncommitted transaction as Arrow batches in a file.
 
-Invariant: whole batches, each with a checksum and the number of the output's bytes that it stands for; so a reader
-knows that it has all that was voted for. Upstream: outputs that publish records, not bytes, such as
-`connectors/kafka_sink`. Downstream: `connectors/pending_file`, the disk.
+Invariant: the file contains whole batches, each with a checksum and the number of output bytes that the batch
+represents. So a reader can check that all records of the vote are in the file. Upstream: outputs that publish
+records, not bytes, such as `connectors/kafka_sink`. Downstream: `connectors/pending_file`, the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
+from isal.isal_zlib import crc32  # the same values as zlib's, in a tenth of the time
 
 from procession.connectors.pending_file import PendingFile
 from procession.errors import RecordError, StorageError
@@ -20,7 +20,7 @@ from procession.sdk.transaction_log import Transaction
 from procession.storage.durable import storage_error
 
 HEADER = struct.Struct("<IIQ")
-"""The bytes of a batch, their checksum (CRC-32), the bytes of the output that the batch stands for."""
+"""Header of a batch: its size, its checksum (CRC-32), and the number of output bytes that it represents."""
 
 
 class PendingRecords:
@@ -31,7 +31,7 @@ class PendingRecords:
         self._file = PendingFile(path)
         self._size = 0
         self.output_bytes = 0
-        """The bytes of the output that the appended batches stand for."""
+        """Number of output bytes that the appended batches represent."""
 
     @property
     def has_records(self) -> bool:
@@ -98,7 +98,8 @@ class PendingRecords:
 
 
 def empty_records() -> RecordError:
-    """For outputs whose token is a position alone: it does not tell whether records without bytes are committed."""
+    """Return the error for an epoch of empty records. The token of such an output is only a position, which does not
+    show whether records without bytes are committed."""
     return RecordError(
         "All records of an epoch are empty. This sink cannot tell whether such an epoch is committed.",
         next_step="Leave empty records out in the app, or give --records blocks here and name the sink by its URL.",

@@ -1,4 +1,4 @@
-"""Changes of PostgreSQL tables, from the messages of its output plugin `pgoutput` to records in JSON.
+"""Converts messages of PostgreSQL's output plugin `pgoutput` to records in JSON, one for each change of a table.
 
 Invariant: the same messages give the same records, in commit order, so a replay can skip the records that are already
 stored by their count. Values keep every digit: a number is written as PostgreSQL prints it. Upstream:
@@ -59,7 +59,7 @@ class Relation:
 
 
 UNCHANGED = object()
-"""A large value that an update left as it is, and that the log does not repeat."""
+"""Marks a large value that an update has not changed. The log does not repeat it."""
 
 Values = list[str | object | None]
 
@@ -82,19 +82,20 @@ class Change:
 
 
 class ChangeDecoder:
-    """Messages in, changes out. One decoder may read a slot again: each pass describes its tables anew."""
+    """Decodes messages into changes. A decoder can read a slot several times, because each pass describes its tables
+    again."""
 
     def __init__(self, primary_keys: Mapping[str, Collection[str]]) -> None:
-        """`primary_keys`: of each table, for those that log whole rows and so do not tell their key."""
+        """`primary_keys` has the key of each table that logs whole rows instead of keys."""
         self._primary_keys = primary_keys
         self._tables: dict[int, Relation] = {}
-        """The tables that were described, by their ids."""
+        """The tables that messages have described, by id."""
         self._commit_lsn = 0
         self._committed_us = 0
         self._tail = ""
 
     def decode(self, message: bytes) -> Iterator[Change]:
-        """The changes of one message. Raises StorageError if the message is none that is known."""
+        """Yield the changes of one message. Raises StorageError for an unknown message."""
         try:
             yield from self._decode(message)
         except (struct.error, IndexError, KeyError, UnicodeDecodeError) as error:
@@ -138,7 +139,8 @@ class ChangeDecoder:
         return (self._committed_us + EPOCH_2000_US) * 1000
 
     def _update(self, relation: Relation, before: Values | None, after: Values, *, is_whole: bool) -> Iterator[Change]:
-        """An update. If it changes the key, a delete and an insert, so that consumers can keep rows by key."""
+        """Yield the changes of an update: a delete and an insert if the key has changed, so that consumers can store
+        rows by key."""
         if before is None:
             yield self._change("update", relation, None, after)
             return
@@ -161,7 +163,7 @@ class ChangeDecoder:
         is_whole: bool = False,
         more: str = "",
     ) -> Change:
-        """`is_whole`: `before` has the whole row, not only its key."""
+        """Return a change. `is_whole`: `before` contains the whole row, not only its key."""
         identity = before if after is None else after
         assert identity is not None
         key = _object(relation, identity, is_key_only=True)
@@ -204,7 +206,7 @@ class ChangeDecoder:
 
 
 def lsn_text(lsn: int) -> str:
-    """As PostgreSQL writes it."""
+    """Format a log position as PostgreSQL does."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -226,7 +228,7 @@ def _text(body: memoryview, place: int) -> tuple[str, int]:
 
 
 def _tuple(body: memoryview, place: int) -> tuple[Values, int]:
-    """The values of a row, and the place behind it."""
+    """Return the values of a row, and the position after the row."""
     (count,) = struct.unpack_from(">H", body, place)
     place += 2
     values: Values = []
@@ -245,7 +247,7 @@ def _tuple(body: memoryview, place: int) -> tuple[Values, int]:
 
 
 def _object(relation: Relation, values: Values, *, is_key_only: bool = False) -> str:
-    """A JSON object of the values that are known."""
+    """Return the known values as a JSON object."""
     shown = [
         f"{name}:{'null' if value is None else column.as_json(str(value))}"
         for name, column, value in zip(relation.names, relation.columns, values, strict=True)
@@ -255,6 +257,6 @@ def _object(relation: Relation, values: Values, *, is_key_only: bool = False) ->
 
 
 def _short(key: str) -> bytes:
-    """The key of the record; a digest, if it is longer than keys may be."""
+    """Return the key of the record; a digest, if it is longer than keys may be."""
     data = key.encode()
     return data if len(data) <= SHORT_BYTES_MAX else hashlib.blake2b(data).hexdigest().encode()

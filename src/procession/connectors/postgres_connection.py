@@ -1,4 +1,4 @@
-"""A session with PostgreSQL: connected with limits on every wait, and with errors that say who must act.
+"""Opens sessions with PostgreSQL, with a limit on every wait and errors that say who must act.
 
 Invariant: the locks and settings of a session last until it is closed. So a connection pooler that shares sessions is
 refused. Secrets come from the environment or a file, never from the URL. Upstream: `connectors/postgres_session`;
@@ -35,7 +35,7 @@ PATIENCE_S = 60.0
 LOCK_TIMEOUT_S = 10.0
 RETRY_S = 0.25
 SILENCE_S = 30
-"""After this long without a sign of life, either side gives the connection up."""
+"""Seconds without any data after which either side closes the connection."""
 VERSION_MIN = 150000
 
 SESSION_SETTINGS = {
@@ -56,13 +56,13 @@ SESSION_SETTINGS = {
 _TLS_REFUSALS = re.compile(
     r"certificate|SSL error|private key|server does not support SSL|SSL is required|sslmode value|\.pem|no encryption"
 )
-"""What libpq says if the two sides cannot agree on TLS, which no waiting changes."""
+"""Matches libpq's errors if TLS cannot be negotiated. Retries do not help."""
 
 log = structlog.get_logger()
 
 
 def checked_url(url: str) -> str:
-    """The URL, if libpq can read it and it has no password. Raises UsageError."""
+    """Return the URL, if libpq can read it and it has no password. Raises UsageError."""
     if not re.match(r"postgres(ql)?://", url):
         raise UsageError(
             f"{_without_secret(url)!r} is not a URL of a PostgreSQL database.",
@@ -92,10 +92,10 @@ def connect(
     lock_timeout_s: float = LOCK_TIMEOUT_S,
     is_pooler_allowed: bool = False,
 ) -> Session:
-    """A session in autocommit mode.
+    """Open a session in autocommit mode.
 
-    Retries an unreachable server for `patience_s`. Raises a permanent error, such as a wrong password, at once as a
-    ConfigError.
+    Retries an unreachable server for `patience_s`. Raises ConfigError immediately for a permanent error, such as a
+    wrong password.
     """
     deadline = time.monotonic() + patience_s
     given = conninfo.conninfo_to_dict(checked_url(url))
@@ -139,7 +139,7 @@ def _begin(session: Session, url: str, lock_timeout_s: float, *, is_pooler_allow
             f"{place(url)} runs PostgreSQL {session.info.server_version // 10000}.",
             next_step=f"Use PostgreSQL {VERSION_MIN // 10000} or newer.",
         )
-    # A pooler gives its clients process ids of its own making.
+    # A pooler invents the process ids that it gives to clients.
     backend_pid = value(session, "SELECT pg_backend_pid()")
     if backend_pid != session.info.backend_pid and not is_pooler_allowed:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _begin(session: Session, url: str, lock_timeout_s: float, *, is_pooler_allow
         )
     for name, setting in (SESSION_SETTINGS | {"lock_timeout": f"{int(lock_timeout_s * 1000)}ms"}).items():
         session.execute("SELECT set_config(%s, %s, false)", (name, setting))
-    # A weaker setting could lose what was committed. A stronger one (remote_apply) is the operator's choice.
+    # A weaker setting could lose committed data. A stronger setting (remote_apply) is the operator's choice.
     session.execute(
         "SELECT set_config('synchronous_commit', 'on', false)"
         " WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')"
@@ -158,7 +158,7 @@ def _begin(session: Session, url: str, lock_timeout_s: float, *, is_pooler_allow
 
 @contextmanager
 def named(url: str) -> Iterator[None]:
-    """Turns errors of the database into sentences for the operator."""
+    """Translate errors of the database into sentences for the operator."""
     try:
         yield
     except psycopg.Error as error:
@@ -166,7 +166,7 @@ def named(url: str) -> Iterator[None]:
 
 
 def explained(error: psycopg.Error, where: str) -> StorageError | ConfigError:
-    """The error of the database as a sentence."""
+    """Return the error of the database as a sentence."""
     match error:
         case errors.InsufficientPrivilege():
             return ConfigError(
@@ -183,7 +183,7 @@ def explained(error: psycopg.Error, where: str) -> StorageError | ConfigError:
                 f"{where} says: {_line(error)}.", next_step="Create it, or name what is there, then start this again."
             )
         case psycopg.OperationalError() if is_lost(error):
-            # A restart of the connector helps, so it is started again by itself.
+            # A restart of the connector helps, so it is restarted automatically.
             return DiskError(
                 f"The connection to {where} was lost: {_line(error)}.",
                 next_step="Start this again when the server can be reached: nothing is lost.",
@@ -195,12 +195,13 @@ def explained(error: psycopg.Error, where: str) -> StorageError | ConfigError:
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone: the network failed, or the server was stopped, was killed or starts."""
+    """Return whether the connection is lost: the network failed, or the server was stopped or killed, or is
+    starting."""
     return not error.sqlstate or error.sqlstate.startswith(("57P", "08"))
 
 
 def place(url: str) -> str:
-    """The database, as it is named in sentences: without parameters."""
+    """Return the name of the database for messages, without parameters."""
     found = conninfo.conninfo_to_dict(url)
     if found.get("service"):
         return f"PostgreSQL (service {found['service']})"
@@ -209,19 +210,19 @@ def place(url: str) -> str:
 
 
 def value(session: Session, statement: str, parameters: Mapping[str, object] | tuple[object, ...] = ()) -> Any:
-    """The first value of the first row, or None."""
+    """Return the first value of the first row, or None."""
     row = session.execute(statement, parameters or None).fetchone()
     return row[0] if row else None
 
 
 def lock_number(*names: str) -> int:
-    """The number of an advisory lock, from names."""
+    """Return the number of the advisory lock for these names."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, signed=True)
 
 
 def try_lock(session: Session, number: int) -> bool:
-    """Take an advisory lock for as long as the session lasts; waits for it as long as for any lock."""
+    """Take an advisory lock until the session ends. Waits up to the session's lock time-out."""
     try:
         session.execute("SELECT pg_advisory_lock(%s)", (number,))
     except errors.LockNotAvailable:
@@ -230,7 +231,7 @@ def try_lock(session: Session, number: int) -> bool:
 
 
 def table_name(text: str) -> sql.Identifier:
-    """A table as `NAME` or `SCHEMA.NAME`, taken literally. Raises UsageError."""
+    """Return a table as `NAME` or `SCHEMA.NAME`, taken literally. Raises UsageError."""
     parts = text.split(".")
     if len(parts) > 2 or not all(parts):
         raise UsageError(f"{text!r} is no name of a table.", next_step="Write TABLE or SCHEMA.TABLE.")
@@ -238,7 +239,8 @@ def table_name(text: str) -> sql.Identifier:
 
 
 def _is_permanent(error: psycopg.OperationalError) -> bool:
-    """A refusal by the server, or by libpq, that waiting does not change. A server that starts says 57P03."""
+    """Return whether the server or libpq refuses the connection permanently. A server that is starting reports
+    57P03."""
     if error.sqlstate is not None:
         return not error.sqlstate.startswith(("57P", "53", "08"))
     message = str(error)
@@ -263,7 +265,7 @@ def _refused(url: str, error: psycopg.OperationalError) -> ConfigError:
 
 
 def _line(error: psycopg.Error) -> str:
-    """What the database says, as one line without a full stop. What libpq asks the user is left out."""
+    """Return the database's error as one line without a full stop, and without libpq's question to the user."""
     message = " ".join((error.diag.message_primary or str(error)).split())
     message = re.sub(r" Is the server running [^?]*\?", "", message.removeprefix("connection failed: "))
     return message.rstrip(".")

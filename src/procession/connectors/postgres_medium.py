@@ -1,7 +1,7 @@
-"""What the two PostgreSQL sources have in common: a session, a thread, reconnection, and errors as sentences.
+"""Shared code of the two PostgreSQL sources: the session, its thread, reconnection, and errors as sentences.
 
-Invariant: all calls of the database run in one thread. A lost connection is opened again, and the source goes on from
-its position; any other error of the database ends it with a sentence. Upstream: `connectors/postgres_source` and
+Invariant: all calls of the database run in one thread. A lost connection is opened again, and the source continues
+from its position; any other error of the database ends it with a sentence. Upstream: `connectors/postgres_source` and
 `connectors/postgres_polling`; downstream: `sdk/push_source`.
 """
 
@@ -59,7 +59,7 @@ class SourceSession:
 
 
 class PostgresMedium(ABC):
-    """A medium for `run_pushed`: puts what it reads from the database into the backlog."""
+    """A medium for `run_pushed`: reads the database and puts the records into the spool."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -67,7 +67,7 @@ class PostgresMedium(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Open the connection, and find out where the source is."""
+        """Open the connection and determine the source's position."""
 
     @abstractmethod
     async def step(self, pushed: PushStream) -> bool:
@@ -78,11 +78,11 @@ class PostgresMedium(ABC):
         """Close the connection."""
 
     def explain(self, error: psycopg.Error) -> Exception:
-        """The error as a sentence."""
+        """Return the error as a sentence."""
         return explained(error, place(self._url))
 
     def check(self) -> None:
-        """Find out whether the source can work, before it is run. Raises what stops it."""
+        """Check that the source can run. Raises the error that would stop it."""
         try:
             self.begin()
         except psycopg.Error as error:

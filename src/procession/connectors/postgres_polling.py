@@ -1,7 +1,7 @@
-"""PostgreSQL as a source by polling: the rows of a table in the order of a column that only grows.
+"""Reads a PostgreSQL table by polling, in the order of a column whose values only grow.
 
-Invariant: the position names a page of rows before the page goes into the backlog, and a page is one atomic entry of
-the backlog. So a restart neither loses nor repeats a page. The owner of the table must ensure that rows become visible
+Invariant: the position names a page of rows before the page goes into the spool, and a page is one atomic entry of
+the spool. So a restart neither loses nor repeats a page. The owner of the table must ensure that rows become visible
 in the order of the column. Upstream: `connectors/postgres_connection`; downstream: `sdk/push_source`.
 """
 
@@ -36,7 +36,7 @@ from procession.sdk.source_records import Batch
 PAGE_ROWS = 5_000
 """Rows per page. Rows with the same value of the column are always in one page."""
 PAGE_ROWS_MAX = 100_000
-"""Maximum number of rows per page, which is held in memory, if many have the same value."""
+"""Maximum number of rows per page if many rows have the same value. A page is held in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PollingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TablePage:
-    """Some rows: the value of the column in the last one, and each row as a JSON object."""
+    """A page of rows as JSON objects, with the column's value in the last row."""
 
     last: str
     rows: list[str]
@@ -114,7 +114,7 @@ class PolledTable(SourceSession):
         if not try_lock(self.session, lock_number("polling", options.table, options.column)):
             raise StorageError(
                 f"Another source polls table {options.table} by {options.column}.",
-                next_step="Stop that one; its directory knows how far it is.",
+                next_step="Stop that source, or continue with its directory, which contains its position.",
             )
         system = value(self.session, "SELECT system_identifier FROM pg_control_system()")
         self.identity = {
@@ -125,8 +125,8 @@ class PolledTable(SourceSession):
         }
 
     def page(self, after: str | None) -> TablePage | None:
-        """The next rows whose value is above `after`; None if there is none. Raises ConfigError if too many rows have
-        the same value."""
+        """Return the next rows whose value is above `after`; None if there are no such rows. Raises ConfigError if
+        too many rows have the same value."""
         rows_max = max(self._options.page_rows, self._options.page_rows_max)
         above = sql.SQL("")
         if after is not None:
@@ -157,7 +157,7 @@ class PolledTable(SourceSession):
 
 
 class PollingMedium(PostgresMedium):
-    """Puts rows into the backlog, page by page; ends, if it is to end, with a table without more rows."""
+    """Puts rows into the spool, page by page. With `is_ending`, ends when the table has no further rows."""
 
     def __init__(self, options: PollingOptions, directory: Path, spool: Spool) -> None:
         super().__init__(options.url)
@@ -184,11 +184,11 @@ class PollingMedium(PostgresMedium):
         if found is None:
             if self._spool.next_id:
                 raise StorageError(
-                    f"{self._spool.directory} has records, but there is no position beside it.",
+                    f"{self._spool.directory} has records, but the file position.json beside it is missing.",
                     next_step="Put position.json back, or begin again with a new directory.",
                 )
             return
-        # Either the page that was announced is in the backlog, or it is not.
+        # The announced page is in the spool completely, or not at all.
         is_there = self._spool.next_id >= int(found["records"])
         self._value = found["value"] if is_there else found["before"]
 

@@ -1,7 +1,8 @@
-"""The position of a PostgreSQL source: how far its backlog covers the database.
+"""Stores the position of a PostgreSQL source: which part of the database's data is in the spool.
 
-Invariant: the file is replaced whole and is durable before the database may drop what it covers. It belongs to one
-database, and to one slot or table. Upstream: `connectors/postgres_source` and `connectors/postgres_polling`;
+Invariant: the file is replaced as a whole, and is durable before the database may delete the data up to the position.
+It belongs to one database, and to one slot or table. Upstream: `connectors/postgres_source` and
+`connectors/postgres_polling`;
 downstream: the disk.
 """
 
@@ -20,7 +21,7 @@ FORMAT = 1
 
 
 class PositionFile:
-    """The position of a source in its directory: a JSON object that is replaced whole."""
+    """The position of a source in its directory: a JSON object that is replaced as a whole."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "position.json"
@@ -30,7 +31,8 @@ class PositionFile:
         return self._path.exists()
 
     def read(self, identity: Mapping[str, str]) -> dict[str, Any] | None:
-        """The position; None if there is none. Raises StorageError if it belongs to something else."""
+        """Return the position; None if there is none. Raises StorageError if the file belongs to another database,
+        slot or table."""
         try:
             found = json.loads(self._path.read_bytes())
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Records as rows of a table: maps fields to columns, and formats the rows for COPY.
+"""Converts records to rows of a table: maps fields to columns, and formats the rows for COPY.
 
 Invariant: all records of a chunk are converted at once, by columns. If that fails, the caller halves the chunk until it
 has found the record that causes the error. Upstream: `connectors/postgres_table`; downstream:
@@ -31,7 +31,7 @@ OF_THE_RECORD: dict[str, frozenset[str]] = {
     POSITION: frozenset({"int8"}),
     INSTANCE: TEXTS,
 }
-"""What a column can take beside the fields of a record, and the types that can hold it."""
+"""Properties of a record that can fill a column instead of a field, and the column types that can hold them."""
 ORDINAL = Column("procession_ordinal", "bigint", "int8")
 IS_DELETE = Column("procession_is_delete", "boolean", "bool")
 _CHANGED = re.compile(r"Column\((?P<path>[^)]*)\) changed from (?P<wanted>\w+) to (?P<found>\w+)")
@@ -39,12 +39,12 @@ _WHERE = re.compile(r"^JSON parse error: |\.? in row \d+$")
 
 
 class RecordRefused(Exception):
-    """Some record of a chunk cannot become a row; of one record, why."""
+    """A record of the chunk cannot become a row. For a chunk of one record, the error has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecords:
-    """TableRecords of one output, as columns.
+    """Records of one output, as columns.
 
     Args:
         payloads: An Arrow array of binaries.
@@ -72,7 +72,7 @@ class TableRecords:
 
 @dataclass(frozen=True, slots=True)
 class FieldMapping:
-    """A column, and what goes into it: a field such as `price` or `after.price`, or one of `OF_THE_RECORD`."""
+    """A column and its content: a field such as `price` or `after.price`, or a property in `OF_THE_RECORD`."""
 
     column: Column
     field: str
@@ -88,7 +88,7 @@ class FieldMapping:
 
     @property
     def json_type(self) -> pa.DataType:
-        """What the field is parsed as. Dates and times are text in JSON."""
+        """The type as which the field is parsed. Dates and times are text in JSON."""
         wanted = self.column.arrow_type
         return pa.string() if pa.types.is_temporal(wanted) else wanted
 
@@ -116,7 +116,7 @@ class RecordEncoder:
         instance: The instance whose records are converted.
         is_arrow: A payload is an Arrow table, of any number of rows, instead of a JSON object.
         delete: Which records delete.
-        is_staged: Rows start with a number for their order and a flag for deletion.
+        is_staged: Rows start with an ordinal number and a deletion flag.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class RecordEncoder:
         self._loose = {
             mapping.field for mapping in mappings if not mapping.is_of_the_record and mapping.column.base in JSONS
         }
-        """Fields that may hold any JSON value, which is stored as it is."""
+        """Fields that may contain any JSON value, which is stored unchanged."""
         if delete:
             self._fields.setdefault(delete.field, pa.string())
             if self._fields[delete.field] != pa.string() or delete.field in self._loose:
                 raise UsageError(
-                    f"Field {delete.field!r}, which says what deletes, goes into a column that is no text.",
+                    f"Field {delete.field!r}, which marks deletions, goes into a column that is not text.",
                     next_step="Name a field that holds a text in --delete-when.",
                 )
 
@@ -160,7 +160,8 @@ class RecordEncoder:
         return staged + [mapping.column.name for mapping in self._mappings]
 
     def rows(self, records: TableRecords, first_ordinal: int = 0) -> pa.Array:
-        """The rows, each as COPY takes it. Staged rows are numbered from `first_ordinal` on. Raises RecordRefused."""
+        """Return the rows in the format of COPY. Staged rows are numbered from `first_ordinal` on. Raises
+        RecordRefused."""
         try:
             return self._rows(records, first_ordinal)
         except (pa.ArrowException, ValueError, OverflowError, RecursionError) as error:
@@ -240,7 +241,7 @@ class RecordEncoder:
         if not _are_objects(texts):
             texts = pc.ascii_trim_whitespace(texts)
             if not _are_objects(texts):
-                raise pa.ArrowInvalid("it is no JSON object")
+                raise pa.ArrowInvalid("it is not a JSON object")
         strict = {field: kind for field, kind in self._fields.items() if field not in self._loose}
         newline, nothing = pa.scalar("\n"), pa.scalar("")
         lines = pc.binary_join_element_wise(texts, nothing, newline)
@@ -249,7 +250,7 @@ class RecordEncoder:
             raise pa.ArrowInvalid("it is more than one JSON object")
         fields = {field: _nested(table, field) for field in strict}
         if self._loose:
-            # No column operation keeps a part of a JSON document as it is.
+            # No column operation preserves a part of a JSON document unchanged.
             documents = [json.loads(text) for text in texts.to_pylist()]
             fields |= {
                 field: pa.array([_part(document, field) for document in documents], pa.string())
@@ -279,7 +280,7 @@ def mapped(
                 f"Column {name!r} of {table} is generated by the database.", next_step="Leave it out of --column."
             )
         if field.startswith("$") and field not in OF_THE_RECORD:
-            raise UsageError(f"TableRecords have no {field!r}.", next_step=f"Name one of {', '.join(OF_THE_RECORD)}.")
+            raise UsageError(f"Records have no {field!r}.", next_step=f"Name one of {', '.join(OF_THE_RECORD)}.")
         if field in OF_THE_RECORD and column.base not in OF_THE_RECORD[field]:
             raise UsageError(
                 f"Column {name!r} of {table} is of type {column.type_name}, which cannot hold {field}.",
@@ -289,16 +290,16 @@ def mapped(
     for name, column in columns.items():
         if column.is_required and name not in fields:
             raise UsageError(
-                f"Column {name!r} of {table} takes no null and has no default, but nothing goes into it.",
+                f"Column {name!r} of {table} accepts no null and has no default, but no field is mapped to it.",
                 next_step=f"Add --column {name}=FIELD.",
             )
     if not mappings:
-        raise UsageError(f"Nothing goes into any column of {table}.", next_step="Name columns with --column.")
+        raise UsageError(f"No field is mapped to a column of {table}.", next_step="Name columns with --column.")
     return mappings
 
 
 def _are_objects(texts: pa.Array) -> bool:
-    """Whether each text begins and ends as a JSON object does."""
+    """Return whether each text begins and ends as a JSON object does."""
     return bool(pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py())
 
 
@@ -311,7 +312,7 @@ def _schema(fields: Mapping[str, pa.DataType]) -> pa.Schema:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise UsageError(
-                    f"Field {field!r} is inside of another one that is used.", next_step="Use one of them."
+                    f"Field {field!r} is inside another field that is mapped.", next_step="Use one of them."
                 )
         node[last] = kind
     return pa.schema([(name, _type(node)) for name, node in tree.items()])
@@ -323,7 +324,7 @@ def _type(node: Any) -> pa.DataType:
 
 def _parsed(lines: pa.Array, schema: pa.Schema) -> pa.Table:
     data = lines.buffers()[2]
-    if not len(schema):  # nothing is taken from the documents, but they must be some
+    if not len(schema):  # no field is used, but each payload must be a JSON object
         schema = pa.schema([("\0", pa.null())])
     return pj.read_json(
         pa.BufferReader(data),
@@ -343,11 +344,11 @@ def _nested(table: pa.Table, field: str) -> pa.Array:
 
 
 def _cast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The same values in another type. Raises ArrowInvalid if one of them does not fit."""
+    """Convert values to another type. Raises ArrowInvalid if a value does not fit."""
     if values.type == wanted:
         return values
     if pa.types.is_decimal(wanted) and pa.types.is_integer(values.type):
-        values = values.cast(pa.decimal256(76, wanted.scale))  # Arrow wants room for every number of the type
+        values = values.cast(pa.decimal256(76, wanted.scale))  # Arrow requires room for every number of the type
     return values.cast(wanted)
 
 
@@ -358,7 +359,7 @@ def _part(document: Any, field: str) -> str | None:
 
 
 def _reason(message: str) -> str:
-    """What Arrow says of a record, as the author of the record would say it."""
+    """Return Arrow's error about a record, in the words of the record's format."""
     if found := _CHANGED.search(message):
         field = found["path"].strip("/").replace("/", ".")
         return f"field {field!r} is of type {found['found']}, not {found['wanted']}"

@@ -1,4 +1,4 @@
-"""PostgreSQL as apps name it: `postgres://USER@HOST:PORT/DATABASE?table=TABLE&option=value`. Pure.
+"""Parses the PostgreSQL URLs of apps: `postgres://USER@HOST:PORT/DATABASE?table=TABLE&option=value`. Pure.
 
 Invariant: an option of the URL is an option of the program, with the same name and meaning. Any other option must be a
 parameter of libpq, and stays in the URL. Upstream: the planner; downstream: `cli/postgres_commands`. Imports no client
@@ -23,7 +23,7 @@ LIBPQ = frozenset(
 )
 """Parameters that are passed on with the URL."""
 SLOT = "procession"
-"""The slot of a source, if nothing else was asked for."""
+"""The default name of a source's slot."""
 _BOTH = {"lock_timeout_s": NUMBER, "database_patience_s": NUMBER, "session_pooler": FLAG}
 SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "table": TEXT,
@@ -76,7 +76,7 @@ def _check(url: ConnectorUrl, known: Mapping[str, OptionKind]) -> None:
 
 
 def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, OptionKind]) -> list[str]:
-    """The words for the program: the URL with the parameters of libpq, the directory, and the options."""
+    """Return the program's arguments: the URL with the parameters of libpq, the directory, and the options."""
     parameters = {name: value for name, value in url.options.items() if name not in known}
     arguments = [url.text.partition("?")[0] + (f"?{urlencode(parameters)}" if parameters else ""), str(directory)]
     for name, value in url.options.items():
@@ -91,12 +91,12 @@ def program_arguments(url: ConnectorUrl, directory: Path, known: Mapping[str, Op
 
 
 def stream_name(stream: str, slot: str, table: str, poll_column: str) -> str:
-    """The name of a source's stream, from its options."""
+    """Return the name of a source's stream, from its options."""
     return stream or (table if poll_column else slot)
 
 
 def url_streams(url: ConnectorUrl) -> frozenset[int]:
-    """The streams of a source that an app names and that ends."""
+    """Return the stream ids of a source of an app that ends."""
     given = url.options
     name = stream_name(
         given.get("stream", ""), given.get("slot", SLOT), given.get("table", ""), given.get("poll_column", "")

@@ -1,7 +1,7 @@
-"""The session of one output with PostgreSQL, and the options of a sink.
+"""Manages one output's session with PostgreSQL, and defines the options of a sink.
 
-Invariant: while a session is open, no other sink writes the same output. What it writes is in one transaction, which
-begins with the first record and ends as the output says. Upstream: `connectors/postgres_sink`; downstream:
+Invariant: while a session is open, no other sink writes the same output. All records are written in one transaction,
+which begins with the first record and is ended by the output. Upstream: `connectors/postgres_sink`; downstream:
 `connectors/postgres_table` and `connectors/postgres_token`.
 """
 
@@ -34,7 +34,7 @@ OLD_S = 3600.0
 """Age from which a prepared transaction is logged as a warning."""
 WARN_INTERVAL_S = 60.0
 CHUNKS_WAITING_MAX = 2
-"""Converted chunks that wait until they are written."""
+"""Maximum number of converted chunks that wait to be written."""
 
 log = structlog.get_logger()
 
@@ -43,14 +43,14 @@ class CommitMode(enum.StrEnum):
     """How an output takes part in two-phase commit."""
 
     AUTO = "auto"
-    """`prepared` if the server has prepared transactions, else `token`."""
+    """`prepared` if the server allows prepared transactions, else `token`."""
     PREPARED = "prepared"
     TOKEN = "token"
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresOptions:
-    """Where a sink writes to, and how.
+    """The options of a sink.
 
     Args:
         url: The database, without a password.
@@ -74,7 +74,8 @@ class PostgresOptions:
 
 
 class PostgresSession:
-    """The session of one output: connected, locked against a second sink, its table checked."""
+    """The session of one output. While the session is open, the output is locked against a second sink and its table
+    is checked."""
 
     def __init__(self, options: PostgresOptions, instance: str) -> None:
         self.url = options.url
@@ -86,13 +87,13 @@ class PostgresSession:
         """A transaction is open."""
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._writing: Future[None] | None = None
-        """What a thread writes until `_wait`. While it does, nobody else may use the connection."""
+        """The thread that writes until `_wait`. Meanwhile no other thread may use the connection."""
         self._has_failed = False
-        """The thread writes nothing more because of an error, which `_wait` raises."""
+        """Whether the thread has stopped because of an error, which `_wait` raises."""
         self._chunks: Queue[EncodedChunk | None] = Queue(CHUNKS_WAITING_MAX)
-        """What the thread is to write; None: the end."""
+        """The chunks for the thread to write; None marks the end."""
         self._ordinal = 0
-        """Rows that were passed to the thread since it began."""
+        """Number of rows passed to the thread since it started."""
         self.token: OutputToken
         self.table: TargetTable
 
@@ -102,7 +103,7 @@ class PostgresSession:
         return self._session
 
     def open(self) -> None:
-        """Begin again, with no transaction open; connect, if there is no usable connection."""
+        """End any open transaction; connect if there is no usable connection."""
         if self._session is not None and not self._session.closed and not self._session.broken:
             with suppress(psycopg.OperationalError):
                 self.rollback()
@@ -135,7 +136,7 @@ class PostgresSession:
         self._session, self._is_open = None, False
 
     def begin(self) -> None:
-        """Open a transaction, unless one is open. All that was written before is written then."""
+        """Wait until all earlier chunks are written, then open a transaction unless one is open."""
         self._wait()
         self._begin()
 
@@ -145,9 +146,9 @@ class PostgresSession:
             self.table.begin()
 
     def write(self, position: int, payloads: Payloads, txn_id: str) -> None:
-        """Writes the records of messages, the first of which is at `position`, within the transaction.
-
-        Converts them here, while a thread writes the previous ones. A later call raises an error of this write."""
+        """Write the records of messages, the first of which is at `position`, within the transaction. This thread
+        converts them while another thread writes the previous records. An error of the write is raised by a later
+        call."""
         if self._has_failed:
             self._wait()
         records = records_of(position, payloads, self._options.form)
@@ -164,18 +165,18 @@ class PostgresSession:
         return self._chunks.empty()
 
     def _write(self) -> None:
-        """Called in a thread: writes the chunks up to the mark for their end."""
+        """Write chunks up to the end mark. Called in a thread."""
         chunks = iter(self._chunks.get, None)
         try:
             self._begin()
             self.table.write(chunks)
         except BaseException:
             self._has_failed = True
-            deque(chunks, maxlen=0)  # so that nobody waits for room in the queue
+            deque(chunks, maxlen=0)  # so that no call waits for room in the queue
             raise
 
     def _wait(self) -> None:
-        """Wait for what is being written. Raises its error."""
+        """Wait until all chunks are written. Raise the thread's error."""
         writing, self._writing = self._writing, None
         self._ordinal = 0
         if writing is not None:
@@ -202,7 +203,7 @@ class PostgresSession:
         self._is_open = False
 
     def again(self, function: Callable[[], None]) -> None:
-        """Call a function that may be repeated; once more on a new connection if the old one was lost."""
+        """Call a function that may be repeated. If the connection is lost, call it again on a new connection."""
         try:
             if self._session is None or self._session.broken:
                 self.open()
@@ -217,8 +218,7 @@ class PostgresSession:
                 function()
 
     def warn_of_old(self) -> None:
-        """Warns about old prepared transactions: they hold locks and prevent vacuum, and no other program may report
-        them."""
+        """Warn about old prepared transactions, which hold locks and prevent vacuum."""
         if time.monotonic() < self._warned_s + WARN_INTERVAL_S and self._warned_s:
             return
         self._warned_s = time.monotonic()
@@ -231,8 +231,8 @@ class PostgresSession:
 
 
 def records_of(position: int, payloads: Payloads, form: RecordForm) -> TableRecords:
-    """The records of messages, the first of which is at `position`. The position of a record in a block is the block's
-    position plus its index. A block has more bytes than records, so positions are unique."""
+    """Return the records of messages, the first of which is at `position`. The position of a record in a block is the
+    block's position plus its index. A block has more bytes than records, so positions are unique."""
     if form is RecordForm.MESSAGES:
         return TableRecords(payloads.array, position + payloads.edges[:-1])
     batches = list(record_batches(payloads, form))

@@ -1,10 +1,10 @@
-"""PostgreSQL as a sink: the records of an epoch become rows, in the transaction that also moves the token.
+"""Writes the records of an epoch to PostgreSQL as rows, in the transaction that also advances the token.
 
-Invariant: what the database can refuse is tried before the vote, and the commit is one atomic step there. In mode
-`prepared` the vote is PREPARE TRANSACTION and the commit is COMMIT PREPARED. In mode `token`, for servers without
-prepared transactions, messages are also kept in a file, and the transaction stays open from the vote to the commit. If
-it is lost in between, with the connection or the sink, it is run again from the file. Upstream: `sdk/participant`;
-downstream: `connectors/postgres_session`.
+Invariant: everything that the database can refuse is done before the vote, and the commit is one atomic step in the
+database. In mode `prepared` the vote is PREPARE TRANSACTION and the commit is COMMIT PREPARED. In mode `token`, for
+servers without prepared transactions, messages are also kept in a file, and the transaction stays open from the vote
+to the commit. If the connection or the sink is lost before the commit, the transaction is run again from the file.
+Upstream: `sdk/participant`; downstream: `connectors/postgres_session`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from procession.sdk.transaction_log import Transaction
 from procession.tls import ServerTls
 
 MESSAGES = pa.schema([pa.field("payload", pa.binary(), nullable=False)])
-"""What mode `token` keeps in its file."""
+"""The columns of mode `token`'s file."""
 CHUNK_BYTES_MAX = 2 * 1024 * 1024
-"""Messages are converted and written in chunks of about this size at most, which is what is held in memory."""
+"""Approximate maximum size of the chunks in which messages are converted and written. It bounds the memory."""
 CHUNK_BYTES_MIN = 256 * 1024
 """Smallest chunk that is written before the end of an epoch, while the server is idle."""
 
@@ -39,19 +39,21 @@ log = structlog.get_logger()
 
 
 class MessageBuffer:
-    """Messages that wait until there are enough of them to be written."""
+    """Collects messages until there are enough to write."""
 
     def __init__(self) -> None:
         self._arrays: list[pa.Array] = []
         self._start = 0
-        self.size_bytes = 0
+        self._size_bytes = 0
 
-    def add(self, position: int, payloads: Sequence[bytes]) -> None:
+    def add(self, position: int, payloads: Sequence[bytes], *, is_idle: bool) -> bool:
+        """Add messages. Return whether there are enough to write; fewer are enough while the server is idle."""
         payloads = Payloads.of(payloads)
         if not self._arrays:
             self._start = position
         self._arrays.append(payloads.array.cast(pa.binary()))
-        self.size_bytes += int(payloads.edges[-1])
+        self._size_bytes += int(payloads.edges[-1])
+        return self._size_bytes >= (CHUNK_BYTES_MIN if is_idle else CHUNK_BYTES_MAX)
 
     def take(self) -> tuple[int, Payloads] | None:
         if not self._arrays:
@@ -61,21 +63,22 @@ class MessageBuffer:
         return self._start, payloads
 
     def clear(self) -> None:
-        self._arrays, self.size_bytes = [], 0
+        self._arrays, self._size_bytes = [], 0
 
-    def check_empty(self) -> None:
-        """Raises RecordError if messages wait. Called when they have no bytes."""
-        if self._arrays:
+    def is_empty(self, transaction: Transaction) -> bool:
+        """Return whether the transaction has no bytes. Raise RecordError if it has messages nevertheless."""
+        if transaction.start == transaction.end and self._arrays:
             raise empty_records()
+        return transaction.start == transaction.end
 
 
 class PreparedOutput(Output):
-    """Mode `prepared`."""
+    """An output in mode `prepared`."""
 
     def __init__(self, database: PostgresSession, base: Path) -> None:
         self._database = database
         self._pending_path = pending_path(base)
-        """Only to notice what mode `token` has left."""
+        """Checked only for a file that mode `token` has left."""
         self._buffer = MessageBuffer()
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
@@ -87,7 +90,7 @@ class PreparedOutput(Output):
             found = database.token.prepared()
             for gid in found:
                 if gid != kept:
-                    # Prepared, and killed before the vote was on disk.
+                    # The sink was killed after PREPARE TRANSACTION, before the vote was on disk.
                     log.info("sink.prepared_rolled_back", gid=gid)
                     database.session.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
             is_committed = prepared is not None and database.token.is_committed(prepared)
@@ -103,19 +106,17 @@ class PreparedOutput(Output):
                 next_step="Start the sink with --mode token until it is committed, then with the other mode.",
             )
         return StorageError(
-            f"The prepared transaction {prepared.txn_id} is gone from the database, but it was promised.",
-            next_step="Somebody rolled it back, or the database was restored from an old copy: restore a newer one.",
+            f"The prepared transaction {prepared.txn_id} is missing in the database, although the sink voted for it.",
+            next_step="It was rolled back by another program, or the database was restored from an old copy: restore"
+            " a newer copy.",
         )
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
-        self._buffer.add(position, payloads)
-        if self._buffer.size_bytes >= (CHUNK_BYTES_MIN if self._database.is_idle else CHUNK_BYTES_MAX):
-            with named(self._database.url):
-                self._write()
+        if self._buffer.add(position, payloads, is_idle=self._database.is_idle):
+            self._write()
 
     def prepare(self, transaction: Transaction) -> None:
-        if transaction.start == transaction.end:
-            self._buffer.check_empty()
+        if self._buffer.is_empty(transaction):
             return
         database = self._database
         with named(database.url):
@@ -156,11 +157,12 @@ class PreparedOutput(Output):
 
     def _write(self, txn_id: str = "") -> None:
         if taken := self._buffer.take():
-            self._database.write(*taken, txn_id)
+            with named(self._database.url):
+                self._database.write(*taken, txn_id)
 
     def _settle(self, transaction: Transaction, *, commit: bool) -> None:
-        """Runs COMMIT PREPARED or ROLLBACK PREPARED. If there is no such transaction, it was settled before, and the
-        token says how."""
+        """Run COMMIT PREPARED or ROLLBACK PREPARED. If the transaction no longer exists, check its outcome with the
+        token."""
         database = self._database
         way = sql.SQL("COMMIT PREPARED {}" if commit else "ROLLBACK PREPARED {}")
         try:
@@ -171,22 +173,22 @@ class PreparedOutput(Output):
                 done = "committed" if is_committed else "rolled back"
                 raise StorageError(
                     f"The prepared transaction {transaction.txn_id} was {done} in the database, against the decision.",
-                    next_step="Nobody but the sink may settle it. Compare the table with the pipeline's output.",
+                    next_step="Only the sink may end it. Compare the table with the pipeline's output.",
                 ) from None
         database.warn_of_old()
 
 
 class TokenOutput(Output):
-    """Mode `token`."""
+    """An output in mode `token`."""
 
     def __init__(self, database: PostgresSession, base: Path) -> None:
         self._database = database
         self._pending = PendingRecords(pending_path(base), MESSAGES)
         self._buffer = MessageBuffer()
         self._is_done = False
-        """What is in the files is committed."""
+        """Whether the transaction in the files is committed."""
         self._open_txn_id = ""
-        """The transaction that was voted for and is still open in the session, if its connection still is."""
+        """The transaction with a vote that is still open in the session; lost with the connection."""
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
         self._is_done = False
@@ -214,17 +216,14 @@ class TokenOutput(Output):
 
     def append(self, position: int, payloads: Sequence[bytes]) -> None:
         if self._is_done:
-            # Not earlier: until the log knows that it is committed we may be asked for it again.
+            # Only now: until the log has the commit, the driver may request this transaction again.
             self._pending.drop()
             self._is_done = False
-        self._buffer.add(position, payloads)
-        if self._buffer.size_bytes >= (CHUNK_BYTES_MIN if self._database.is_idle else CHUNK_BYTES_MAX):
-            with named(self._database.url):
-                self._write()
+        if self._buffer.add(position, payloads, is_idle=self._database.is_idle):
+            self._write()
 
     def prepare(self, transaction: Transaction) -> None:
-        if transaction.start == transaction.end:
-            self._buffer.check_empty()
+        if self._buffer.is_empty(transaction):
             return
         with named(self._database.url):
             self._write(transaction.txn_id)
@@ -253,7 +252,8 @@ class TokenOutput(Output):
     def _write(self, txn_id: str = "") -> None:
         if taken := self._buffer.take():
             position, payloads = taken
-            self._database.write(position, payloads, txn_id)
+            with named(self._database.url):
+                self._database.write(position, payloads, txn_id)
             self._pending.append(pa.record_batch([payloads.array], schema=MESSAGES), int(payloads.edges[-1]))
 
     def _publish(self, transaction: Transaction) -> None:
@@ -271,7 +271,7 @@ class TokenOutput(Output):
         self._database.end("COMMIT")
 
     def _run(self, transaction: Transaction) -> None:
-        """Runs the transaction from the file, up to its COMMIT."""
+        """Run the transaction from the file, without its COMMIT."""
         position = transaction.start
         for batch in self._pending.batches():
             payloads = Payloads(batch.column("payload"))
@@ -286,7 +286,8 @@ def pending_path(base: Path) -> Path:
 
 
 def chosen_mode(options: PostgresOptions) -> CommitMode:
-    """The mode, asked of the server if it is for us to choose. Also finds out whether the server can be used."""
+    """Return the commit mode; for `auto`, choose it from the server's settings. Also checks that the server can be
+    used."""
     with connect(
         options.url,
         "sink",

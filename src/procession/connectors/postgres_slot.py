@@ -1,4 +1,4 @@
-"""The replication slot of a source: created with its publication, read without moving it, and moved on.
+"""Manages the replication slot of a source: creates it with its publication, reads it and advances it.
 
 Invariant: reading the slot changes nothing, so it can be repeated; only `advance` lets the server drop changes.
 Upstream: `connectors/postgres_source`; downstream: the database.
@@ -26,7 +26,7 @@ from procession.connectors.postgres_medium import SourceSession
 from procession.errors import ConfigError, StorageError, UsageError
 
 MESSAGES_MAX = 20_000
-"""Messages of the output plugin that are asked for at once; a transaction is always given whole."""
+"""Number of messages of the output plugin per request. The server always sends whole transactions."""
 FETCH_ROWS = 2_000
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
 
@@ -78,10 +78,11 @@ class ReplicationSlot(SourceSession):
         self._primary_keys: dict[str, set[str]] = {}
         self._decoder = ChangeDecoder(self._primary_keys)
         self.messages = 0
-        """How many messages the last pass has read: if fewer than `MESSAGES_MAX`, it has read all."""
+        """Number of messages that the last pass has read. If fewer than `MESSAGES_MAX`, the pass has read all."""
 
     def open(self, *, is_new: bool) -> int:
-        """Connect, and create what is missing; a slot only if the source is new. Where the slot stands."""
+        """Connect, and create the publication if it is missing, and the slot if the source is new. Return the slot's
+        position."""
         options = self._options
         with self.opened():
             if not try_lock(self.session, lock_number("source", options.slot)):
@@ -98,13 +99,12 @@ class ReplicationSlot(SourceSession):
             return self._ensure_slot(is_new=is_new)
 
     def end_lsn(self) -> int:
-        """The end of the log on the server's disk."""
+        """Return the end of the server's durable log."""
         return lsn_number(value(self.session, "SELECT pg_current_wal_flush_lsn()::text"))
 
     def changes(self, upto: int) -> Generator[Change, None, None]:
-        """Changes after the slot's position, in transactions that were committed below `upto`. Possibly not all.
-
-        The slot does not move."""
+        """Yield changes after the slot's position, in transactions that were committed below `upto`. May stop before
+        the last one. The slot does not move."""
         self.messages = 0
         with self.session.transaction(), self.session.cursor("changes", binary=True) as cursor:
             cursor.itersize = FETCH_ROWS
@@ -118,7 +118,8 @@ class ReplicationSlot(SourceSession):
                 yield from self._decoder.decode(message)
 
     def advance(self, lsn: int) -> None:
-        """All changes of transactions below `lsn` are safe here: the server may delete them."""
+        """Advance the slot: all changes of transactions below `lsn` are stored here, so the server may delete
+        them."""
         self.session.execute("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._options.slot, lsn_text(lsn)))
 
     def _ensure_slot(self, *, is_new: bool) -> int:
@@ -129,7 +130,7 @@ class ReplicationSlot(SourceSession):
         ).fetchone()
         if found is None and not is_new:
             raise StorageError(
-                f"The replication slot {self._options.slot} is gone, and with it the changes that were not read.",
+                f"The replication slot {self._options.slot} is gone. The changes that were not read are lost.",
                 next_step="Begin again with a new --slot and a new directory; changes in between are missing.",
             )
         if found is None:
@@ -188,7 +189,7 @@ class ReplicationSlot(SourceSession):
             self._primary_keys[table] = self._primary_key(table)
 
     def _table(self, text: str) -> str:
-        """The table with its schema."""
+        """Return the table's name with its schema."""
         found = self.session.execute(
             "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE c.oid = to_regclass(%s)",
@@ -199,14 +200,16 @@ class ReplicationSlot(SourceSession):
         return str(found[0])
 
     def _check_identities(self, tables: Sequence[str]) -> None:
-        """A published table without a replica identity refuses all updates and deletes."""
+        """Raise ConfigError if a table has no replica identity: once it is published, it would refuse updates and
+        deletes."""
         for table in tables:
             identity = value(
                 self.session, "SELECT relreplident FROM pg_class WHERE oid = %s::regclass", (self._quoted(table),)
             )
             if identity == "n" or (identity == "d" and not self._primary_key(table)):
                 raise ConfigError(
-                    f"Table {table} has no primary key: if it were published, nobody could update or delete its rows.",
+                    f"Table {table} has no primary key: if it were published, its rows could not be updated or"
+                    " deleted.",
                     next_step=f"Add a primary key, or run ALTER TABLE {table} REPLICA IDENTITY FULL.",
                 )
 

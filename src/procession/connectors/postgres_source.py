@@ -1,8 +1,8 @@
-"""PostgreSQL as a source: the changes of tables, by logical decoding through SQL, each once.
+"""Reads the changes of PostgreSQL tables by logical decoding through SQL, each once.
 
-Invariant: the slot advances only after a change is in the backlog on disk. The source's position says that all
-transactions committed below `lsn` are the first `records` records of the backlog. Reading from `lsn` returns the same
-changes again; those that the backlog already has beyond `records` are skipped. Upstream:
+Invariant: the slot advances only after a change is in the spool on disk. The source's position means: the first
+`records` records of the spool are all transactions committed below `lsn`. Reading from `lsn` returns the same
+changes again; those that the spool already has beyond `records` are skipped. Upstream:
 `connectors/postgres_changes`, which decodes; downstream: `sdk/push_source`.
 """
 
@@ -29,11 +29,11 @@ from procession.sdk.push_source import PushStream
 from procession.sdk.source_records import Batch
 
 SLOT_INTERVAL_S = 10.0
-"""How often a slot of tables without changes moves on, so that the server can delete its log."""
+"""How often the slot is advanced if the tables do not change, so that the server can delete its log."""
 
 
 class ChangesMedium(PostgresMedium):
-    """Puts changes into the backlog, without end or up to the end that the log has when it starts."""
+    """Puts changes into the spool. With `is_ending`, stops at the end that the log had at the start."""
 
     def __init__(self, options: ChangesOptions, directory: Path, spool: Spool) -> None:
         super().__init__(options.url)
@@ -42,10 +42,10 @@ class ChangesMedium(PostgresMedium):
         self._slot = ReplicationSlot(options)
         self._file = PositionFile(directory)
         self._lsn = self._records = 0
-        """The transactions below `_lsn` are the first `_records` records of the backlog."""
+        """The transactions below `_lsn` are the first `_records` records of the spool."""
         self._moved_s = 0.0
         self._upto: int | None = None
-        """Where a source that ends does so."""
+        """Position at which a source that ends stops; None for other sources."""
 
     def close(self) -> None:
         self._slot.close()
@@ -56,7 +56,7 @@ class ChangesMedium(PostgresMedium):
         if found is None:
             if self._spool.next_id:
                 raise StorageError(
-                    f"{self._spool.directory} has records, but there is no position beside it.",
+                    f"{self._spool.directory} has records, but the file position.json beside it is missing.",
                     next_step="Put position.json back, or begin again with a new --slot and a new directory.",
                 )
             self._lsn, self._records = confirmed, 0
@@ -67,7 +67,7 @@ class ChangesMedium(PostgresMedium):
             raise StorageError(
                 f"The replication slot {self._options.slot} has moved to {lsn_text(confirmed)}, but this source has"
                 f" read up to {found['lsn']}: changes in between are missing.",
-                next_step="Somebody else read or recreated the slot: begin again with a new --slot and directory.",
+                next_step="Another program read or recreated the slot: begin again with a new --slot and directory.",
             )
         if confirmed < self._lsn:
             self._slot.advance(self._lsn)
@@ -102,11 +102,11 @@ class ChangesMedium(PostgresMedium):
             await self.call(changes.close)
         if known:
             raise StorageError(
-                f"The backlog {self._spool.directory} has {known} changes more than the database.",
+                f"The spool {self._spool.directory} has {known} changes more than the database.",
                 next_step="The database was restored from an old copy: begin again with a new --slot and directory.",
             )
         is_all = self._slot.messages < MESSAGES_MAX
-        # What is known of the last transaction is where its commit begins in the log. The next one's is above that.
+        # The position of the last transaction is the start of its commit in the log. Later commits begin after that.
         reached = end if is_all else last + 1
         await pushed.flush()
         faults.point("source:postgres-before-position")

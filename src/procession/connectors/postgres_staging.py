@@ -1,7 +1,7 @@
-"""The staging table of a sink that writes by key: rows are copied into it, then replace and delete rows of the target.
+"""Writes rows by key: copies them into a staging table, then replaces and deletes rows of the target.
 
-Invariant: of each key the row with the greatest ordinal counts. The table is empty at the end of each transaction. It
-is a regular table: a transaction that uses a temporary one cannot be prepared. Upstream:
+Invariant: if a key has several rows, the row with the greatest ordinal is used. The table is empty at the end of each
+transaction. It is a regular table: a transaction that uses a temporary one cannot be prepared. Upstream:
 `connectors/postgres_table`; downstream: the database.
 """
 
@@ -28,7 +28,7 @@ class StagingTable:
         instance: The instance that writes.
         columns: The columns that are written.
         key: Names of the columns of the key.
-        is_deleting: Some rows delete.
+        is_deleting: Whether some rows delete.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class StagingTable:
         self.name = sql.Identifier(*target._obj[:-1], f"procession_staging_{number:016x}")
 
     def make(self) -> None:
-        """Creates the table. Keeps an existing one that fits, because a prepared transaction may hold a lock on it."""
+        """Create the staging table. Keep an existing one with the right columns, because a prepared transaction may
+        lock it."""
         wanted = [(column.name, column.type_name) for column in (ORDINAL, IS_DELETE, *self._columns)]
         found = self._session.execute(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
@@ -74,14 +75,14 @@ class StagingTable:
         )
 
     def apply(self, count: int) -> None:
-        """Applies the rows that were copied here, `count` of them, to the target, and empties the table."""
+        """Apply the `count` rows in the staging table to the target, then empty the staging table."""
         for statement in self._merge():
             self._session.execute(statement)
         way = "DELETE FROM {}" if count < TRUNCATE_FROM_ROWS else "TRUNCATE {}"
         self._session.execute(sql.SQL(way).format(self.name))
 
     def _merge(self) -> list[sql.Composed]:
-        """Of each key the last record counts: it deletes the row, or becomes it."""
+        """Merge rows into the target. The last record of each key deletes or replaces the row."""
         key = sql.SQL(", ").join(map(sql.Identifier, self._key))
         names = [column.name for column in self._columns]
         others = [name for name in names if name not in self._key]

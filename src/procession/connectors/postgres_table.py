@@ -1,4 +1,4 @@
-"""The table that a sink writes to: checked when the sink starts, and written within the caller's transaction.
+"""Checks the table of a sink at its start, and writes to the table within the caller's transaction.
 
 Invariant: one COPY takes as many chunks as fit into `STATEMENT_BYTES_MAX`, while they arrive. If the database refuses
 one of their records, all of them are written again, each chunk by halves under a savepoint, until the record is found;
@@ -33,13 +33,14 @@ from procession.errors import ConfigError, StorageError, UsageError
 from procession.sdk.payloads import Payloads
 
 STATEMENT_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of records after which a COPY ends. They are kept in memory until then, to be written again if one is refused.
+"""Bytes of records after which a COPY ends. Until then the records stay in memory, to be written again if one is
+refused.
 """
 
 log = structlog.get_logger()
 
 EncodedRows: TypeAlias = pa.Array | RecordRefused
-"""Rows as COPY takes them, or why a record cannot become one."""
+"""Rows in the format of COPY, or the error of a record that cannot become a row."""
 
 COLUMNS = """
 WITH RECURSIVE base AS (
@@ -55,14 +56,14 @@ FROM pg_attribute a JOIN base USING (attnum) JOIN pg_type t ON t.oid = base.oid
 WHERE a.attrelid = %(table)s::regclass AND t.typtype <> 'd' ORDER BY a.attnum
 """
 REFUSALS = (psycopg.DataError, psycopg.IntegrityError, errors.WithCheckOptionViolation)
-"""What may be due to one record: its values, a constraint, the condition of a view."""
+"""Errors that one record may have caused: by its values, a constraint or the condition of a view."""
 TRIGGER_SQLSTATE = "P0"
 """Class of errors that triggers in PL/pgSQL raise. They may also raise codes that PostgreSQL does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """Records, their rows, and the transaction that they belong to, if it is known already."""
+    """Records, their rows, and their transaction if it is known."""
 
     records: TableRecords
     rows: EncodedRows
@@ -71,7 +72,7 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """The table that a sink writes to, and how.
+    """The options of a sink's table.
 
     Args:
         table: The table, as TABLE or SCHEMA.TABLE.
@@ -94,7 +95,7 @@ class TargetTable:
     """The table of one instance. All methods need an open session; those that write, an open transaction."""
 
     def __init__(self, session: Session, options: TableOptions, instance: str) -> None:
-        """Check that the table can take what will come. Raises ConfigError."""
+        """Check that the table can store the records. Raises ConfigError."""
         self._session = session
         self._options = options
         self._instance = instance
@@ -121,16 +122,15 @@ class TargetTable:
         self._has_savepoint = False
 
     def make(self) -> None:
-        """Create the tables that belong to it, if they are missing."""
+        """Create the staging and dead-letter tables if they are missing."""
         if self._staging:
             self._staging.make()
         if self._letters:
             self._make_letters(self._letters)
 
     def begin(self) -> None:
-        """Begins a transaction: takes the lock for writing, and checks that the table has not changed.
-
-        Makes deferred constraints immediate, so that no record is refused after the vote."""
+        """Begin a transaction: lock the table for writing, and check that it has not changed. Make deferred
+        constraints immediate, so that no record is refused after the vote."""
         self._has_savepoint = False
         self._session.execute(
             sql.SQL(
@@ -145,14 +145,14 @@ class TargetTable:
             )
 
     def encode(self, records: TableRecords, first_ordinal: int = 0) -> EncodedRows:
-        """The rows of these records. May run beside the other methods."""
+        """Return the rows of these records. May run concurrently with the other methods."""
         try:
             return self._encoder.rows(records, first_ordinal)
         except RecordRefused as error:
             return error
 
     def write(self, chunks: Iterator[EncodedChunk]) -> None:
-        """Writes the rows of these chunks, in order, while they arrive. Raises StorageError for a refused record,
+        """Write the rows of these chunks, in order, while they arrive. Raises StorageError for a refused record
         unless there is a dead-letter table."""
         chunk = next(chunks, None)
         while chunk is not None:
@@ -163,7 +163,7 @@ class TargetTable:
                 chunk = self._write_together(chunk, chunks)
 
     def _write_together(self, chunk: EncodedChunk, chunks: Iterator[EncodedChunk]) -> EncodedChunk | None:
-        """Writes this chunk and following ones by one statement. Returns the next chunk."""
+        """Write this chunk and the following ones with one statement. Return the next chunk."""
         sent: list[EncodedChunk] = []
         following: EncodedChunk | None = chunk
         size = count = 0
@@ -171,7 +171,7 @@ class TargetTable:
         try:
             with self._copying() as copy:
                 while following is not None and not isinstance(following.rows, RecordRefused):
-                    # The rows are not kept, only the records.
+                    # Only the records are kept, not their rows.
                     sent.append(EncodedChunk(following.records, RecordRefused(), following.txn_id))
                     size += following.records.payloads.nbytes
                     count += len(following.rows)
@@ -191,7 +191,7 @@ class TargetTable:
         return following or next(chunks, None)
 
     def _find_refused(self, chunk: EncodedChunk) -> None:
-        """Writes all records of a chunk but those that are refused."""
+        """Write all records of a chunk except those that are refused."""
         waiting = [chunk.records]
         while waiting:
             some = waiting.pop()
@@ -206,7 +206,7 @@ class TargetTable:
                 self._refuse(some, error, chunk.txn_id)
 
     def _try(self, rows: pa.Array) -> psycopg.Error | None:
-        """Write all rows or none. The error, if it may be due to one of them."""
+        """Write all rows or none. Return the error if one of the rows may have caused it."""
         self._savepoint()
         try:
             with self._copying() as copy:
@@ -226,7 +226,7 @@ class TargetTable:
 
     @contextmanager
     def _copying(self) -> Iterator[psycopg.Copy]:
-        """A COPY that takes rows until it is left."""
+        """Yield a COPY that takes rows until it is left."""
         is_binary = self._encoder.is_binary
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             self._staging.name if self._staging else self._name,
@@ -289,7 +289,7 @@ class TargetTable:
         names = {mapping.column.name for mapping in mappings}
         if self._options.delete_when and not self._options.key:
             raise UsageError(
-                "TableRecords delete by key, but there is none.", next_step="Name the key's columns with --key."
+                "Records delete by key, but there is no key.", next_step="Name the key's columns with --key."
             )
         for name in self._options.key:
             if name not in names:
@@ -335,7 +335,7 @@ class TargetTable:
 
 
 def _is_refusal(error: psycopg.DatabaseError) -> bool:
-    """Whether it may be due to one record."""
+    """Return whether one record may have caused this error."""
     code = error.sqlstate or ""
     is_raised = code.startswith(TRIGGER_SQLSTATE) or (bool(code) and type(error) is psycopg.DatabaseError)
     return isinstance(error, REFUSALS) or is_raised

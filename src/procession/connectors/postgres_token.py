@@ -1,8 +1,8 @@
-"""The token of an output: a row in the database that says how much of the output is committed there.
+"""Reads and writes the token of an output: a row in the database with the committed end of the output.
 
-Invariant: it changes in the same transaction as the data, and only from the transaction's start to its end. So after a
-crash it says whether a transaction is committed. An advisory lock lets one sink at a time change it. Upstream:
-`connectors/postgres_sink`; downstream: the database.
+Invariant: the token changes in the same transaction as the data, and only from the transaction's start to its end. So
+after a crash it shows whether a transaction is committed. An advisory lock allows only one sink at a time to change
+it. Upstream: `connectors/postgres_sink`; downstream: the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GID_BYTES_MAX = 199
 
 
 class OutputToken:
-    """The token of one instance. `lock` comes first."""
+    """The token of one instance. `lock` must be called first."""
 
     def __init__(self, session: Session, table: str, instance: str) -> None:
         self._session = session
@@ -29,7 +29,7 @@ class OutputToken:
         self._instance = instance
 
     def lock(self) -> None:
-        """Exclude other sinks that write this output, for as long as the session lasts."""
+        """Lock the output against other sinks until the session ends."""
         number = lock_number("sink", self._table, self._instance)
         if try_lock(self._session, number):
             return
@@ -57,7 +57,7 @@ class OutputToken:
             ddl = self._definition().as_string(self._session)
             user = self._session.info.user
             raise ConfigError(
-                f"User {user} may not create the table {self._table}, which says what is committed.",
+                f"User {user} may not create the table {self._table}, which records the committed end.",
                 next_step=f"Let an administrator run: {ddl};"
                 f" GRANT SELECT, INSERT, UPDATE ON {self._name.as_string(self._session)} TO {user}.",
             ) from None
@@ -69,12 +69,13 @@ class OutputToken:
         ).format(self._name)
 
     def read(self) -> int | None:
-        """The committed end; None if nothing was ever committed."""
+        """Return the committed end; None if nothing was ever committed."""
         row = self._row()
         return row[0] if row else None
 
     def is_committed(self, transaction: Transaction) -> bool:
-        """Whether the database has this transaction: an aborted one may have been redone up to the same end."""
+        """Return whether this transaction is committed in the database. An end alone is not enough: a later attempt
+        may have the same end."""
         end, txn_id = self._row() or (0, "")
         is_empty = transaction.start == transaction.end
         return bool(end == transaction.end and (is_empty or txn_id == transaction.txn_id))
@@ -84,7 +85,7 @@ class OutputToken:
         return self._session.execute(statement, (self._instance,)).fetchone()
 
     def advance(self, transaction: Transaction) -> None:
-        """Part of the transaction that has the data: set the token from its start to its end."""
+        """Set the token from the transaction's start to its end, within the transaction that writes the data."""
         if transaction.start == 0:
             self._session.execute(
                 sql.SQL("INSERT INTO {} VALUES (%s, 0, '', now()) ON CONFLICT DO NOTHING").format(self._name),
@@ -101,7 +102,7 @@ class OutputToken:
             raise self.misplaced(transaction.start)
 
     def check(self, committed_end: int) -> None:
-        """Raises StorageError if the database has another committed end than the sink's transaction log."""
+        """Raise StorageError if the committed end in the database differs from the sink's transaction log."""
         if (self.read() or 0) != committed_end:
             raise self.misplaced(committed_end)
 
@@ -124,12 +125,12 @@ class OutputToken:
     # Prepared transactions
 
     def gid(self, txn_id: str) -> str:
-        """The name of a prepared transaction: unique in the server, and below PostgreSQL's limit."""
+        """Return the name of a prepared transaction: unique in the server, and below PostgreSQL's limit."""
         whole = f"{self._prefix}{_digest(txn_id)}:{txn_id}"
         return whole.encode()[:GID_BYTES_MAX].decode(errors="ignore")
 
     def prepared(self) -> list[str]:
-        """The prepared transactions of this output."""
+        """Return the prepared transactions of this output."""
         rows = self._session.execute(
             "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)",
             (self._prefix,),

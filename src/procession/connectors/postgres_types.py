@@ -1,7 +1,7 @@
-"""Columns of PostgreSQL: which Arrow type their values come in, and how they are encoded for COPY.
+"""Maps PostgreSQL's types to Arrow types, and encodes values for COPY.
 
-Invariant: a value is stored exactly or refused, never rounded, cut or guessed at. Tables whose types all have a binary
-encoding here are written with COPY BINARY; any other with COPY in text format, in which the server parses the values.
+Invariant: a value is stored exactly or refused; it is never rounded or truncated. If all types of a table have a
+binary encoding here, it is written with COPY BINARY, otherwise with COPY in text format, which the server parses.
 Upstream: `connectors/postgres_rows`; downstream: `connectors/postgres_table`. Pure.
 """
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 DECIMAL_DIGITS_MAX = 38
 UNBOUNDED_NUMERIC = pa.decimal256(76, 30)
-"""For `numeric` without precision: 46 digits before the point and 30 behind it."""
+"""For `numeric` without precision: 46 digits before the point and 30 after it."""
 DAYS_TO_2000 = 10_957
 MICROSECONDS_TO_2000 = DAYS_TO_2000 * 86_400_000_000
 
@@ -28,7 +28,8 @@ TEXTS = frozenset({"text", "varchar", "bpchar", "name", "citext"})
 JSONS = frozenset({"json", "jsonb"})
 
 EncodedValues: TypeAlias = pa.Array | npt.NDArray[Any]
-"""Values as COPY BINARY has them: as binaries; or by numpy, if none is null and all have the same length."""
+"""Values in the format of COPY BINARY: an Arrow array of binaries, or a numpy array if no value is null and all have
+the same length."""
 
 BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 BINARY_TRAILER = b"\xff\xff"
@@ -40,11 +41,11 @@ class Column:
 
     Args:
         name: Its name.
-        type_name: Its type as PostgreSQL prints it, for sentences.
-        base: Internal name of the type; of a domain, of the type below it.
+        type_name: Its type as PostgreSQL prints it, for messages.
+        base: Internal name of the type; for a domain, of its base type.
         is_enum: Its type is an enumeration.
         type_modifier: Precision and scale of a `numeric`, or -1.
-        is_required: It has no default and takes no null.
+        is_required: It has no default and accepts no null.
         is_own: The database fills it: it has a default, is an identity or is generated.
         is_generated: It cannot be written.
     """
@@ -60,7 +61,7 @@ class Column:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The type that values come in. Types that are not known here come as text, in PostgreSQL's own notation."""
+        """The Arrow type of values. Values of unknown types are texts in PostgreSQL's notation."""
         if self.base == "bool":
             return pa.bool_()
         if self.base in INTEGERS:
@@ -81,7 +82,7 @@ class Column:
         if self.type_modifier < 4:
             return UNBOUNDED_NUMERIC
         precision, scale = (self.type_modifier - 4) >> 16, (self.type_modifier - 4) & 0x7FF
-        if scale > precision or precision > 76:  # a negative scale, or more digits than Arrow has
+        if scale > precision or precision > 76:  # a negative scale, or more digits than Arrow supports
             return UNBOUNDED_NUMERIC
         return pa.decimal128(precision, scale) if precision <= DECIMAL_DIGITS_MAX else pa.decimal256(precision, scale)
 
@@ -91,17 +92,18 @@ class Column:
         return self.is_enum or self.base in _BINARY
 
     def as_binary(self, values: pa.Array) -> EncodedValues:
-        """The values as COPY BINARY has them, without their lengths. Raises ArrowInvalid."""
+        """Return the values in the format of COPY BINARY, without their lengths. Raises ArrowInvalid."""
         return _plain(values) if self.is_enum else _BINARY[self.base](values, self)
 
     def as_text(self, values: pa.Array) -> pa.Array:
-        """The values as COPY has them in text format, without nulls."""
+        """Return the values in COPY's text format, without nulls."""
         if pa.types.is_binary(values.type) and self.base == "bytea":
             texts = pc.binary_join_element_wise(pa.scalar(r"\\x"), _hex(values), pa.scalar(""))
         elif values.type == UNBOUNDED_NUMERIC:
-            # PostgreSQL would keep, and show, the zeros that Arrow adds.
-            zeros = pc.replace_substring_regex(values.cast(pa.string()), r"(\.\d*?)0+$", r"\1")
-            texts = pc.replace_substring_regex(zeros, r"\.$", "")
+            # PostgreSQL would store and show the zeros that Arrow adds. Arrow writes a small number with an exponent.
+            zero = pc.replace_substring_regex(values.cast(pa.string()), r"^0E-\d+$", "0")
+            zeros = pc.replace_substring_regex(zero, r"(\.\d*?)0+(E-\d+)?$", r"\1\2")
+            texts = pc.replace_substring_regex(zeros, r"\.(E-\d+)?$", r"\1")
         else:
             texts = values.cast(pa.string())
             for character, escaped in (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r")):
@@ -110,9 +112,8 @@ class Column:
 
 
 def binary_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
-    """Each row as COPY BINARY has it: the number of fields, then the length and bytes of each.
-
-    Neighbours of fixed length are joined by numpy: Arrow's join costs as much for each piece as for its bytes."""
+    """Return each row in the format of COPY BINARY: the number of fields, then the length and bytes of each. numpy
+    joins adjacent fields of fixed length, because Arrow's join has a high cost per field."""
     pieces: list[pa.Array] = []
     fixed: list[Any] = [np.array(len(columns), ">i2")]
     for column, values in columns:
@@ -131,7 +132,7 @@ def binary_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
 
 
 def _side_by_side(parts: Sequence[npt.NDArray[Any]], count: int) -> pa.Array:
-    """Concatenates the parts of each row. A part that is a single value is used for all rows."""
+    """Concatenate the parts of each row. A part with a single value is used for all rows."""
     rows = np.empty(count, [(f"part_{index}", part.dtype) for index, part in enumerate(parts)])
     for index, part in enumerate(parts):
         rows[f"part_{index}"] = part
@@ -139,7 +140,7 @@ def _side_by_side(parts: Sequence[npt.NDArray[Any]], count: int) -> pa.Array:
 
 
 def text_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
-    """Each row as a line of COPY's text format."""
+    """Return each row as a line of COPY's text format."""
     joined = pc.binary_join_element_wise(
         *(column.as_text(values) for column, values in columns), pa.scalar(b"\t", pa.binary())
     )
@@ -148,21 +149,21 @@ def text_rows(columns: Sequence[tuple[Column, pa.Array]]) -> pa.Array:
 
 
 def fixed_bytes(numbers: npt.NDArray[Any], values: pa.Array) -> EncodedValues:
-    """The encoded numbers of these values; nulls where those are null."""
+    """Return the encoded numbers of these values, with the same nulls."""
     if not values.null_count:
         return numbers
     return pc.if_else(values.is_valid(), _binaries(numbers), pa.scalar(None, pa.binary()))
 
 
 def _binaries(rows: npt.NDArray[Any]) -> pa.Array:
-    """Each element's bytes."""
+    """Return each element's bytes."""
     width = rows.dtype.itemsize
     buffer = pa.py_buffer(np.ascontiguousarray(rows).view(np.uint8))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(rows), [None, buffer]).cast(pa.binary())
 
 
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
-    """The values without nulls, as numpy has them."""
+    """Return the values without nulls, as numpy has them."""
     return np.asarray(values.fill_null(0).to_numpy(zero_copy_only=False))
 
 

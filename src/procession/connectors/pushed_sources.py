@@ -1,4 +1,4 @@
-"""Push sources: inputs that cannot be replayed, so their records are kept until they are committed.
+"""Runs push sources: their inputs cannot be replayed, so records are kept until they are committed.
 
 Invariant: records are lost only if the user accepts it. Either there is a spool on disk, which survives this process,
 or the user chose --best-effort, and a log line reports what was lost. Used by `stdin_source` and `tcp_source`; built on
@@ -32,12 +32,12 @@ Medium = Callable[[PushStream], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class SpoolOptions:
-    """Where records wait until they are committed."""
+    """Where and how records are kept until they are committed."""
 
     spool: Path | None = None
     is_best_effort: bool = False
     bytes_max: int | None = None
-    """Reading stops while this many bytes are not committed."""
+    """Maximum uncommitted bytes: reading pauses above this."""
 
     def open_stream(self, stream: str, medium: str) -> PushStream:
         if self.spool is None and not self.is_best_effort:
@@ -55,7 +55,7 @@ class SpoolOptions:
 def run_pushed(pushed: PushStream, medium: Medium, to: str, options: SourceOptions, *, is_json: bool = False) -> bool:
     """Send the records of an input. Return True when it ends and all is committed, False if a signal comes first.
 
-    Without a spool, the first signal only stops reading; a second signal, or the end of `stop_wait_s`, gives up
+    Without a spool, the first signal only stops reading; a second signal, or the end of `stop_wait_s`, drops
     uncommitted records. An error of the input is raised when all records before it are committed.
     """
     reader = MediumReader(pushed, medium)
@@ -74,8 +74,8 @@ def run_pushed(pushed: PushStream, medium: Medium, to: str, options: SourceOptio
 
 
 def after_answer(medium: Medium) -> Medium:
-    """The medium, read only after a gateway has reported how many records of the stream it has. Then a new spool for a
-    stream with records is refused. Otherwise the gateway would take new records for duplicates."""
+    """Return a medium that is read only after a gateway has reported its number of records in the stream. A new spool
+    is refused if the stream already has records, because the gateway would drop new records as duplicates."""
 
     async def take_in(pushed: PushStream) -> None:
         await pushed.committed()

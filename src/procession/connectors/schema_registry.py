@@ -1,8 +1,9 @@
-"""Values with schemas: Avro, Protobuf and JSON in the wire format of a schema registry, to JSON and back.
+"""Converts values with schemas (Avro, Protobuf and JSON, in the wire format of a schema registry) to JSON and back.
 
-Invariant: a value is a zero byte, the schema's id (32 bits, big-endian) and the body. What JSON cannot say has one
-fixed form: bytes are text in ISO 8859-1, as in Avro's own JSON encoding, and an Avro logical type is its underlying
-type, so that a timestamp is a number. Upstream: `connectors/kafka_messages`; downstream: the registry, over HTTP.
+Invariant: a value is a zero byte, the schema's id (32 bits, big-endian) and the body. Values without a JSON type have
+one fixed form: bytes are text in ISO 8859-1, as in Avro's own JSON encoding, and an Avro logical type is its
+underlying type, so a timestamp is a number. Upstream: `connectors/kafka_messages`; downstream: the registry, over
+HTTP.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ WELL_KNOWN = {
         wrappers_pb2,
     )
 }
-"""Files that Protobuf brings along: no registry has them."""
+"""Files that are part of Protobuf and therefore not in a registry."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema as functions: of a body to what JSON can say, and back."""
+    """A schema as two functions: from a body to JSON values, and back."""
 
     id: int
     decode: Callable[[bytes], Any]
@@ -78,11 +79,11 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """A client of a registry. Schemas never change, so each is asked for once.
+    """A client of a registry. Schemas never change, so each schema is requested once.
 
     Args:
         url: http:// or https://, without any secret.
-        settings: Of the client's file: user and password, and the authority to trust.
+        settings: Settings from the client's file: user and password, and the certificate authority.
     """
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
@@ -134,12 +135,12 @@ class SchemaRegistry:
                 next_step="Correct the schema in the registry.",
             ) from error
         raise ConfigError(
-            f"The schema {schema_id} is of the type {kind}, which is not known here.",
+            f"The schema {schema_id} is of the type {kind}, which is not supported.",
             next_step="Use AVRO, PROTOBUF or JSON; or decode in the app.",
         )
 
     def _referenced(self, document: Json, form: str = "") -> list[Json]:
-        """The schemas that a schema refers to, each after those that it refers to itself."""
+        """Return the schemas that a schema refers to, each after its own references."""
         found: dict[tuple[str, int], Json] = {}
 
         def visit(schema: Json) -> None:
@@ -192,7 +193,7 @@ class SchemaRegistry:
         if answer.is_server_error:
             raise DiskError(
                 f"The schema registry at {self._url} failed to give {what}: {answer.status_code}.",
-                next_step="Look at its log; the connector goes on where it was.",
+                next_step="Look at its log; the connector then continues where it stopped.",
             )
         try:
             document = answer.json() if answer.is_success and len(answer.content) <= SCHEMA_BYTES_MAX else None
@@ -207,14 +208,14 @@ class SchemaRegistry:
 
 
 class RegistryCodec:
-    """Decodes with the schema that a value names; encodes with the latest of a subject, as of the start."""
+    """Decodes a value with the schema that it names. Encodes with the subject's latest schema at the start."""
 
     def __init__(self, registry: SchemaRegistry, subject: str | None = None) -> None:
         self._registry = registry
         self._own = registry.latest(subject) if subject is not None else None
 
     def decode(self, value: bytes) -> Any:
-        """Raises ValueError if the value is not of this format, or not of its schema."""
+        """Decode a value. Raises ValueError if the value has another format, or does not match its schema."""
         if len(value) < HEAD.size or value[0] != MAGIC:
             raise ValueError("it does not begin with a zero byte and the id of a schema")
         _, schema_id = HEAD.unpack_from(value)
@@ -222,7 +223,7 @@ class RegistryCodec:
         try:
             return schema.decode(value[HEAD.size :])
         except (ValueError, TypeError, KeyError, IndexError, EOFError, DecodeError, json_format.Error) as error:
-            raise ValueError(f"it is not of the schema {schema_id}: {_error_text(error)}") from error
+            raise ValueError(f"it does not match the schema {schema_id}: {_error_text(error)}") from error
 
     def encode(self, value: Any) -> bytes:
         assert self._own is not None
@@ -269,7 +270,7 @@ def _avro(schema_id: int, document: Json, references: list[Json]) -> RegisteredS
 
 
 def _underlying(schema: Any) -> Any:
-    """The schema without logical types."""
+    """Return the schema without logical types."""
     if isinstance(schema, list):
         return [_underlying(branch) for branch in schema]
     if isinstance(schema, dict):
@@ -286,7 +287,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_bytes(value: Any, schema: Any) -> Any:
-    """The value with bytes where the schema has bytes."""
+    """Return the value with bytes where the schema has bytes."""
     kind = schema.get("type") if isinstance(schema, dict) else schema
     if isinstance(schema, list):
         kinds = [branch.get("type") if isinstance(branch, dict) else branch for branch in schema]
@@ -319,7 +320,7 @@ def _add_well_known(pool: DescriptorPool, name: str) -> None:
         pool.FindFileByName(name)
     except KeyError:
         if name not in WELL_KNOWN:
-            raise ValueError(f"it imports {name}, which is none of its references") from None
+            raise ValueError(f"it imports {name}, which is not in its references") from None
         known = descriptor_pb2.FileDescriptorProto()
         WELL_KNOWN[name].DESCRIPTOR.CopyToProto(known)
         for dependency in known.dependency:
@@ -328,7 +329,8 @@ def _add_well_known(pool: DescriptorPool, name: str) -> None:
 
 
 def _protobuf_schema(schema_id: int, pool: DescriptorPool, name: str) -> RegisteredSchema:
-    """A body begins with the place of its message in the file: a path of indexes, of which a single 0 is one byte."""
+    """Return a Protobuf schema. A body begins with the path of its message in the file, as a list of indexes; the
+    path 0 is a single byte."""
     file = pool.FindFileByName(name)
     first = list(file.message_types_by_name.values())
 
@@ -375,4 +377,4 @@ def _zigzag(body: bytes, position: int) -> tuple[int, int]:
         if not byte & 0x80:
             return (value >> 1) ^ -(value & 1), position
         if shift > 35:
-            raise ValueError("the path of its message is no number")
+            raise ValueError("the path of its message is not a number")

@@ -1,8 +1,8 @@
-"""Removes committed output of a stopped sink, for `procession rollback`: the code that sinks share, and the file sink.
+"""Removes committed output of a stopped sink for `procession rollback`: code for all sinks, and the file sinks.
 
 Invariant: `check` changes nothing. `perform` can be repeated after a crash at any point. It changes the output before
 the transaction log, except where the log alone determines what is visible. The sink's directory is locked, so that no
-sink runs on it. `supervisor/rollback` calls both. A connector without a `rollback` in its SinkTraits cannot remove
+sink runs on it. `savepoints/rollback` calls both. A connector without a `rollback` in its SinkTraits cannot remove
 output.
 """
 
@@ -25,7 +25,7 @@ from procession.storage.durable import lock_directory, storage_error
 
 @dataclass(frozen=True)
 class SinkPlace:
-    """Where a sink's output and its transaction log are."""
+    """The location of a sink's output and of its transaction log."""
 
     sink: str
     instance: str
@@ -33,11 +33,11 @@ class SinkPlace:
     """The sink's own directory."""
     url: ConnectorUrl
     base: Path
-    """The directory that a relative place of the URL is relative to."""
+    """The base directory of a relative path in the URL."""
 
     @classmethod
     def of(cls, sink: str, document: dict[str, str]) -> SinkPlace:
-        """The place that a run has written down, as in `supervisor/run_details`."""
+        """Return the place from the details that a run has written (`deployment/run_details`)."""
         url = parse_url(document["url"])
         return cls(sink, document["instance"], Path(document["directory"]), url, Path(document["base"]))
 
@@ -53,17 +53,17 @@ class SinkPlace:
 
     @contextmanager
     def opened(self) -> Iterator[TransactionLog]:
-        """The transaction log, with the directory locked. Raises StorageError if a sink runs there."""
+        """Yield the transaction log while the directory is locked. Raises StorageError if a sink runs there."""
         with closing(lock_directory(self.directory)), closing(TransactionLog(self.txnlog)) as txnlog:
             txnlog.open()
             yield txnlog
 
     def refusal(self, why: str, next_step: str) -> ConfigError:
-        return ConfigError(f"Sink {self.sink!r} cannot take its output back: {why}", next_step=next_step)
+        return ConfigError(f"Sink {self.sink!r} cannot remove its output: {why}", next_step=next_step)
 
 
 class SinkRollback(Protocol):
-    """Takes the output of one sink back."""
+    """Removes later output of one sink."""
 
     def __init__(self, place: SinkPlace) -> None: ...
 
@@ -71,21 +71,21 @@ class SinkRollback(Protocol):
         """Raise ConfigError if the output cannot be rolled back to this position."""
 
     def perform(self, end: int, txn_id: str) -> None:
-        """Take the output back to this position, where this transaction ended. Durable when this returns."""
+        """Remove the output after this position, where this transaction ended. Durable when this returns."""
 
 
 Announce = Callable[[Path, int, int], None]
-"""Gets the file, the position that it goes back to, and the end of what was committed."""
+"""Called with the file, its new end, and the committed end before the rollback."""
 
 
 class FileRollback:
-    """The rollback of a file sink: its transaction log says what is visible; the rest is cut off. Readers of the file
-    notice the shorter log."""
+    """The rollback of a file sink. The transaction log determines the visible output; the rest of the file is
+    truncated. Readers of the file detect the shorter log."""
 
     suffix = ".data"
 
     def __init__(self, place: SinkPlace, announce: Announce = lambda data, end, committed_end: None) -> None:
-        """`announce` notifies readers of the file before it is cut off."""
+        """Prepare a rollback. `announce` notifies readers of the file before it is truncated."""
         self._place = place
         self._data = place.directory / f"{place.instance}{self.suffix}"
         self._announce = announce
@@ -107,14 +107,14 @@ class FileRollback:
                     os.ftruncate(file.fileno(), end)
                     sync(file.fileno())
             except FileNotFoundError:
-                return  # it never had any output
+                return  # the sink never had any output
             except OSError as error:
                 raise storage_error(self._data, "truncate", error) from error
 
 
 class LaneRollback(FileRollback):
-    """The rollback of a lane. A merger that has emitted records that are removed must not continue: its position alone
-    does not show that, because the lane grows again."""
+    """The rollback of a lane. A merger must not continue if it has emitted removed records. Its position does not
+    show this, because the lane grows again."""
 
     suffix = LANE_SUFFIX
 

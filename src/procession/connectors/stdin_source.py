@@ -1,6 +1,6 @@
 """The stdin source: sends the records that another program prints.
 
-Invariant: a record is safe when it is in the spool, not when it was printed, because a pipe keeps nothing.
+Invariant: a record survives a crash when it is in the spool, not when it was printed, because a pipe stores no data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def take_in(pushed: PushStream, descriptor: int, framing: RecordFraming) -
 
 
 def records_of(descriptor: int, framing: RecordFraming) -> Iterator[Batch]:
-    """Yield the records as they arrive. Their ids are byte positions, which give only their order."""
+    """Yield the records as they arrive. Their ids are byte positions, which only define their order."""
     rest, position = b"", 0
     while data := os.read(descriptor, READ_BYTES_MAX):
         rest += data

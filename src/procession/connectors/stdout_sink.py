@@ -1,4 +1,4 @@
-"""The stdout sink: prints committed output, for a person or for the next program of a pipe.
+"""The stdout sink: prints committed output, for a user or for the next program of a pipe.
 
 Invariant: only committed output is printed, in order, and output that is known to be printed is not repeated. A pipe
 does not report how much was read, nor whether a write that a crash interrupted took place. So output is written in
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class InDoubt(enum.StrEnum):
-    """What to do with a piece that may or may not have been printed before a crash."""
+    """Whether to repeat or skip a piece that may or may not have been printed before a crash."""
 
     REPEAT = "repeat"
     SKIP = "skip"
@@ -78,7 +78,7 @@ class Stdout:
             loop.remove_writer(self._descriptor)
 
     def write(self, piece: bytes) -> int:
-        """Write a piece. Return the number of bytes written: all of them, if it is a pipe."""
+        """Write a piece. Return the number of bytes written; a pipe accepts all of them."""
         try:
             return os.write(self._descriptor, piece)
         except BlockingIOError:
@@ -176,7 +176,7 @@ class StdoutOutput(Output):
         while rest:
             if not self._stdout.has_room:
                 if rest is line:
-                    self._write_note(Printed(start, start))  # nothing is in doubt while the sink waits
+                    self._write_note(Printed(start, start))  # no piece is in doubt while the sink waits
                 await self._stdout.room()
             self._write_note(Printed(start, start + len(piece)))
             faults.point("sink:before-print")

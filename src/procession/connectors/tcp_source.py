@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TcpMedium:
-    """An input: a listening socket."""
+    """The input of the TCP source: a listening socket."""
 
     listener: socket.socket
     line_bytes_max: int = LINE_BYTES_MAX
@@ -51,7 +51,7 @@ class TcpMedium:
             except OSError as error:
                 log.info("source.connection_lost", reason=str(error))
             except ProcessionError:
-                pass  # the stream accepts no more records: its reader reports why, and the program exits
+                pass  # the stream accepts no more records: its reader reports the reason, and the program exits
             except asyncio.CancelledError:
                 pass  # the source stops
             finally:

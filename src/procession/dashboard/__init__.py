@@ -1,1 +1,1 @@
-"""The dashboard: one page in a browser that shows a pipeline, live or as it was."""
+"""The dashboard: a page in a browser that shows a running or stopped pipeline."""

@@ -1,9 +1,10 @@
-"""Who may use the dashboard: the one-time secret of its link, the cookie that it is exchanged for, Host and Origin.
+"""Controls access to the dashboard: the one-time secret of its link, the cookie for which the secret is exchanged,
+Host and Origin.
 
-Invariant: nothing but the exchange of the link is answered without a valid cookie. A link works once, even after a
-restart. A request whose Host is not ours is refused, so that no other site can reach the page under its own name
-(DNS rebinding); a request whose Origin is not ours is refused, so that no other site can act for the user. All secrets
-are compared in constant time.
+Invariant: without a valid cookie only the exchange of the link is answered. A link works once, even after a restart.
+A request with another Host is refused, so that no other site can reach the page under its own name (DNS rebinding). A
+request with another Origin is refused, so that no other site can act for the user. All secrets are compared in
+constant time.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE_AGE_S = 12 * 3600
-"""Time for which a cookie is good."""
+"""Time for which a cookie is valid, in seconds."""
 SPENT_MAX = 100
-"""Number of spent links that are remembered."""
+"""Maximum number of used links that are remembered."""
 SPENT = "dashboard-links.json"
 
 SECURITY_HEADERS = {
@@ -39,7 +40,7 @@ SECURITY_HEADERS = {
 
 
 class Sessions:
-    """Exchanges links for cookies. `key` signs the cookies; `link` is the secret of the present link."""
+    """Exchanges links for cookies. `key` signs the cookies; `link` is the secret of the current link."""
 
     def __init__(self, directory: Path, key: bytes, link: str, now: Callable[[], float] = time.time) -> None:
         self._spent_file = directory / SPENT
@@ -48,7 +49,7 @@ class Sessions:
         self._now = now
 
     def exchange(self, given: str) -> str | None:
-        """A cookie for the link's secret. None if it is wrong, or was used before."""
+        """Return a cookie for the link's secret. None if the secret is wrong or was used before."""
         mark = hashlib.sha256(self._link.encode()).hexdigest()
         if not self._link or not hmac.compare_digest(given.encode(), self._link.encode()) or mark in self._spent():
             return None
@@ -77,14 +78,15 @@ class Sessions:
 
 
 def own_hosts(host: str, port: int, also: Iterable[str] = ()) -> frozenset[str]:
-    """The values of `Host` that are ours: the address, its names on this machine, and what an operator adds."""
+    """Return the accepted values of `Host`: the address, its names on this machine, and names that an operator
+    adds."""
     names = {host, *(("localhost", "127.0.0.1", "[::1]") if host in ("127.0.0.1", "localhost", "::1", "[::1]") else ())}
     shown = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
     return frozenset({f"{name}:{port}" for name in shown} | set(also) | (shown if port == 80 else set()))
 
 
 class Guard:
-    """Checks every request before the app sees it, and adds the security headers to every answer."""
+    """Checks every request before it reaches the app, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, sessions: Sessions, hosts: frozenset[str], cookie: str) -> None:
         self._app = app
@@ -114,13 +116,13 @@ class Guard:
         if origin is not None and origin.partition("://")[2] not in self._hosts:
             return _refused(403, "Requests from other sites are refused.")
         if scope["method"] not in ("GET", "HEAD") and origin is None:
-            return _refused(403, "A request that changes something must say where it comes from (Origin).")
+            return _refused(403, "A request for an action must have an Origin header.")
         if scope["path"] == "/" and "secret" in QueryParams(scope["query_string"]):
             return None
         if not self._sessions.is_valid(cookie_parser(headers.get("cookie", "")).get(self._cookie, "")):
             return _refused(
                 401,
-                "Open the link that `procession run` printed; it is good once. For a new link run"
+                "Open the link that `procession run` printed; it can be opened once. For a new link run"
                 " `procession dashboard --dir DIR`.",
             )
         return None

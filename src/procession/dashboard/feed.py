@@ -1,8 +1,8 @@
-"""The live feed of the page: one reader for all clients, which takes a snapshot at an interval.
+"""Sends the live feed of the page: one reader takes snapshots at an interval for all clients.
 
-Invariant: it reads only while a client is connected. There are at most `CLIENTS_MAX` clients. A slow client skips
-snapshots, which are not queued. Epochs carry ids, so a client that reconnects with Last-Event-ID gets those that it
-missed, as far as they are stored.
+Invariant: snapshots are taken only while a client is connected. There are at most `CLIENTS_MAX` clients. A slow
+client skips snapshots, because they are not queued. Epochs have ids, so a client that reconnects with Last-Event-ID
+gets the missed epochs that are still stored.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from contextlib import suppress
 from typing import Any
 
 from procession.errors import ProcessionError
-from procession.supervisor.epoch_history import phases_of
-from procession.supervisor.pipeline_snapshot import PipelineSnapshots
+from procession.monitoring.epoch_history import phases_of
+from procession.monitoring.pipeline_snapshot import PipelineSnapshots
 
 CLIENTS_MAX = 32
 """Maximum number of open pages."""
 INTERVAL_S = 1.0
 """Time between two snapshots."""
 MISSED_MAX = 500
-"""Maximum number of epochs that a client gets at once."""
+"""Maximum number of missed epochs that a client gets after it reconnects."""
 
 
 class SnapshotFeed:
-    """Snapshots for any number of clients. `is_full` when no more are taken."""
+    """Sends snapshots to clients. `is_full` if no further client is accepted."""
 
     def __init__(self, snapshots: PipelineSnapshots) -> None:
         self.snapshots = snapshots
         self.lock = asyncio.Lock()
-        """Held while the reader reads; it is not safe for several threads."""
+        """Held while the reader reads, because the reader is not thread-safe."""
         self._clients = 0
         self._latest: dict[str, Any] = {}
         self._number = 0
@@ -43,19 +43,19 @@ class SnapshotFeed:
         return self._clients >= CLIENTS_MAX
 
     async def take(self) -> dict[str, Any]:
-        """A snapshot, taken now."""
+        """Take a snapshot and return it."""
         async with self.lock:
             taking = asyncio.ensure_future(asyncio.to_thread(self.snapshots.take))
             try:
                 return await asyncio.shield(taking)
             except asyncio.CancelledError:
-                await asyncio.wait([taking])  # the thread goes on; the next one may not begin before it ends
+                await asyncio.wait([taking])  # the thread continues, and the next one must not begin before it ends
                 raise
-            except Exception as error:  # otherwise one file that cannot be read would end the feed of all pages
+            except Exception as error:  # otherwise an unreadable file would end the feed of all pages
                 return {"error": error.sentence if isinstance(error, ProcessionError) else repr(error)}
 
     async def events(self, last_id: str) -> AsyncIterator[dict[str, str]]:
-        """The events for one client, until it goes. `last_id` is that of the last epoch that it has."""
+        """Yield the events for one client, until it disconnects. `last_id` is the id of the client's last epoch."""
         self._clients += 1
         try:
             if self._task is None:
@@ -96,7 +96,7 @@ class SnapshotFeed:
 
 
 def _epoch_of(last_id: str, checkpoint: str) -> int:
-    """The epoch in the id of an event. -1 if it is of another pipeline, or no id of ours."""
+    """Return the epoch in the id of an event. -1 if the id is invalid or of another pipeline."""
     known, _, epoch = last_id.rpartition(":")
     return int(epoch) if known == checkpoint and epoch.isdecimal() and len(epoch) < 19 else -1
 

@@ -1,4 +1,4 @@
-"""What the page requests in addition to the live feed: dead letters, logs, the largest states, settings.
+"""Answers the page's requests besides the live feed: dead letters, logs, the largest states, settings.
 
 Invariant: every answer is bounded, and only files of the pipeline are read: a name from a request is compared with the
 names that exist, and never becomes part of a path.
@@ -15,32 +15,32 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from procession.deployment.run_details import read_details
 from procession.errors import ProcessionError
-from procession.supervisor.run_details import read_details
 from procession.verify.committed_states import committed_states
 from procession.verify.dead_letter_file import letters_in
 
 LETTERS_SHOWN = 50
 LETTERS_READ_MAX = 200_000
-"""Maximum number of dead letters that are read to find the last ones."""
+"""Maximum number of dead letters that are read to find the latest ones."""
 LOG_BYTES = 256 * 1024
-"""Bytes at the end of a log that are read."""
+"""Number of bytes that are read at the end of a log."""
 LOG_LINES = 300
 STATES_SHOWN = 20
 STATES_READ_MAX = 100_000
 """Maximum number of keys that are read to find the largest states."""
 TEXT_MAX = 2_000
-"""Characters of a payload or a state that are shown."""
+"""Maximum number of characters of a payload or state that are shown."""
 
 EVENT = re.compile(r"^(?P<at>\S+Z) \[(?P<level>\w+) *\] (?P<event>[a-z_]+\.[a-z_0-9]+)(?P<fields>.*)$")
 SECRET = re.compile("cookie|secret|key|passw|pwd|token|credential")
 
 
 def letters(directory: Path) -> dict[str, Any]:
-    """The last dead letters, the newest first. Raises an error of ours if they cannot be read."""
+    """Return the last dead letters, the newest first. Raises a ProcessionError if they cannot be read."""
     place = read_details(directory).get("dead_letters")
     if place is None:
-        return {"letters": [], "why": "The pipeline sets no dead letters aside, or not where they can be read here."}
+        return {"letters": [], "why": "The pipeline has no dead letters, or they cannot be read here."}
     found = itertools.islice(letters_in(Path(place["directory"]), place["instance"]), LETTERS_READ_MAX)
     last = deque(found, maxlen=LETTERS_SHOWN)
     return {
@@ -60,12 +60,12 @@ def letters(directory: Path) -> dict[str, Any]:
 
 
 def log_parts(directory: Path) -> list[str]:
-    """The parts that have a log."""
+    """Return the parts that have a log."""
     return sorted(path.stem for path in (directory / "logs").glob("*.log") if not path.stem.endswith(".old"))
 
 
 def log_events(directory: Path, part: str) -> dict[str, Any]:
-    """The last lines of a part's log, the newest first, taken apart where they are log events."""
+    """Return the last lines of a part's log, the newest first. Log events are split into their fields."""
     parts = log_parts(directory)
     if part not in parts:
         return {"parts": parts, "lines": []}
@@ -94,10 +94,10 @@ def _event(line: str) -> dict[str, str]:
 
 
 def largest_states(directory: Path, stage: str) -> dict[str, Any]:
-    """The keys of a stage with the largest states, by the length of the state as JSON."""
+    """Return the keys of a stage with the largest states, by the length of the state as JSON."""
     found = committed_states(directory)
     if stage not in found:
-        return {"states": [], "why": "There is no such stage with state."}
+        return {"states": [], "why": "No stage of this name has states."}
     rows = (
         (len(text), str(row.get("key")), text)
         for row in itertools.islice(found[stage].scan(), STATES_READ_MAX)
@@ -108,7 +108,7 @@ def largest_states(directory: Path, stage: str) -> dict[str, Any]:
 
 
 def settings(directory: Path) -> dict[str, Any]:
-    """The settings of the run. Secrets are not in them: a setting names the file that has the secret."""
+    """Return the settings of the run. They contain the files of secrets, not the secrets."""
     found = read_details(directory)
     kept = {name: value for name, value in found.get("settings", {}).items() if name != "conf"}
     conf = {
@@ -119,7 +119,7 @@ def settings(directory: Path) -> dict[str, Any]:
 
 
 def plan(directory: Path) -> dict[str, Any]:
-    """The plan that the driver runs. Empty if there is none yet."""
+    """Return the plan that the driver runs. Empty if there is none yet."""
     try:
         found = json.loads((directory / "plan.json").read_text())
         return found if isinstance(found, dict) else {}

@@ -1,8 +1,8 @@
-"""The web application of the dashboard: its page, live feed, requests and the operator's buttons.
+"""Defines the web application of the dashboard: its page, live feed, requests and the operator's buttons.
 
-Invariant: a request that changes the pipeline needs the operator's secret (that of the control port) in addition to the
-cookie. Wrong secrets are answered slowly, one at a time. Answers are computed in threads, one at a time, so
-that a browser cannot take more than one core.
+Invariant: a request that changes the pipeline needs the operator's secret (the secret of the control port) in
+addition to the cookie. Wrong secrets are answered slowly, one at a time. Answers are computed in threads, one at a
+time, so that a browser cannot take more than one core.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from starlette.types import ASGIApp
 from procession.dashboard import views
 from procession.dashboard.access import COOKIE_AGE_S, Guard, Sessions
 from procession.dashboard.feed import SnapshotFeed
+from procession.deployment.run_claim import stop
+from procession.deployment.run_details import read_events
 from procession.driver.driver_reports import EPOCHS
 from procession.errors import ConfigError, ProcessionError
+from procession.jobs.intake import Intake
+from procession.monitoring.content_check import STAYING_BYTES_MAX
+from procession.monitoring.epoch_history import page, read_all
+from procession.monitoring.pipeline_snapshot import PipelineSnapshots
+from procession.savepoints.savepoint_create import create
 from procession.supervisor import cleanup
-from procession.supervisor.content_check import STAYING_BYTES_MAX
-from procession.supervisor.epoch_history import page, read_all
-from procession.supervisor.intake import Intake
 from procession.supervisor.part_log import last_lines
-from procession.supervisor.pipeline_snapshot import PipelineSnapshots
-from procession.supervisor.run_claim import stop
-from procession.supervisor.run_details import read_events
-from procession.supervisor.savepoint_create import create
 from procession.tls import ClientTls
 
 STATIC = Path(__file__).parent / "static"
@@ -53,11 +53,11 @@ BODY_MAX = 4096
 DRAIN_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 90.0
 WRONG_SECRET_S = 1.0
-"""How long the answer to a wrong secret takes."""
+"""Delay of the answer to a wrong secret."""
 FOREVER_S = 1e12
 
-# The page moves on by itself, so that the browser sends the cookie, which it would not after a redirect from a link on
-# another site.
+# The page loads the next page itself, so that the browser sends the cookie. After a redirect from a link on another
+# site, the browser would not send it.
 ENTERED = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>Procession</title>'
     '<p><a href="/">Open the dashboard</a></p>'
@@ -70,7 +70,7 @@ USED = (
 
 @dataclass
 class Dashboard:
-    """What the routes share."""
+    """The data and the handlers of all routes."""
 
     directory: Path
     sessions: Sessions
@@ -91,7 +91,7 @@ class Dashboard:
         )
 
     async def home(self, request: Request) -> Response:
-        """The page; or, with the link's secret, the cookie."""
+        """Return the page or, for a request with the link's secret, the cookie."""
         given = request.query_params.get("secret")
         if given is None:
             return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-store"})
@@ -148,7 +148,7 @@ class Dashboard:
                 return JSONResponse({"error": views.sentence_of(error)}, 409)
 
     async def act(self, request: Request) -> Response:
-        """Pause, resume, drain or stop the pipeline, or make a savepoint, for a user who knows the operator's
+        """Pause, resume, drain or stop the pipeline, or create a savepoint, for a user who knows the operator's
         secret."""
         body = b""
         async for piece in request.stream():
@@ -188,12 +188,12 @@ class Dashboard:
             action |= {"state": "failed", "sentence": views.sentence_of(error)}
 
     async def action(self, _request: Request) -> Response:
-        """The last action, and how it went."""
+        """Return the last action and its result."""
         return JSONResponse(self.last_action or {"action": None, "state": "none", "sentence": ""})
 
 
 def drain_apart(directory: Path, arguments: tuple[str, ...]) -> None:
-    """Drain the pipeline in a process that outlives this one: the pipeline ends its own dashboard when it stops."""
+    """Drain the pipeline in a separate process, because the pipeline ends this dashboard when it stops."""
     environment = {name: value for name, value in os.environ.items() if name != cleanup.VARIABLE}
     command = [sys.executable, "-m", "procession", "drain", "--dir", str(directory), *arguments]
     command += ["--timeout-s", str(DRAIN_TIMEOUT_S)]
@@ -227,7 +227,7 @@ def web_app(
     tls: ClientTls | None = None,
     control_arguments: tuple[str, ...] = (),
 ) -> ASGIApp:
-    """The application, guarded."""
+    """Return the application behind its guard."""
     dashboard = Dashboard(directory, sessions, cookie_name, control, tls, control_arguments)
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
 """Serves the dashboard of one pipeline until it is asked to stop.
 
-Invariant: it listens before it reports its address. A failure here does not affect the pipeline.
+Invariant: the server listens before it reports its address. A failure here does not affect the pipeline.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from procession.storage.secret import Secret, make_secret
 from procession.tls import ClientTls
 
 CONNECTIONS_MAX = 128
-"""Maximum number of requests at a time. More are answered with 503."""
+"""Maximum number of concurrent requests. Further requests are answered with 503."""
 STOP_S = 2
-"""Time that open pages have to go when the server stops."""
+"""Time to wait for open pages when the server stops."""
 
 
 def serve_dashboard(
@@ -33,7 +33,7 @@ def serve_dashboard(
     control_arguments: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `link` is the secret of the link; without one, a new one is made."""
+    """Serve until SIGTERM or SIGINT. `link` is the secret of the link; without it, a new secret is created."""
     link = link or secrets.token_urlsafe(18)
     host, port = listening.getsockname()[:2]
     sessions = Sessions(directory, make_secret(directory, Secret.DASHBOARD), link)

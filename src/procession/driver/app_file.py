@@ -37,7 +37,7 @@ class App:
     module: ModuleType
     plan: Plan
     upgrade: Upgrade = NO_UPGRADE
-    """How the states of the program before become those of this one."""
+    """How the states of the previous program become states of this program."""
 
     @property
     def graph(self) -> Graph:
@@ -96,7 +96,8 @@ def load_app(path: Path, *, is_to_run: bool = True, input_streams: InputStreams 
 
 
 def _in_file(error: BaseException, path: Path) -> TracebackType | None:
-    """Return the traceback from the user's file on; None if no frame is in it, as with a syntax error."""
+    """Return the part of the traceback that starts in the user's file; None if no frame is in that file, as with a
+    syntax error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next

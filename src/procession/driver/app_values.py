@@ -1,4 +1,4 @@
-"""Where the settings of an app come from: the environment and the table `[app]` of `procession.toml`.
+"""Collects the settings of an app from the environment and from the table `[app]` of `procession.toml`.
 
 Invariant: `--set NAME=VALUE` is put into the environment, which all parts of a pipeline inherit, so every process that
 loads the app sees the same values. The environment overrides the file. Used by `driver/app_file` and the command line.
@@ -17,11 +17,11 @@ from procession.planner.validation import NAME
 
 FILE = Path("procession.toml")
 _SET: dict[str, Provided] = {}
-"""The variables that the command line of this process has set, with the names that a user knows."""
+"""The variables that the command line of this process has set, with the names of their settings."""
 
 
 def export(pairs: Iterable[str]) -> None:
-    """Put the values of `--set NAME=VALUE` into the environment. Raises UsageError for anything else."""
+    """Put the values of `--set NAME=VALUE` into the environment. Raises UsageError for a pair of another form."""
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not NAME.fullmatch(name):
@@ -31,7 +31,8 @@ def export(pairs: Iterable[str]) -> None:
 
 
 def provided() -> dict[str, Provided]:
-    """The values for settings of an app, by their environment variables. Raises ConfigError for an invalid file."""
+    """Return the values for settings of an app, by their environment variables. Raises ConfigError for an invalid
+    file."""
     found = {}
     if FILE.is_file():
         try:
@@ -47,7 +48,7 @@ def provided() -> dict[str, Provided]:
 
 
 def check_known(values: Mapping[str, Provided], settings: Iterable[Setting], app: Path) -> None:
-    """Raises ConfigError if a value is for a setting that the app does not ask for: its name may be misspelt."""
+    """Raise ConfigError if a value names a setting that the app does not use: the name may be misspelt."""
     known = {variable_of(setting.name): setting.name for setting in settings}
     for variable, value in values.items():
         if variable not in known:

@@ -1,8 +1,9 @@
-"""The states of a pipeline after an upgrade: the committed ones under their new names, migrated, or without some.
+"""Determines the states of a pipeline after an upgrade: committed states are kept, renamed, migrated or dropped.
 
 Invariant: no existing file is changed or removed. Kept and renamed stages use the same files; migrated states are new
-files, durable when this returns. A new version has the identity of the new program, so a driver accepts it without
-further options. `planner/upgrade` decides what happens to each stage; `commit/checkpoint_change` writes the record.
+files, which are durable when `changed_states` returns. A new state version has the identity of the new program, so a
+driver accepts it without further options. `planner/upgrade` decides what happens to each stage;
+`commit/checkpoint_change` writes the record.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from procession.storage.state_store import SUFFIX, write_file
 from procession.storage.state_version import Files, StateVersion, file_prefix
 
 TIMED = b"k"
-"""Prefix of the names under which a stage that a watermark moves stores the state of a key."""
+"""Name prefix of a key's state in a stage that uses watermarks."""
 PLACES: dict[type, int] = {ExpiringState: 1, ProcessOperator: 0, ClockProcess: 0}
-"""Where such stages have the user's state in what they store for a key, beside its expiry or its timers."""
+"""Such a stage stores a tuple for each key: the user's state, and its expiry or timers. This is the position of the
+state in the tuple."""
 UPGRADED = 0
-"""The number of the attempt in the names of migrated files. Attempts of tasks begin with 1, or have another fence."""
+"""Attempt number in the names of migrated files. Attempts of tasks begin with 1, so the names differ."""
 
 
 def outcomes_of(plan: Plan, last: RoundRecord, upgrade: Upgrade) -> list[StageOutcome]:
-    """What happens to each stage of this round record. Raises PlanError if the program cannot continue with it."""
+    """Return what happens to the state of each stage in this round record. Raises PlanError if the program cannot
+    continue from the record."""
     for name, version in last.states.items():
         version.check_format(name)
     kept = {name: StageIdentity(version.kind, version.identity) for name, version in last.states.items()}
@@ -52,8 +55,8 @@ def outcomes_of(plan: Plan, last: RoundRecord, upgrade: Upgrade) -> list[StageOu
 def changed_states(
     plan: Plan, last: RoundRecord, upgrade: Upgrade, directory: Path, fence: int
 ) -> dict[str, StateVersion]:
-    """The states of this round record as the new program needs them. `directory` has the state files; `fence` is that
-    of the caller, which no file there has. Raises PlanError if a function of `migrate` fails."""
+    """Return the states of this round record as the new program needs them. `directory` has the state files; `fence`
+    is the caller's fence, which no existing file has in its name. Raises PlanError if a function of `migrate` fails."""
     versions = dict(keyed_versions(plan).values())
     found: dict[str, StateVersion] = {}
     for outcome in outcomes_of(plan, last, upgrade):
@@ -98,7 +101,7 @@ class _Migration:
         self._prefix = (fence, stage, epoch)
 
     def files(self, task: int, files: Files) -> Files:
-        """The migrated files of one task."""
+        """Return the migrated files of one task."""
         layers = [StateFile(self._directory / name) for name, _ in reversed(files)]
         if not layers:
             return ()

@@ -1,8 +1,8 @@
-"""A pipeline that a notebook or a script has defined, as an app file for the driver's process.
+"""Writes the pipeline of a notebook or script into an app file, which the driver's process loads.
 
 Invariant: the pipeline is written by the user who runs it, into a directory that only this user can enter, and a file
-that others could have written is refused before it is read. So it is no data from outside: a user who can write it can
-also write the app files and the Python modules of this user. Used by `supervisor/pipeline_run`; the app file that is
+that others could have written is refused before it is read. Unpickling the file is therefore safe: only users who can
+also write this user's app files and Python modules can write it. Used by `jobs/pipeline_run`; the app file that is
 written here calls `read_pipeline` in each process that loads it.
 """
 
@@ -30,8 +30,8 @@ pipeline = read_pipeline(Path(__file__).with_name("{PICKLE}"))
 
 
 def write_app(pipeline: Pipeline, directory: Path) -> Path:
-    """Write the pipeline and its app file into this directory, which becomes private. Returns the app file. Raises
-    PlanError if a function uses something that another process cannot have."""
+    """Write the pipeline and its app file into this directory, which becomes private. Return the app file. Raises
+    PlanError if a function uses an object that cannot be pickled."""
     from procession.spark.pickled_program import pickled
 
     try:
@@ -39,8 +39,8 @@ def write_app(pipeline: Pipeline, directory: Path) -> Path:
     except Exception as error:  # what a function uses may raise anything
         raise PlanError(
             f"Pipeline {pipeline.name!r} cannot be passed to the driver's process: {type(error).__name__}: {error}.",
-            next_step="A function of it uses something that belongs to this process, such as a connection, a lock or an"
-            " open file. Open it inside the function.",
+            next_step="One of its functions uses an object of this process, such as a connection, a lock or an open"
+            " file. Create that object inside the function.",
         ) from error
     path = [str(Path(entry).resolve()) for entry in sys.path]
     write_private(directory / PICKLE, pickle.dumps((platform.python_version_tuple()[:2], path, data)))
@@ -49,8 +49,8 @@ def write_app(pipeline: Pipeline, directory: Path) -> Path:
 
 
 def read_pipeline(path: Path) -> Pipeline:
-    """The pipeline that `write_app` has written. Modules that it imports are found where its program found them, here
-    and in Spark's workers. Raises ConfigError for a file that is not this user's own."""
+    """Return the pipeline that `write_app` has written. The pipeline's modules are imported from the directories of
+    the program that defined it, also in Spark's workers. Raises ConfigError if the file is not this user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())

@@ -2,7 +2,7 @@
 
 Invariant: the driver claims the checkpoint before anything else, so that no earlier driver can decide any more. It
 resolves open transactions with the sinks while Spark starts. A *spare* driver has only started Spark; it claims the
-checkpoint when it is promoted. The supervisor restarts the driver when it is killed.
+checkpoint when it is promoted. The supervisor restarts a driver that was killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from procession import faults
 from procession.cache import find_place
@@ -31,10 +32,11 @@ from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import DECISION_TIMEOUT_S
-from procession.driver import departed_gateways, executor_files
+from procession.driver import executor_files
 from procession.driver.app_file import App, load_app
 from procession.driver.driver_config import DriverConfig
 from procession.driver.driver_reports import DriverReports, announce_spare
+from procession.driver.gateway_clients import watch_departures
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.round_times import coordinator_of
 from procession.driver.sink_connections import epoch_limits, sink_options
@@ -57,15 +59,15 @@ from procession.storage.run_store import Manifest, RunStore
 from procession.storage.state_store import StateStore
 
 READY = "driver.json"
-"""File in the pipeline's directory that names the process of the driver."""
+"""File in the pipeline's directory with the driver's process id."""
 SPARE_READY = "spare.json"
-"""File that names the process of the spare driver."""
+"""File with the process id of the spare driver."""
 
 CACHE = "cache"
-"""The cache in the pipeline's directory, used if there is no other writable cache directory."""
+"""The cache directory in the pipeline's directory, used if no other cache directory is writable."""
 
 DRAIN_S = 10.0
-"""Time that a stop waits for the open epoch before it is aborted."""
+"""Time that a stopping driver waits for the open epoch before it aborts the epoch."""
 
 
 THIS_MACHINE = nullcontext(HOST)
@@ -76,15 +78,29 @@ class DriverStopping(Exception):
     """Raised in Spark when an epoch begins after the driver was asked to stop."""
 
 
+class Turn(NamedTuple):
+    """The input on which a driver waits for its turn after it has started Spark."""
+
+    lines: TextIO
+    """Receives a line when it is this driver's turn: `go`, and the address of each sink as NAME=HOST:PORT."""
+    is_spare: bool
+    """Whether another driver already runs, so that this one has time for epochs that warm Spark up."""
+
+    def wait(self) -> dict[str, str] | None:
+        """Wait for the line and return the sinks' addresses in it; None at the end of the file."""
+        words = self.lines.readline().split()
+        return dict(word.split("=", 1) for word in words[1:]) if words else None
+
+
 def run_driver(
     config: DriverConfig,
     say: Any = print,
-    promotion: TextIO | None = None,
+    turn: Turn | None = None,
     opened: AbstractContextManager[Host] = THIS_MACHINE,
 ) -> None:
-    """Run the app until SIGTERM or SIGINT. With `promotion`, run as a spare: start Spark, then wait for a line
-    there; return at its end of file. `opened` gives the host with the files of the checkpoint: with replicas, it claims
-    them first. Raises errors that an operator must act on."""
+    """Run the app until SIGTERM or SIGINT. With `turn`, start Spark, then wait for the turn; return if it does not
+    come. `opened` provides the host with the checkpoint's files, and claims the replicas if there are any. Raises
+    errors that an operator must act on."""
     check_master(config.master)
     check_properties(config.spark_properties)
     check_java()
@@ -93,15 +109,20 @@ def run_driver(
     if config.host_services:
         executor_files.check_host_services(app.graph, config.master or "local")
     spark = None
-    if promotion is not None:
-        from procession.spark.class_archive import warm_up
-
+    if turn is not None:
         spark = config.start_spark(app, say)
         spark.ship()
-        warm_up(spark.session)
-        announce_spare(config.directory / SPARE_READY)
-        if not promotion.readline():
+        if turn.is_spare:
+            from procession.spark.class_archive import warm_up
+
+            warm_up(spark.session)
+            announce_spare(config.directory / SPARE_READY)
+        else:
+            spark.start_workers()
+        sinks = turn.wait()
+        if sinks is None:
             return
+        config = replace(config, sinks={**config.sinks, **sinks})
     with opened as host:
         checkpoint = Checkpoint.claim(
             checkpoint_of(config.directory),
@@ -117,7 +138,7 @@ def run_driver(
 
 
 class Driver:
-    """One incarnation of the driver. Signals, failures and the query's thread wake the main thread by `_events`."""
+    """One run of the driver. Signals, failures and the query's thread wake the main thread through `_events`."""
 
     def __init__(
         self,
@@ -141,13 +162,14 @@ class Driver:
         self._round: Future[Any] | None = None
         self._is_stopping = threading.Event()
         self._loop = asyncio.new_event_loop()
-        # A subdirectory per checkpoint, so that nothing of another pipeline is removed, wherever --runs points.
+        # A subdirectory per checkpoint, so that no files of another pipeline are removed, wherever --runs points.
         runs_root = (config.runs or config.directory / "runs") / checkpoint.id
         checkpoint.check_fence()  # a replaced driver must not remove anything
         RunStore(runs_root).clear_before(checkpoint.fence)
         self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
         self._states = StateStore(config.directory / "state" / checkpoint.id)
-        self._tables = TableRefresh.of(app.graph, config.directory / "sides" / checkpoint.id, say, checkpoint.fence)
+        sides = config.directory / "sides" / checkpoint.id
+        self._tables = TableRefresh.of(app.graph, sides, say, checkpoint.fence, checkpoint.files)
         self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._reports = DriverReports(config.directory, app.plan, checkpoint, config.history_bytes_max)
         self._files: FileService | None = None
@@ -159,7 +181,7 @@ class Driver:
         performer = self._start_performer()
         config = self._config
         watch = self._submit(
-            departed_gateways.watch(config.gateway, config.control_cookie, config.tls, performer.workers_left)
+            watch_departures(config.gateway, config.control_cookie, config.tls, performer.workers_left)
         )
         try:
             self._wait_for_gateway()
@@ -230,7 +252,8 @@ class Driver:
 
     def _run_query(self, performer: CommitPerformer) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
-        from procession.spark.query import ship_by_value, start_query
+        from procession.spark.pickled_program import ship_by_value
+        from procession.spark.query import start_query
         from procession.spark.small_epochs import SmallEpochs
         from procession.spark.task_state import TaskStateStore
         from procession.spark.tasks import Task, TaskTables
@@ -243,7 +266,8 @@ class Driver:
         self._reports.watch_jvm(spark.jvm_figures)
         self._handle_signals(lambda: os._exit(0))  # Spark has installed its own handler for SIGINT
         if self._spark is None:
-            spark.ship()  # a spare has done so
+            spark.ship()  # a spare driver has already done this
+            spark.start_workers()
         spark.check_executors(has_services=config.host_services)
         self._handle_signals()
         ship_by_value(self._app.module)
@@ -267,7 +291,8 @@ class Driver:
         first = dict(tables.first)
         if config.host_services:
             directories = self._states.directory, tables.copies.directory
-            self._files, shared = executor_files.serve_files(checkpoint, *directories, access, config.driver_files)
+            listen, on_fetched = config.driver_files, self._reports.placement.fetched
+            self._files, shared = executor_files.serve_files(checkpoint, *directories, access, listen, on_fetched)
             rounds = executor_files.SharedRounds(shared)
             first |= tables.fixed(self._app.graph, checkpoint.check_fence)
         if self._is_running:
@@ -294,11 +319,11 @@ class Driver:
                     is_alone=self._app.graph.exchange is Exchange.SPARK,
                     is_ordered=self._app.graph.event_time is not None,
                     tls=config.tls,
-                    # Replicas may be away for any time, and the commit waits for them.
+                    # Replicas may be unreachable for any length of time, and the commit waits for them.
                     decision_timeout_s=math.inf if self._has_replicas else DECISION_TIMEOUT_S,
                 ),
                 checkpoint=self._checkpoint.directory,
-                pace=EpochPace(config.epoch_interval_s, config.epoch_target_s),
+                pace=EpochPace(config.epoch_interval_s, config.epoch_target_s, config.small_epoch_records_max),
                 on_epoch=self._reports.times.noting(self._checkpoint, on_epoch),
                 small=small,
             )
@@ -325,10 +350,10 @@ class Driver:
             self._say("Spark did not end the query in time; the open round is left to the next driver")
 
     def _look_up(self, performer: CommitPerformer) -> None:
-        """Settle the open round. Its commit may wait for replicas that are away."""
+        """Read whether the open round is committed. This may wait for replicas that are unreachable."""
         try:
             self._submit(performer.query_ended()).result(timeout=DRAIN_S if self._has_replicas else None)
-        except ProcessionError as error:  # of a disk, or of the replicas
+        except ProcessionError as error:  # an error of the disk or of the replicas
             self._failed(error)
         except FutureTimeout:
             self._say("The replicas do not answer; the open round is left to the next driver.")

@@ -1,8 +1,8 @@
-"""What a driver reports about itself: its epoch log, and a file with what it does now.
+"""Writes the reports of a driver: its epoch log, and a file with its current state.
 
-Invariant: reports are written by a thread of their own, so a slow disk does not slow a commit. At most `QUEUE_MAX`
-epochs wait for it; if it falls behind further, epochs are left out of the log and counted. `driver-status.json` is
-replaced as a whole and never synced: it is about the present. Read by `supervisor/pipeline_snapshot`.
+Invariant: a separate thread writes the reports, so a slow disk does not slow a commit. At most `QUEUE_MAX` epochs
+wait for the thread; further epochs are omitted from the log and counted. `driver-status.json` is replaced as a whole
+and never synced, because it only describes the present. Read by `monitoring/pipeline_snapshot`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from procession.commit.performer import CommittedEpoch
 from procession.commit.recovery import RecoveredRounds
 from procession.driver.epoch_log import EpochLog
 from procession.driver.round_times import EpochTimes, RoundTimes
+from procession.driver.state_placement import StatePlacement
 from procession.planner.explain import as_dict
 from procession.planner.plan import Plan
 
@@ -38,11 +39,12 @@ JVM_INTERVAL_S = 5.0
 
 
 class DriverReports:
-    """The reports of one driver. `start` begins to write them, `close` writes what is left."""
+    """The reports of one driver. `start` starts the thread that writes them; `close` writes the remaining ones."""
 
     def __init__(self, directory: Path, plan: Plan, checkpoint: Checkpoint, history_bytes_max: int) -> None:
         names = {node.id: node.name for node in plan.graph.nodes}
         self.times = RoundTimes()
+        self.placement = StatePlacement()
         self._directory = directory
         self._plan = plan
         self._checkpoint = checkpoint
@@ -54,7 +56,7 @@ class DriverReports:
         self._jvm_due = 0.0
         self._started_s = time.time()
         self.is_ready = False
-        """Whether Spark takes epochs."""
+        """Whether Spark is ready for epochs."""
         self._written = ""
         self._thread: threading.Thread | None = None
 
@@ -67,12 +69,13 @@ class DriverReports:
         self._thread.start()
 
     def watch_jvm(self, ask: Callable[[], dict[str, float]]) -> None:
-        """Report what `ask` returns, at intervals. It may block, and may raise any error."""
+        """Call `ask` at intervals and report what it returns. `ask` may block, and may raise any error."""
         self._jvm = ask
 
     def committed(self, outcome: CommittedEpoch) -> None:
-        """An epoch is committed. Called by the commit, and never waits."""
+        """Handle the commit of an epoch. Never blocks."""
         times = self.times.last
+        self.placement.committed(outcome.record)
         try:
             self._waiting.put_nowait((outcome, times if times and times.epoch == outcome.record.epoch else None))
         except queue.Full:
@@ -107,11 +110,11 @@ class DriverReports:
         text = json.dumps(self.status())
         if text != self._written:
             self._written = text
-            with suppress(OSError):  # a report is not worth a failure
+            with suppress(OSError):  # a failed report must not stop the driver
                 _replace(self._directory / STATUS, text)
 
     def status(self) -> dict[str, Any]:
-        """What the driver does now."""
+        """Return the driver's current state, as `driver-status.json` has it."""
         sinks = {
             name: {
                 "is_connected": sink.is_connected,
@@ -131,11 +134,12 @@ class DriverReports:
             "open": self.times.waits_for() or self._running(),
             "sinks": sinks,
             "jvm": self._jvm_figures,
+            "placement": self.placement.as_json(),
             "epochs_left_out": self._left_out,
         }
 
     def _running(self) -> dict[str, Any] | None:
-        """The epoch whose tasks run. None if Spark waits for records."""
+        """Return the epoch whose tasks run now. None if Spark waits for records."""
         log = self._checkpoint.log
         epoch = log.offered
         if self.times.last is not None and epoch <= self.times.last.epoch:
@@ -162,7 +166,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def announce_spare(path: Path) -> None:
-    """Write the process id of the spare. Without fsync, because nobody reads the file after a crash."""
+    """Write the process id of the spare. Without fsync, because the file is not read after a crash."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps({"pid": os.getpid()}))
     draft.rename(path)

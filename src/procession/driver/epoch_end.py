@@ -1,9 +1,9 @@
-"""Where an epoch ends at each of several gateways, with event-time order.
+"""Determines where an epoch ends at each of several gateways, with event-time order.
 
 Invariant: an epoch contains everything up to one position in the order, at every gateway. So every gateway must
-answer within one call, and the leader must have named all gateways. Each gateway gets the stream watermarks of
-the others. The epoch contains what is then complete at all gateways, within the size limits of an epoch. Uses
-`driver/gateway_clients`; used by `driver/offsets`.
+answer within one call, and the leader must have named all gateways. Each gateway gets the stream watermarks of the
+others. The epoch then contains the records up to the position that all gateways have completed, within the size
+limits of an epoch. Uses `driver/gateway_clients`; used by `driver/offsets`.
 """
 
 from __future__ import annotations

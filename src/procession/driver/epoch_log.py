@@ -1,8 +1,8 @@
 """The epoch log: one JSON line per committed epoch, the history for the dashboard, progress displays and benchmarks.
 
 Invariant: it is a report and decides nothing, so it is not synced. A driver that starts adds the lines that its
-predecessor did not write, as far as the checkpoint has the round records. `driver/driver_reports` writes it off the
-path of the commit; `supervisor/progress`, `supervisor/epoch_history` and others read it.
+predecessor did not write, if the checkpoint still has their round records. The thread of `driver/driver_reports`
+writes it, so commits do not wait; `monitoring/progress`, `monitoring/epoch_history` and others read it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ STREAMS_LISTED_MAX = 100
 """A line lists the positions of its streams if there are at most this many."""
 
 TAIL_BYTES = 1024 * 1024
-"""Bytes at the end of the file that hold the epochs of the last seconds."""
+"""Number of bytes at the end of the file that contain the epochs of the last seconds."""
 
 BIN_EDGES_MS = np.geomspace(0.01, 1e8, 2314)
 """Edges of the latency histogram's bins. Each is 1 % above the previous one."""
 
 LATENCY_SHOWN_MAX_S = 3600.0
-"""Event times that are older than this belong to historical data, so their age is not a latency."""
+"""An event time older than this belongs to historical data, so its age is not a latency."""
 CLOCK_SKEW_MAX_S = 10.0
-"""How far a producer's clock may be ahead of ours."""
+"""How far a producer's clock may be ahead of the driver's clock."""
 
 
 class EpochLog:
@@ -51,7 +51,8 @@ class EpochLog:
         self._checkpoint = checkpoint
         self._names = names or {}
         self._before: EpochTimes | None = None
-        """The epoch that was logged last. Sinks confirm its phase 2 after that, so the next line has these times."""
+        """The epoch that was logged last. Sinks confirm phase 2 after its line is written, so the next line has those
+        times."""
 
     def add(self, outcome: CommittedEpoch, times: EpochTimes | None = None) -> None:
         before, self._before = self._before, times
@@ -70,7 +71,7 @@ class EpochLog:
         )
 
     def fill(self, rounds: Iterable[RoundRecord]) -> None:
-        """Add the lines of committed epochs that are missing. Nothing is known of their times."""
+        """Add the missing lines of committed epochs. Their times are unknown."""
         lines = [line for line in EpochTail(self._path, TAIL_BYTES).new() if line.get("id") == self._checkpoint]
         last = max((int(line["epoch"]) for line in lines), default=-1)
         counted = next((int(line["records_in"]) for line in reversed(lines)), 0)
@@ -82,7 +83,8 @@ class EpochLog:
                 counted = records_in
 
     def rolled_back(self, record: RoundRecord, epoch: int) -> None:
-        """Log that the pipeline was set back to this epoch. The record is that of the last epoch, as it is now."""
+        """Log that the pipeline was rolled back to this epoch. `record` is the current round record of the last
+        epoch."""
         facts = self._facts(record)
         facts |= {"first": record.last, "sinks": {name: [part.end, part.end] for name, part in record.parts.items()}}
         times = {"records": 0, "seconds": 0.0, "committed_ns": time.time_ns(), "latency_ms": [], "is_filled": True}
@@ -104,7 +106,7 @@ class EpochLog:
         }
 
     def _chains(self, manifests: Iterable[Manifest]) -> dict[str, Any]:
-        """The work of each chain: the total seconds of its tasks, and its output records by destination."""
+        """Return the work of each chain: the total seconds of its tasks, and its output records by destination."""
         chains: dict[str, Any] = {}
         for manifest in manifests:
             chain = chains.setdefault(str(manifest.stage), {"tasks": 0, "read_s": 0.0, "run_s": 0.0, "out": {}})
@@ -118,17 +120,17 @@ class EpochLog:
         return chains
 
     def _write(self, line: dict[str, Any]) -> None:
-        with suppress(OSError):  # a report is not worth a failure: a full disk stops the writers of data
+        with suppress(OSError):  # a failed report must not stop the driver
             if self._path.exists() and self._path.stat().st_size > self._bytes_max // 2:
                 self._path.replace(older(self._path))
             with self._path.open("ab") as file:
                 if file.tell() and not _ends_a_line(self._path):
-                    file.write(b"\n")  # the writer before was killed within a line
+                    file.write(b"\n")  # the previous driver was killed while it wrote a line
                 file.write(json.dumps(line).encode() + b"\n")
 
 
 def older(path: Path) -> Path:
-    """The file that was rotated."""
+    """Return the path of the rotated file."""
     return path.with_suffix(".1.jsonl")
 
 
@@ -145,7 +147,7 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 def _latencies(outcome: CommittedEpoch) -> list[list[float]]:
     """Return for each task the number of records, then evenly spaced quantiles of their latency.
 
-    A task whose event times are far from the clock is left out: they are historical, or no times at all."""
+    A task whose event times are far from the clock is omitted: its records are historical, or have no real times."""
     return [
         [manifest.records, *(round((outcome.committed_ns - time) / 1e6, 3) for time in reversed(manifest.times))]
         for manifest in outcome.manifests

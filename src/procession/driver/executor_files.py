@@ -1,14 +1,13 @@
-"""The driver's files for executors on other machines: round records, states, tables and
-offsets, over the network.
+"""Serves the driver's files to executors on other machines: round records, states, tables and offsets.
 
-Invariant: with host services, a task reads nothing by a path of the driver's machine. What it would read there, it
-gets from the driver's file service, which lives as long as the driver. Used by `driver/driver`; the classes that tasks
-use are pickled with them.
+Invariant: with host services, a task reads no file by a path of the driver's machine. The driver's file service sends
+these files, and lives as long as the driver. Used by `driver/driver`; the classes that tasks use are pickled with
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,17 +21,19 @@ from procession.commit.spark_log import OFFSETS, parse_offsets
 from procession.errors import ConfigError
 from procession.planner.graph import Exchange, Graph
 from procession.spark.master import has_executors, is_on_this_machine
+from procession.spark.shipped_environment import ShippedSecret
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
 from procession.storage.host_runs import DIRECTORY_VARIABLE, announced_host, own_directory
 from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, laid, numbered_from
 from procession.storage.secret import KeptSecret, keep_copy
 from procession.storage.shared_files import Folder, SharedFiles
+from procession.storage.shipped_tls import task_tls
 from procession.storage.state_version import StateVersion
 from procession.tls import ClientTls, ServerTls
 
 RECORDS_MAX = 4
-"""Number of round records that a worker keeps in memory."""
+"""Maximum number of round records that a worker keeps in memory."""
 
 
 def check_host_services(graph: Graph, master: str) -> None:
@@ -43,24 +44,31 @@ def check_host_services(graph: Graph, master: str) -> None:
             next_step='Use exchange="runs" in the app, or leave --host-services out.',
         )
     if not has_executors(master):
-        announced_host(own_directory())  # tasks are threads of this process, and would fail one by one
+        announced_host(own_directory())  # tasks are threads of this process and would fail one after the other
 
 
 def task_access(
     cookie: bytes, tls: ClientTls | None, directory: Path, graph: Graph, master: str | None
 ) -> FlightAccess:
-    """Return what tasks and Spark's helper process show to gateways and services. They read the secret from their host
-    service's directory, or from the pipeline's. Executors that share no directory at all, with exchange="spark", get it
-    inside their tasks."""
-    if graph.exchange is Exchange.SPARK and not is_on_this_machine(master or "local"):
-        return FlightAccess(cookie, tls)
+    """Return the credentials of tasks and of Spark's helper process for gateways and services. They read the secret
+    from the directory of their host service or of the pipeline. With exchange="spark", executors may share no
+    directory; they read it from a file that Spark ships."""
     keep_copy(directory, cookie)
-    return FlightAccess(KeptSecret(cookie, (f"${DIRECTORY_VARIABLE}", str(directory))), tls)
+    if is_secret_shipped(graph, master):
+        return FlightAccess(ShippedSecret(cookie, str(directory)), tls)
+    return FlightAccess(KeptSecret(cookie, (f"${DIRECTORY_VARIABLE}", str(directory))), task_tls(tls))
+
+
+def is_secret_shipped(graph: Graph, master: str | None) -> bool:
+    """Return whether executors share no directory with the driver, and have no host service, so that Spark has to
+    give them the secret."""
+    return graph.exchange is Exchange.SPARK and not is_on_this_machine(master or "local")
 
 
 @dataclass(frozen=True)
 class SharedRounds:
-    """The round records of the driver, as its tasks read them: each names what the next epoch begins with."""
+    """Reads the driver's round records in tasks. Each record names the states and tables with which the next epoch
+    begins."""
 
     files: SharedFiles
 
@@ -89,8 +97,8 @@ class LocalFolders:
 
 @dataclass(frozen=True)
 class OffsetsLayout:
-    """Where the records of an epoch are in the gateways' logs, by the offsets in the checkpoint. A task on another
-    machine needs it when an error names a record, and `spark/small_epochs` for every epoch."""
+    """Finds the records of an epoch in the gateways' logs, from the offsets in the checkpoint. A task on another
+    machine needs this to name a record in an error, and `spark/small_epochs` needs it for every epoch."""
 
     files: FolderReader
 
@@ -117,21 +125,27 @@ def _record(files: SharedFiles, epoch: int) -> RoundRecord:
 
 
 def serve_files(
-    checkpoint: Checkpoint, states: Path, tables: Path, access: FlightAccess, listen: str
+    checkpoint: Checkpoint,
+    states: Path,
+    tables: Path,
+    access: FlightAccess,
+    listen: str,
+    on_state_fetched: Callable[[str], None],
 ) -> tuple[FileService, SharedFiles]:
-    """Start the file service of this driver, and return what its tasks use to reach it. The caller shuts it down."""
+    """Start the file service of this driver. Return it with the addresses for tasks. The caller shuts it down."""
     folders = {
         Folder.ROUNDS: checkpoint.rounds.directory,
         Folder.STATES: states,
         Folder.TABLES: tables,
         **layout_folders(checkpoint),
     }
-    service = FileService(folders, checkpoint.fence, access.cookie, listen, _server_tls(access.tls))
+    tls = _server_tls(access.tls)
+    service = FileService(folders, checkpoint.fence, access.cookie, listen, tls, on_state_fetched)
     return service, SharedFiles(service.location, checkpoint.id, access)
 
 
 def layout_folders(checkpoint: Checkpoint) -> dict[Folder, Path]:
-    """The folders that an `OffsetsLayout` reads."""
+    """Return the folders that an `OffsetsLayout` reads."""
     return {Folder.OFFSETS: checkpoint.directory / OFFSETS, Folder.GATEWAYS: checkpoint.root / GATEWAYS}
 
 
@@ -140,7 +154,7 @@ def local_layout(checkpoint: Checkpoint) -> OffsetsLayout:
 
 
 def are_tasks_local(graph: Graph, master: str | None) -> bool:
-    """Whether all that tasks read and write are files of this machine."""
+    """Return whether tasks read and write only files of this machine."""
     return not has_executors(master or "local") and graph.exchange is Exchange.RUNS
 
 
@@ -150,6 +164,6 @@ def _server_tls(tls: ClientTls | None) -> ServerTls | None:
     if tls.cert is None or tls.key is None:
         raise ConfigError(
             "With TLS and host services, the driver needs a certificate: executors fetch files from it.",
-            next_step="Set tls_cert and tls_key, too.",
+            next_step="Also set tls_cert and tls_key.",
         )
     return ServerTls(tls.cert, tls.key)

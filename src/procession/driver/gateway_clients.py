@@ -1,18 +1,21 @@
 """The driver's clients of the gateways, one for each gateway of the pipeline.
 
-Invariant: a gateway that does not answer delays no other. Each gateway has a thread of its own. The driver waits for
-a gateway as long as it answers; one that does not answer is only polled. The leader says which gateways there are. Used
-by the driver and by Spark's helper process; uses `gateway/control_client`.
+Invariant: a gateway that does not answer does not delay requests to other gateways. Each gateway has its own thread.
+The driver waits for a gateway as long as that gateway answers, and only polls a gateway that does not. The leader
+says which gateways there are. Used by the driver and by Spark's helper process; uses `gateway/control_client`. The
+leader keeps the list of departed gateways on disk, so the driver polls it and stores nothing: the next driver gets
+the same names and notifies the sinks again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from procession.errors import RoundError
+from procession.errors import ProcessionError, RoundError
 from procession.gateway.control_client import ControlClient
 from procession.gateway.members import Member
 from procession.storage.log_ranges import FIRST_GATEWAY, LogLocation
@@ -20,6 +23,8 @@ from procession.tls import ClientTls
 
 PATIENCE_S = 1.0
 """How long one request waits for a gateway that cannot be reached. The caller tries again."""
+DEPARTURES_POLL_S = 1.0
+"""Polling interval. A gateway leaves without a record in its log, so sinks need no earlier notice."""
 
 Answer = TypeVar("Answer")
 
@@ -67,7 +72,7 @@ class GatewayClient(Generic[Answer]):
 
 
 class GatewayClients(Generic[Answer]):
-    """The clients by the gateways' names. The first gateway is always among them."""
+    """The client of each gateway, by the gateway's name. There is always a client of the first gateway."""
 
     def __init__(self, first: str | Path, cookie: bytes, tls: ClientTls | None = None) -> None:
         self._first = first
@@ -106,3 +111,25 @@ class GatewayClients(Generic[Answer]):
 
 def place_of(member: Member) -> LogLocation:
     return LogLocation(member.directory, member.identity, member.flight, member.machine)
+
+
+async def watch_departures(
+    at: str | Path,
+    cookie: bytes,
+    tls: ClientTls | None,
+    notify: Callable[[tuple[str, ...]], None],
+    poll_interval_s: float = DEPARTURES_POLL_S,
+) -> None:
+    """Poll the leader until cancelled. Pass the names of all departed gateways to `notify` whenever they change."""
+    known: tuple[str, ...] = ()
+    loop = asyncio.get_running_loop()
+    with ControlClient(at, cookie, PATIENCE_S, tls=tls) as client:
+        while True:
+            try:
+                found = await loop.run_in_executor(None, client.departed)
+            except ProcessionError:
+                found = known  # it is unreachable or refuses the request: the reader of its records reports that
+            if found != known:
+                notify(found)
+                known = found
+            await asyncio.sleep(poll_interval_s)

@@ -1,8 +1,8 @@
-"""The end offsets of the next epoch, requested from the gateways, and the driver's messages to the gateways.
+"""Requests the end offsets of the next epoch from the gateways, and sends them fences and commits.
 
-Invariant: nothing is offered while the previous epoch is undecided, to a driver that was replaced, or from a gateway
-whose log location is not on disk. Pickles, because Spark starts the helper process that uses it. Uses
-`gateway/control`; used by `spark/log_source` and the driver.
+Invariant: no epoch is offered while the previous epoch is undecided, to a driver that was replaced, or from a gateway
+whose log location is not on disk. `GatewayFeed` can be pickled, because it is used in a helper process that Spark
+starts. Uses `gateway/control`; used by `spark/log_source` and the driver.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
+from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import DECISION_TIMEOUT_S
 from procession.driver.epoch_end import EpochEndAgreement
 from procession.driver.gateway_clients import PATIENCE_S, GatewayClients, place_of
-from procession.driver.last_commit import LastCommit, last_commit, send_commit
+from procession.driver.last_commit import DecidedRecords, LastCommit, known_members, last_commit, send_commit
 from procession.errors import ConfigError, ProcessionError, RecordError, RoundError
 from procession.gateway.control_client import ControlClient, EpochOffer, FenceReply
 from procession.gateway.members import Member
@@ -40,7 +41,7 @@ class GatewayFeed:
     is_alone: bool = False
     """Whether the plan supports only one gateway."""
     is_ordered: bool = False
-    """Whether records are in event-time order. The gateways must then agree on the end of an epoch."""
+    """Whether records are in event-time order. If so, the gateways must agree on the end of an epoch."""
 
     tls: ClientTls | None = None
     decision_timeout_s: float = DECISION_TIMEOUT_S
@@ -49,8 +50,8 @@ class GatewayFeed:
     def next_ends(self, starts: Mapping[str, Any], records_max: int) -> dict[str, Any]:
         self.checkpoint.check_fence()
         epoch = self.checkpoint.log.await_decided(self.checkpoint.check_fence, self.decision_timeout_s)
-        self.checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
-        last = last_commit(self.checkpoint, epoch, self.places())
+        self.checkpoint.check_fence()  # a successor knows all commits that were on disk before it took over
+        last = last_commit(self.checkpoint, self._kept.records.of(epoch), self.places())
         known, limit = read_offsets(starts), min(records_max, self.records_max)
         find_ends = self._agreed_ends if self.is_ordered else self._offered_ends
         ends = known | find_ends(last, known, limit)
@@ -60,10 +61,11 @@ class GatewayFeed:
         self, last: LastCommit, starts: Mapping[str, LogOffset], records_max: int
     ) -> dict[str, LogOffset]:
         """Return the epoch's end at the gateways that have new records."""
-        clients, places = _clients(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
+        clients, places = self._kept.clients, self._kept.places
         names = clients.names
         limits = max(1, records_max // len(names)), max(1, self.bytes_max // len(names))
-        # A late reply is still valid: nothing was read from that gateway since, so its start offset is the same.
+        # A late reply is still valid: no records were read from that gateway since, so its start offset has not
+        # changed.
         answers = clients.ask({name: partial(last.offer, name, starts.get(name, NOTHING), *limits) for name in names})
         offered = {
             name: offer.offset for name, offer in answers.items() if offer.end > starts.get(name, NOTHING).sequence
@@ -76,12 +78,11 @@ class GatewayFeed:
         return {name: end for name, end in offered.items() if name in known}
 
     def _agreed_ends(self, last: LastCommit, starts: Mapping[str, LogOffset], records_max: int) -> dict[str, LogOffset]:
-        agreement, places = _agreement(self.at, self.cookie, self.tls), _places(self.checkpoint.root)
-        agreed = agreement.reach(last, starts, records_max, self.bytes_max)
+        agreed = self._kept.agreement.reach(last, starts, records_max, self.bytes_max)
         if agreed is None:
             return {}
         self._check_alone([member.name for member in agreed.gateways])
-        keep_places(places, agreed.gateways)
+        keep_places(self._kept.places, agreed.gateways)
         return {name: end for name, end in agreed.ends.items() if end.sequence > starts.get(name, NOTHING).sequence}
 
     def _check_alone(self, names: list[str]) -> None:
@@ -93,25 +94,34 @@ class GatewayFeed:
             )
 
     def places(self) -> dict[str, LogLocation]:
-        return _places(self.checkpoint.root).all()
+        return self._kept.places.all()
+
+    @property
+    def _kept(self) -> KeptByHelper:
+        return _kept(self.at, self.cookie, self.tls, self.checkpoint.root, self.checkpoint.rounds.directory)
 
 
-# Cached for the lifetime of the helper process, because the feed itself is unpickled again and again.
+class KeptByHelper:
+    """The data that the helper process keeps from one epoch to the next."""
+
+    def __init__(self, at: str | Path, cookie: bytes, tls: ClientTls | None, root: Path, rounds: Path) -> None:
+        self._new_clients = partial(GatewayClients[Any], at, cookie, tls)
+        self.places = LogLocations(root)
+        self.records = DecidedRecords(RoundRecords(rounds))
+
+    @cached_property
+    def clients(self) -> GatewayClients[EpochOffer]:
+        return self._new_clients()
+
+    @cached_property
+    def agreement(self) -> EpochEndAgreement:
+        return EpochEndAgreement(self._new_clients())
 
 
 @cache
-def _clients(at: str | Path, cookie: bytes, tls: ClientTls | None) -> GatewayClients[EpochOffer]:
-    return GatewayClients(at, cookie, tls)
-
-
-@cache
-def _agreement(at: str | Path, cookie: bytes, tls: ClientTls | None) -> EpochEndAgreement:
-    return EpochEndAgreement(GatewayClients(at, cookie, tls))
-
-
-@cache
-def _places(root: Path) -> LogLocations:
-    return LogLocations(root)
+def _kept(at: str | Path, cookie: bytes, tls: ClientTls | None, root: Path, rounds: Path) -> KeptByHelper:
+    # Cached for the lifetime of the helper process, because the feed itself is unpickled repeatedly.
+    return KeptByHelper(at, cookie, tls, root, rounds)
 
 
 def keep_places(places: LogLocations, gateways: Iterable[Member]) -> None:
@@ -134,7 +144,7 @@ class GatewayNotifier:
         """The offsets at which the leader last listed the gateways."""
         self._lock = (
             threading.Lock()
-        )  # a new driver raises its fence while it repeats the previous driver's last commit
+        )  # a new driver raises its fence at the gateways while it repeats the previous driver's last commit
         self._fence = fence
 
     def raise_fence(self, checkpoint: Checkpoint, order: str = "") -> None:
@@ -144,12 +154,15 @@ class GatewayNotifier:
         places = checkpoint.places
         offsets = checkpoint.log.offsets
         with self._lock:
-            leader = self._leader.fence(self._fence)
+            leader = self._leader.fence(self._fence, known=known_members(places.all()))
             self._meet(leader.gateways)
             keep_places(places, leader.gateways)
-            last = last_commit(checkpoint, checkpoint.log.committed, places.all())
+            record = DecidedRecords(checkpoint.rounds).of(checkpoint.log.committed)
+            last = last_commit(checkpoint, record, places.all())
             names = self._fences.names
-            fences = self._fences.ask({name: partial(_raise, last, name, offsets.get(name, NOTHING)) for name in names})
+            fences = self._fences.ask(
+                {name: partial(last.raise_fence, name, offsets.get(name, NOTHING)) for name in names}
+            )
         for name, found in fences.items():
             if found.order != order:
                 raise ConfigError(
@@ -173,7 +186,7 @@ class GatewayNotifier:
         return RecordError(sentence, next_step=error.next_step, **error.fields)
 
     def _stream_names(self) -> dict[int, str]:
-        """Collect stream names from all gateways: only the gateway where a stream was opened knows its name."""
+        """Collect stream names from all gateways. Only the gateway where a stream was opened knows its name."""
         names: dict[int, str] = {}
         with self._lock:
             for member in self._leader.fence(self._fence).gateways:
@@ -182,11 +195,11 @@ class GatewayNotifier:
         return names
 
     def acknowledge(self, record: RoundRecord) -> None:
-        """Send every gateway the committed positions: of its own log and of all streams."""
+        """Send every gateway the committed position of its log and of all streams."""
         with self._lock:
             unknown = [name for name in record.offsets if name not in self._commits.names]
             if any(record.offsets[name] != self._listed_at.get(name) for name in unknown):
-                self._meet(self._leader.fence(self._fence).gateways)  # a gateway is new, or has come back
+                self._list_gateways(record)  # a gateway is new, or is reachable again
                 self._listed_at = record.offsets
             pending = [name for name in self._commits.names if self._notified.get(name) is not record]
             requests: dict[str, Callable[[ControlClient], RoundRecord]] = {
@@ -197,17 +210,16 @@ class GatewayNotifier:
             if not missing:
                 return
             if FIRST_GATEWAY not in missing:
-                self._meet(self._leader.fence(self._fence).gateways)  # a missing gateway may have left
+                self._list_gateways(record)  # a missing gateway may have left
         raise _away(missing)
+
+    def _list_gateways(self, record: RoundRecord) -> None:
+        self._meet(self._leader.fence(self._fence, known=known_members(record.offsets)).gateways)
 
     def _meet(self, gateways: Iterable[Member]) -> None:
         members = list(gateways)
         self._fences.meet(members)
         self._commits.meet(members)
-
-
-def _raise(last: LastCommit, name: str, offered: LogOffset, client: ControlClient) -> FenceReply:
-    return client.fence(last.fence, offered, last.known(name))
 
 
 def _away(names: list[str]) -> RoundError:

@@ -1,10 +1,11 @@
-"""The states of a stage for another number of tasks, if some of them belong to a task and not to a key.
+"""Redistributes the states of a stage to another number of tasks, if some of these states belong to a task, not to a
+key.
 
-Invariant: what is held for a key goes to the task that its hash says, and so does each of its timers. What a task knows
-of the input as a whole is the same in all tasks (`operators/watermark`): the watermark, the inputs, the ends, the
-latest broadcast. Each new task gets it; if tasks differ there, the change is refused. Existing files are not changed;
-new ones are durable when this returns. Memory is bounded by `keys_max` entries. States of `map_stateful` and its
-relatives need none of this: they are redistributed when they are read. Used by `driver/changed_states`.
+Invariant: the state and the timers of a key go to the task that the key's hash selects. The state that concerns the
+whole input is the same in all tasks (`operators/watermark`): the watermark, the inputs, the ends and the latest
+broadcast. Each new task gets a copy; if the tasks differ, the change is refused. Existing files are not changed; new
+files are durable when `redistributed` returns. Memory is bounded by `KEYS_MAX` entries. Stages such as `map_stateful`
+do not need this module: their states are redistributed when they are read. Used by `driver/changed_states`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from procession.storage.state_store import TaskStates
 from procession.storage.state_version import Files, StateCodec, file_prefix
 
 OF_KEY, OF_TIMERS = b"k", b"t"
-"""Prefixes of names: what is held for a key, and a list of keys that are due at a step."""
+"""Name prefixes: of the state of a key, and of a list of keys that are due at a step."""
 REDISTRIBUTED = 1
-"""The number of the attempt in the names of these files. `driver/changed_states` uses 0."""
+"""Attempt number in the names of these files. `driver/changed_states` uses 0."""
 KEYS_MAX = 100_000
-"""Maximum number of entries of each new task that are in memory."""
+"""Maximum number of entries in memory for each new task."""
 
 _AS_IT_IS = StateCodec(bytes, bytes)
 
@@ -34,8 +35,8 @@ _AS_IT_IS = StateCodec(bytes, bytes)
 def redistributed(
     stage: str, tasks: Sequence[Files], count: int, directory: Path, fence: int, epoch: int, values: ValueCodec
 ) -> tuple[Files, ...]:
-    """The states of these tasks for `count` tasks. `fence` is that of the caller, which no file there has. Raises
-    PlanError if the tasks do not agree on what they have in common."""
+    """Write the states of `tasks` for `count` tasks, and return the new files. `fence` is the caller's fence, which
+    no existing file has in its name. Raises PlanError if the tasks differ in state about the whole input."""
     writers = [_Task(directory, file_prefix(fence, stage, task, epoch, REDISTRIBUTED), values) for task in range(count)]
     shared: dict[bytes, bytes] = {}
     reached: int | None = None
@@ -57,8 +58,8 @@ def redistributed(
                     writer.put_timers(step, -serial, some)
             elif shared.setdefault(name, stored) != stored:
                 raise PlanError(
-                    f"the tasks of stage {stage!r} have seen different parts of the input, so what they hold cannot be"
-                    " redistributed now",
+                    f"the tasks of stage {stage!r} have seen different parts of the input, so their states cannot be"
+                    " redistributed",
                     next_step=f"keep parallelism={len(tasks)}, or drop its states",
                     stage=stage,
                 )
@@ -86,7 +87,7 @@ class _Task:
         self._states.touch((name,))
 
     def put_timers(self, step: int, serial: int, keys: Sequence[Any]) -> None:
-        """Serial numbers of tasks are epochs, so negative ones are free."""
+        """Store a list of keys that are due. `serial` is negative: a task's own lists use its epochs as numbers."""
         if keys:
             self.put(b"t%d/%d" % (step, serial), self._values.packed(list(keys)))
             self._lists.setdefault(step, []).append(serial)

@@ -1,6 +1,7 @@
-"""How long each phase of an epoch takes, and what the open epoch waits for. A report: nothing is decided by it.
+"""Measures how long each phase of an epoch takes, and what the open epoch waits for. Used only for reports, not for
+decisions.
 
-Invariant: it only observes what goes into the coordinator and what comes out. It holds the open epoch and the last
+Invariant: this module only observes the coordinator's events and actions. It keeps only the open epoch and the last
 committed one, so its memory does not grow. `driver/epoch_log` writes the phases of committed epochs to the history,
 `driver/driver_reports` what the open epoch waits for.
 """
@@ -38,18 +39,18 @@ RAN, PHASE1, RECORD, DECISION, COMMITTED = "run", "phase 1", "record", "decision
 
 @dataclass
 class EpochTimes:
-    """The phases of one epoch, in seconds. None: it has not ended, or was not seen."""
+    """The duration of each phase of one epoch, in seconds; None if the phase has not ended, or was not observed."""
 
     epoch: int
     phase: str = RAN
     since: float = 0.0
-    """When the present phase began."""
+    """When the current phase began."""
     wait_s: float | None = None
-    """From the decision on the epoch before to `offsets/N`: waiting for records, and asking the gateways."""
+    """From the decision on the previous epoch to `offsets/N`: waiting for records, and asking the gateways."""
     run_s: float | None = None
     """From `offsets/N` until all runs are written: Spark's scheduling and the tasks."""
     phase1_s: dict[str, float] = field(default_factory=dict)
-    """From sending a sink its output to its vote, by sink. Of the last attempt."""
+    """From sending a sink its output to its vote, by sink, in the last attempt."""
     record_s: float | None = None
     """From the last vote until the round record is on disk."""
     decision_s: float | None = None
@@ -72,7 +73,7 @@ class EpochTimes:
 
 @dataclass
 class SinkReport:
-    """What is known of a sink's connection since the driver started."""
+    """The state of a sink's connection since the driver started."""
 
     is_connected: bool = False
     connects: int = 0
@@ -80,14 +81,14 @@ class SinkReport:
     """The transaction that was sent last."""
     sent_at: float = 0.0
     decided_at: float | None = None
-    """When the decision was sent that the sink has not confirmed."""
+    """When the decision that the sink has not confirmed was sent."""
     voted: bool = False
     aborted: int = 0
     """Transactions that were aborted since the driver started."""
 
 
 class RoundTimes:
-    """Follows the rounds of one driver. `now` is a monotonic clock, `wall` the time of day that files carry."""
+    """Observes the rounds of one driver. `now` is a monotonic clock; `wall` is the time of day, as in files."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -100,7 +101,8 @@ class RoundTimes:
     def noting(
         self, checkpoint: Checkpoint, on_epoch: Callable[[int, list[Any]], None]
     ) -> Callable[[int, list[Any]], None]:
-        """`on_epoch`, preceded by a note of when the epoch was offered: its tasks are done when this is called."""
+        """Return a function that first records when the epoch was offered, then calls `on_epoch`. It is called when
+        the epoch's tasks are done."""
 
         def noted(epoch: int, manifests: list[Any]) -> None:
             offsets = checkpoint.log.directory / "offsets" / str(epoch)
@@ -110,7 +112,7 @@ class RoundTimes:
         return noted
 
     def ran(self, epoch: int, offered_at: float | None) -> None:
-        """The tasks of an epoch are done. `offered_at` is the time of day of `offsets/N`."""
+        """Record that the tasks of an epoch are done. `offered_at` is the time of day of `offsets/N`."""
         found = EpochTimes(epoch, since=self._now())
         if offered_at is not None:
             found.run_s = max(0.0, self._wall() - offered_at)
@@ -177,7 +179,7 @@ class RoundTimes:
         return self.sinks.setdefault(name, SinkReport())
 
     def waits_for(self) -> dict[str, Any] | None:
-        """What the open round waits for. None while no round is open."""
+        """Return what the open round waits for. None while no round is open."""
         epoch = self.open
         if epoch is None:
             return None
@@ -192,7 +194,7 @@ class RoundTimes:
 
 
 class TimedCoordinator(Coordinator):
-    """A coordinator whose events and actions are seen by `times`."""
+    """A coordinator that reports its events and actions to `times`."""
 
     def __init__(self, times: RoundTimes, **fields: Any) -> None:
         super().__init__(**fields)
@@ -209,7 +211,7 @@ class TimedCoordinator(Coordinator):
 def coordinator_of(
     graph: Graph, checkpoint: Checkpoint, found: RecoveredRounds, refusals_max: int, times: RoundTimes
 ) -> TimedCoordinator:
-    """The coordinator of a driver, from what its checkpoint held at the start."""
+    """Return the coordinator of a driver, from the checkpoint's content at the start."""
     idempotent = [participant.name for participant in graph.participants if participant.sink.is_idempotent]
     return TimedCoordinator(
         times,

@@ -1,7 +1,7 @@
 """The scratch directory: where Spark's process keeps temporary files, inside the pipeline's directory.
 
-Invariant: each driver has its own scratch directory and holds a lock on it while it lives. Only directories that
-nobody has locked are removed, and only by a driver whose fence is current. Used by `driver/driver`.
+Invariant: each driver has its own scratch directory and holds a lock on it while it lives. A driver removes a
+directory only if the directory is not locked and the driver's fence is current. Used by `driver/driver`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScratchDirectory:
                 continue
             lock = _lock(path)
             if lock < 0:
-                continue  # its driver runs: a spare, or one that does not know yet that it was replaced
+                continue  # its driver runs: a spare driver, or a driver that has not noticed yet that it was replaced
             try:
                 check_fence()
                 _remove(path.with_suffix(""))

@@ -1,6 +1,6 @@
-"""The connections of a driver to its sinks: where each is, what it can rely on there, and how large an epoch may be.
+"""Determines the options of a driver's connections to its sinks, and the maximum size of an epoch.
 
-Invariant: only a sink's connector (`planner/connector`) knows what follows from the sink's URL. Used by the driver.
+Invariant: only a sink's connector (`planner/connector`) interprets the sink's URL. Used by the driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def epoch_limits(graph: Graph, config: DriverConfig) -> tuple[int, int]:
-    """Maximum records and bytes of an epoch: what is configured, or less if a sink cannot commit so much in time."""
+    """Return the maximum records and bytes of an epoch: the configured ones, or less if a sink cannot commit so much
+    in time."""
     limits = [sink.sink_traits.limits(sink.url) for sink in graph.sinks]
     records = (limit.records_max for limit in limits if limit.records_max is not None)
     sizes = (limit.bytes_max for limit in limits if limit.bytes_max is not None)
@@ -64,7 +65,7 @@ def sink_options(graph: Graph, config: DriverConfig) -> list[SinkOptions]:
 
 
 def _lane(plan: Plan, connection: SinkConnection) -> LaneIdentity | None:
-    """The lane that a connection is, without its group. None: the sink writes no lanes."""
+    """Return the lane of a connection, without its group. None if the sink does not write lanes."""
     graph, sink = plan.graph, connection.sink
     if not sink.lanes:
         return None

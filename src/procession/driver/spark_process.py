@@ -1,8 +1,8 @@
 """Spark's process: starts the JVM, and notices when the JVM hangs or gets no executors.
 
 Invariant: a JVM that does not answer for `jvm_timeout_s` is killed, and the driver exits as after a crash. The next
-driver looks up what was decided. A JVM cannot answer while it starts; then its processes must use CPU time. Used by
-`driver/driver`; uses `spark/session`.
+driver looks up what was decided. A JVM cannot answer while it starts; during that time its processes must use CPU
+time. Used by `driver/driver`; uses `spark/session`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from procession.spark.master import (
     is_on_this_machine,
     unreachable,
 )
-from procession.spark.shipped_environment import ShippedEnvironment
+from procession.spark.shipped_environment import ShippedEnvironment, write_secret
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
@@ -47,7 +47,7 @@ COMMAND_STARTED = "PROCESSION_COMMAND_STARTED"
 SOURCE_RUNNER = "PythonStreamingSourceRunner"
 """Spark's class that talks to the Python process in which epochs are planned."""
 CONNECTION_ENDED = ("java.io.EOFException", "Connection reset", "Broken pipe", "failed to connect back")
-"""What Java says of a connection whose other end is gone."""
+"""Java's error messages for a connection whose other end is gone."""
 
 Say = Callable[[str], None]
 
@@ -73,8 +73,8 @@ def ends(query: Query) -> bool:
 
 
 def query_error(error: Exception) -> Exception:
-    """The error that ended a query, without Spark's trace if it has a sentence of ours, or if it is the end of the
-    Python process that plans epochs: Spark does not start that one again, so the driver has to."""
+    """Return the error that ended a query. Spark's trace is removed if the error has a sentence of Procession, or if
+    the Python process that plans epochs has ended. Spark does not restart that process, so the driver must restart."""
     trace = f"{error}\n{getattr(error, '_stackTrace', '')}"
     if (ours := error_in_text(trace)) is not None:
         return ours
@@ -98,6 +98,7 @@ class SparkProcess:
         properties: Mapping[str, str] | None = None,
         shipped: ShippedEnvironment | None = None,
         spark_secret: str = "",
+        secret: bytes = b"",
         has_worker: bool = False,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
@@ -108,11 +109,13 @@ class SparkProcess:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self._say = say
         self._shipped = shipped
+        self._secret = secret
         self._master = master or "local"
+        self._tasks = plan.tasks_max
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
         self.scratch = ScratchDirectory(directory / SCRATCH)
-        # It imports its modules while the JVM starts.
+        # The worker imports its modules while the JVM starts.
         self.worker = ResidentWorker() if has_worker else None
         executors = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._report_while_waiting()
@@ -197,7 +200,7 @@ class SparkProcess:
         beat.start()
 
     def jvm_figures(self) -> dict[str, float]:
-        """Heap and garbage collection of the driver's JVM, and its threads."""
+        """Return the heap, the garbage collection and the threads of the driver's JVM."""
         management = self.session._jvm.java.lang.management.ManagementFactory  # type: ignore[union-attr]
         heap = management.getMemoryMXBean().getHeapMemoryUsage()
         collectors = list(management.getGarbageCollectorMXBeans())
@@ -210,13 +213,22 @@ class SparkProcess:
         }
 
     def ship(self) -> None:
-        """Give executors their environment, if they need one. Raises ConfigError if a machine cannot run it. Waits
-        until there are executors."""
+        """Give executors their environment, if they need one, or only the secret. Raises ConfigError if a machine
+        cannot run the environment; waits until there are executors for it."""
         from procession.spark.executor_probe import check_machines
 
         if self._shipped is not None:
             check_machines(self.session, self._shipped)
             self.session.sparkContext.addArchive(self._shipped.location)
+        elif self._secret:
+            self.session.sparkContext.addFile(str(write_secret(self.scratch.directory, self._secret)))
+
+    def start_workers(self) -> None:
+        """Start the Python workers of this machine in the background."""
+        from procession.spark.python_workers import start_python_workers
+
+        if is_on_this_machine(self._master):
+            start_python_workers(self.session, self._tasks)
 
     def check_executors(self, *, has_services: bool) -> None:
         """Raise ConfigError if an executor on another machine cannot run our tasks. Waits until there are executors."""
@@ -226,7 +238,7 @@ class SparkProcess:
             check_executors(self.session, self._say, has_services=has_services)
 
     def end_worker(self) -> None:
-        """End the resident worker, also while it runs an epoch."""
+        """End the resident worker, even while it runs an epoch."""
         if self.worker is not None:
             self.worker.close()
 
@@ -260,7 +272,7 @@ class Heartbeat:
         while not self._is_over.wait(self._timeout_s / 10):
             now = time.monotonic()
             if now - checked_at > self._timeout_s / 2:
-                self._last = now  # this process did not run either: the machine slept, or the process was stopped
+                self._last = now  # this process did not run either: it or the machine was suspended
             checked_at = now
             if now - self._last > self._timeout_s:
                 self._silent()
@@ -290,7 +302,7 @@ class StartWatch:
         used: dict[int, int] = {}
         while not self._is_over.wait(min(BEAT_S, self._timeout_s / 4)):
             before, used = used, {pid: processor_ns(pid) for pid in descendants(os.getpid())}
-            if used != before or not any(used.values()):  # or the system does not report CPU time
+            if used != before or not any(used.values()):  # also if the system does not report CPU time
                 self._beat.received()
 
     def _kill(self) -> None:
@@ -329,7 +341,7 @@ def _kill(pid: int) -> None:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error; of an exception in the JVM its own message."""
+    """Return the first line of an error; for an exception in the JVM, the first line of its message."""
     if thrown := getattr(error, "java_exception", None):
         return str(thrown.getMessage() or thrown.getClass().getName()).splitlines()[0]
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,5 +1,5 @@
-"""The stateful stages in the plan and in the round record: whether a new program may continue with them, and which of
-them still hold results back when a run is stopped.
+"""Compares the stateful stages of the plan with those of the round record: whether a new program may continue with
+their states, and which stages still hold back results when a run is stopped.
 
 Invariant: the plan has the current identity of each stage, the round record the committed one. They are compared before
 the checkpoint is claimed. Reads the states of the last committed epoch and changes nothing. Used by the driver and by
@@ -25,7 +25,7 @@ from procession.storage.state_version import (
 
 
 def keyed_versions(plan: Plan) -> dict[int, tuple[str, StateVersion]]:
-    """Return for each chain that begins with a stateful stage the stage's name and a version without files."""
+    """Return the stage name and a version without files for each chain that begins with a stateful stage."""
     known = identities(plan, linecache.getlines)
     return {
         chain: (name, StateVersion(kind=kind, identity=known[name]))
@@ -34,7 +34,7 @@ def keyed_versions(plan: Plan) -> dict[int, tuple[str, StateVersion]]:
 
 
 def check_last(plan: Plan, last: RoundRecord, changed: Collection[str] = ()) -> None:
-    """Raise an error unless this plan can continue from this epoch with its committed states.
+    """Raise an error if this plan cannot continue from this epoch with the committed states.
 
     `changed` names the stages whose key or input may differ."""
     for name, version in last.states.items():
@@ -45,13 +45,14 @@ def check_last(plan: Plan, last: RoundRecord, changed: Collection[str] = ()) -> 
 
 
 HELD = (b"k", b"r")
-"""Prefixes of the state names that hold results back: those of a key or window, and those of a sort's run."""
+"""Name prefixes of states that hold back results: states of a key or window, and states of a sort's run."""
 
 CODEC = StateCodec(lambda _: b"", lambda _: None)
 
 
 def held_back(graph: Graph, last: RoundRecord | None, states: Path) -> list[str]:
-    """Describe what is still held back after this epoch. `states` is the directory of the pipeline's states."""
+    """Describe the results that are still held back after this epoch. `states` is the directory of the pipeline's
+    states."""
     waiting = {node.name: node.operator.state.held for node in graph.nodes if node.operator is not None}
     versions = {} if last is None else last.states
     return [

@@ -1,4 +1,4 @@
-"""The declared order of streams, translated between the app and the gateway's command line.
+"""Translates the declared order of streams between the app and the gateway's command line.
 
 Invariant: app and gateway must declare the same order; the driver checks this before it reads a record. The user
 declares it with `planner/event_order`; the gateway applies it with `merge/event_time`.
@@ -14,7 +14,7 @@ from procession.planner.graph import Graph
 
 
 def declared_by(graph: Graph) -> DeclaredOrder | None:
-    """Return the order that the app declares; None for arrival order."""
+    """Return the event-time order that the app declares; None for arrival order."""
     if (event_time := graph.event_time) is None:
         return None
     return declared_of(graph.streams, event_time.lateness_s, event_time.idle_timeout_s)
@@ -37,7 +37,7 @@ def check_gateways(graph: Graph, gateways: int) -> None:
 
 
 def check_inputs(graph: Graph, files: Mapping[int, str]) -> None:
-    """Raise ConfigError if the app orders by event time, and does not declare the stream of one of these files."""
+    """Raise ConfigError if the app orders by event time and does not declare the stream of each of these files."""
     if graph.event_time is None:
         return
     for stream_id, path in files.items():

@@ -1,9 +1,9 @@
-"""Which version of each refreshed table an epoch uses.
+"""Chooses the version of each refreshed table that an epoch uses.
 
 Invariant: the version for epoch N is chosen while N-1 is committed, and is written into the round record of N-1. So
-all tasks of an epoch read the same rows, and so does an epoch that is run again by any driver. The version for the
-first epoch is in a file of its own. If a new version cannot be read, that is reported and the previous one stays in
-use. Reads the user's files; used by `storage/table_copies` and `commit/performer`.
+all tasks of an epoch read the same rows, also when another driver runs the epoch again. The version for the first
+epoch is in a separate file. If a new version cannot be read, the driver reports this and keeps using the previous
+version. Reads the user's files; used by `storage/table_copies` and `commit/performer`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from procession.errors import ProcessionError, StorageError
 from procession.format_number import check_format
 from procession.operators.tables import SideTable, refreshed_sides
 from procession.planner.graph import Graph
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import write_durably
 from procession.storage.table_copies import TableCopies
 
 FIRST = "first.json"
 """The versions that are used until a round record names others."""
 FORMAT = 2
-"""Format of that file. Format 1 has only the versions."""
+"""Format of that file. Format 1 contains only the versions."""
 
 
 @dataclass
@@ -33,12 +35,22 @@ class TableRefresh:
     copies: TableCopies
     sides: Mapping[Path, tuple[SideTable, ...]]
     say: Callable[[str], None]
+    files: FileSystem = HOST_FILES
     first: dict[str, str] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, graph: Graph, directory: Path, say: Callable[[str], None], fence: int = 0) -> TableRefresh:
-        return cls(TableCopies(directory, fence), refreshed_sides(node.function for node in graph.nodes), say)
+    def of(
+        cls,
+        graph: Graph,
+        directory: Path,
+        say: Callable[[str], None],
+        fence: int = 0,
+        files: FileSystem = HOST_FILES,
+    ) -> TableRefresh:
+        """Return the tables of this graph that are read again. `files` is the checkpoint's files port, which stores
+        the versions of the first epoch; copies of tables never change."""
+        return cls(TableCopies(directory, fence), refreshed_sides(node.function for node in graph.nodes), say, files)
 
     def begin(self, last: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
         """Continue from the last committed epoch. A table that it does not name starts with its current version.
@@ -54,12 +66,12 @@ class TableRefresh:
             self.first[table] = self._taken(Path(table))
         if self.sides:
             check()
-            write_durably(path, json.dumps({"format": FORMAT, "tables": self.first}).encode())
+            write_durably(path, json.dumps({"format": FORMAT, "tables": self.first}).encode(), self.files)
             self.copies.sweep({*last.values(), *self.first.values(), FIRST})
 
     def fixed(self, graph: Graph, check: Callable[[], None]) -> dict[str, str]:
         """Copy the tables that are not read again, for executors that cannot reach the files. Return the copies by
-        file. They are of use to this driver only. Calls `check` as `begin` does."""
+        file. Only this driver uses them. Calls `check` as `begin` does."""
         if not self.sides:
             check()
             self.copies.sweep(())
@@ -103,7 +115,7 @@ class TableRefresh:
 def _read_first(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_text())
-        if not all(isinstance(name, str) for name in content.values()):  # in format 1 all are names
+        if not all(isinstance(name, str) for name in content.values()):  # in format 1 every entry is a name
             check_format(path, content.get("format"), FORMAT)
             content = content["tables"]
         return {str(table): str(name) for table, name in content.items()}

@@ -1,4 +1,4 @@
-"""The order in which a gateway offers records: what it may decide, and the usual one, that of their arrival. Pure.
+"""The order in which a gateway offers records: its interface, and the default order, which is that of arrival. Pure.
 
 Invariant: an order decides which sessions are accepted, what a session may send, and the sequence of the end of a
 stream. `gateway/state` decides everything else. `gateway/event_time_state` is the other order.
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class RecordOrder(Protocol):
-    """What the order of records decides. An error of the peer is a RemoteProtocolError."""
+    """The decisions that depend on the order of records. An error of the peer is a RemoteProtocolError."""
 
     @property
     def retires(self) -> bool:
         """Whether idle streams are retired."""
 
     def begin(self, state: GatewayState) -> None:
-        """The state is restored."""
+        """Restore the order when the state is restored."""
 
     def handle(self, state: GatewayState, event: StreamsIdled | RowsOrdered) -> list[Action]:
-        """Handles an event of the order itself."""
+        """Handle an event of the order itself."""
 
     def check_hello(self, hello: Hello) -> None: ...
 
@@ -39,63 +39,63 @@ class RecordOrder(Protocol):
         """Whether the stream may not be opened now."""
 
     def opening(self, state: GatewayState, session: int, notify: Notify) -> None:
-        """The stream is about to be opened."""
+        """Prepare for the opening of the stream."""
 
     def check_messages(self, state: GatewayState, messages: Messages) -> None: ...
 
     def stream_ended(self, state: GatewayState, session: int, stream_id: int) -> list[Action] | None:
-        """The actions, if the end of the stream needs no row. None: it gets one."""
+        """Return the actions if the end of the stream needs no row. None: the end gets a row."""
 
     def end_of_stream(self, state: GatewayState) -> int:
-        """Sequence of the end of a stream that ends now."""
+        """Return the sequence of the end of a stream that ends now."""
 
     def closing(self, state: GatewayState, stream_ids: Iterable[int]) -> int:
-        """These streams may be released when all below this sequence is committed."""
+        """Return a sequence. When all rows below it are committed, these streams may be released."""
 
     def granted(self, state: GatewayState, stream_id: int, clock: StreamClock | None) -> list[Action]:
-        """The leader grants the stream, which is so far."""
+        """Handle the leader's grant of the stream, which has reached the clock."""
 
     def offered_end(self, state: GatewayState) -> int | None:
-        """End of the log that the driver reads, once it holds all that was received. None: it does not yet."""
+        """Return the end of the log that the driver reads. None: this log does not have all received records yet."""
 
     def appending(self, state: GatewayState, session: int, batch: pa.RecordBatch) -> None:
-        """These rows of a session are about to be appended."""
+        """Note that these rows of a session are about to be appended."""
 
     def spares(self, state: GatewayState, session: int) -> bool:
-        """Whether the session is read although there is too much uncommitted."""
+        """Whether the session is read although there are too many uncommitted records."""
 
     def allowed(self, state: GatewayState, session: int, among_all: int) -> int:
-        """Credits that the session may hold, if `among_all` is its part of all."""
+        """Return the credits that the session may hold, if its share of all credits is `among_all`."""
 
     def complete(self, state: GatewayState, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what the order must remember."""
+        """Return the snapshot with the data that the order must remember."""
 
     def settle(self, state: GatewayState, snapshot: Snapshot) -> list[int]:
-        """The snapshot is on disk. Gives the sessions without credits, whose streams may have some now."""
+        """Handle a snapshot that is on disk. Returns the sessions without credits, whose streams may have some now."""
 
 
 class ArrivalOrder:
-    """Records are offered as they arrive: one log, and credits for all sessions alike."""
+    """Offers records as they arrive: one log, and the same credits for all sessions."""
 
     retires = True
 
     def begin(self, state: GatewayState) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
     def handle(self, state: GatewayState, event: StreamsIdled | RowsOrdered) -> list[Action]:
         raise AssertionError(f"{type(event).__name__} is for event-time order")
 
     def check_hello(self, hello: Hello) -> None:
-        """Every protocol version is accepted."""
+        """Accept every protocol version."""
 
     def refuses(self, state: GatewayState, stream_id: int) -> bool:
         return False
 
     def opening(self, state: GatewayState, session: int, notify: Notify) -> None:
-        """Streams have no limits of their own."""
+        """Do nothing: there are no limits per stream."""
 
     def check_messages(self, state: GatewayState, messages: Messages) -> None:
-        """A stream may go on after its end."""
+        """Do nothing: a stream may continue after its end."""
 
     def stream_ended(self, state: GatewayState, session: int, stream_id: int) -> list[Action] | None:
         return None
@@ -113,7 +113,7 @@ class ArrivalOrder:
         return state.next_sequence
 
     def appending(self, state: GatewayState, session: int, batch: pa.RecordBatch) -> None:
-        """Credits are those of the session."""
+        """Do nothing: credits belong to the session, not to its streams."""
 
     def spares(self, state: GatewayState, session: int) -> bool:
         return False

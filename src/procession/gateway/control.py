@@ -1,8 +1,9 @@
 """The gateway's control port: JSON lines, for the driver, the operator and, at the leader, the other gateways.
 
 Invariant: each request is one JSON object on a line, and so is each reply: `{"ok": true, ...}` or `{"ok": false,
-"error": ..., "kind": ...}`. Every request is idempotent. A request that names an `identity` is refused by any other
-gateway. Clients are `control_client` and `leader_link`; `performer` and `leader_control` handle the requests.
+"error": ..., "kind": ...}`. Every request is idempotent. If a request names an `identity`, only the gateway with this
+identity accepts it. Clients are `control_client` and `leader_link`; `performer` and `leader_control` handle the
+requests.
 
     offer   fence, start, offered, known, records_max, bytes_max -> end, offset, start_sequence, is_behind, gateways
     clocks  fence                                     -> clocks, gateways
@@ -72,7 +73,7 @@ class ControlServer:
         self._is_compared = False
         """Whether a driver's request has matched this log since the gateway started."""
         self._unauthenticated: dict[asyncio.Task[Any], None] = {}
-        """Those that have not shown the cookie in a request yet, the oldest first."""
+        """Connections that have not sent the cookie in a request yet, the oldest first."""
 
     async def start(self, listening: socket.socket) -> None:
         limit, tls = self._config.request_bytes_max, self._config.tls
@@ -112,7 +113,7 @@ class ControlServer:
                     writer.write(json.dumps({"format": FORMAT, **reply}, separators=(",", ":")).encode() + b"\n")
                     await writer.drain()
         except (OSError, asyncio.CancelledError):
-            # The other side is gone, or too slow, or we are gone: in any case the request may be sent again.
+            # The peer is gone or too slow, or this gateway stops. In each case, the request may be sent again.
             pass
         finally:
             self._connections.pop(task, None)
@@ -121,13 +122,14 @@ class ControlServer:
             writer.close()
 
     def _patience(self, task: asyncio.Task[Any]) -> float | None:
-        """The deadline for a peer's next request. Linked gateways send heartbeats; other peers have no deadline."""
+        """Return the deadline for a peer's next request. Linked gateways send heartbeats; other peers have no
+        deadline."""
         is_linked = self._leader_control.is_linked(task)
         return asyncio.get_running_loop().time() + self._config.link_timeout_s if is_linked else None
 
     def _make_room(self) -> None:
-        """Closes the oldest unauthenticated connection above the limit, so that such connections do not use up the
-        limit. If all others are authenticated, that is the newest connection."""
+        """Close the oldest unauthenticated connection above the limit, so that such connections do not use up the
+        limit. If all others are authenticated, the oldest unauthenticated connection is the newest connection."""
         if len(self._connections) > self._config.controls_max:
             log.warning("control.connections_exceeded", controls_max=self._config.controls_max)
             oldest = next(iter(self._unauthenticated))
@@ -135,7 +137,7 @@ class ControlServer:
             oldest.cancel()
 
     async def _line(self, reader: asyncio.StreamReader) -> bytes:
-        """The next request. Empty if the peer has closed the connection or the request is too long."""
+        """Read the next request. Empty if the peer has closed the connection or the request is too long."""
         try:
             return await reader.readline()
         except ValueError:
@@ -170,14 +172,15 @@ class ControlServer:
         given = str(request.get("cookie", "")).encode(errors="replace")
         if not hmac.compare_digest(given, self._config.control_cookie.hex().encode()):
             raise ConfigError(
-                "The request has a wrong secret, or none.",
+                "The request has a wrong secret, or no secret.",
                 next_step="Give its pipeline's --dir, or a copy of its secrets/control as --control-cookie-file.",
             )
 
     @asynccontextmanager
     async def _confirming(self, request: Request) -> AsyncIterator[None]:
-        """A request that names the log from which the driver was offered records. If it is this log, the driver is the
-        current one and no commit is missing, producers are admitted."""
+        """Handle a request that names the log from which records were offered to the driver. Inside the block,
+        producers are admitted if the request names this log, the driver is the current one, and no commit is
+        missing."""
         offered, known, gateway = offset(request, "offered"), known_gateway(request), self._gateway
         try:
             check_offered(gateway.offered, offered or LogOffset(), gateway.name)
@@ -186,18 +189,26 @@ class ControlServer:
         except StorageError as error:
             log.error("gateway.log_refused", reason=error.sentence)
             raise
+        if offered is None:  # the driver only wants the list of gateways, and names no log
+            yield
+            return
         self._is_compared = True
         yield
-        if offered is not None and not self._is_behind(known):
+        if known.start == gateway.start_id and not self._is_behind(known):
             gateway.confirm()
+
+    def _unconfirmed(self) -> Reply:
+        """Return the id that the driver repeats to confirm the log."""
+        return {} if self._gateway.is_confirmed else {"start": self._gateway.start_id}
 
     def _is_behind(self, known: KnownGateway) -> bool:
         """Whether producers wait until the driver has sent the last commit to this gateway."""
         return not self._gateway.is_confirmed and self._gateway.state.snapshot.epoch + 1 < known.epochs
 
     def _check_compared(self) -> None:
-        """An older copy of the directory must not report a commit as on disk: the driver would then refuse the
-        directory that the gateway had last, which lacks this commit. Raises RoundError; the driver sends it again."""
+        """Raise RoundError if no driver has compared this log yet; the driver then sends its commit again. An older
+        copy of the directory must not report a commit as on disk. Otherwise the driver would refuse the right
+        directory, which lacks the commit."""
         if not self._is_compared and not self._gateway.is_confirmed:
             raise RoundError(
                 f"No driver has compared the log of {self._gateway.name or 'the gateway'} since its start.",
@@ -213,7 +224,8 @@ class ControlServer:
                     end = await gateway.offer(fence, start, records_max, bytes_max)
                 reply = {"end": end, "offset": gateway.offered.offset(end).as_json()}
                 reply["is_behind"] = self._is_behind(known_gateway(request))
-                return {**reply, "start_sequence": gateway.offered.start_sequence, **self._leader_control.gateways()}
+                reply |= {"start_sequence": gateway.offered.start_sequence, **self._unconfirmed()}
+                return {**reply, **self._leader_control.gateways()}
             case "clocks":
                 reached = await gateway.clocks(*integers(request, "fence"))
                 return {"clocks": written_clocks(reached), **self._leader_control.gateways()}
@@ -223,6 +235,7 @@ class ControlServer:
                 async with self._confirming(request):
                     offered = await gateway.offer_among(fence, start, limits, clocks(request), place(request, "upto"))
                 reply = {**offered._asdict(), "offset": gateway.offered.offset(offered.end).as_json()}
+                reply |= self._unconfirmed()
                 return {**reply, "is_behind": self._is_behind(known_gateway(request))}
             case "commit":
                 fence, epoch, end = integers(request, "fence", "epoch", "end")
@@ -239,6 +252,7 @@ class ControlServer:
                     **found,
                     "identity": gateway.identity,
                     "order": gateway.order,
+                    **self._unconfirmed(),
                     **self._leader_control.gateways(),
                 }
             case "status":

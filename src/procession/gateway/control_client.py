@@ -1,7 +1,8 @@
 """A client of a gateway's control port: blocking calls that survive a restart of the gateway.
 
 Invariant: a call returns the gateway's reply or raises an error that says who must act. A gateway that cannot be
-reached is tried again, with back-off, until `timeout_s` has passed; every request is idempotent. One thread at a time.
+reached is tried again, with back-off, until `timeout_s` has passed. Every request is idempotent. Use a client in one
+thread at a time.
 """
 
 from __future__ import annotations
@@ -51,29 +52,32 @@ _ERRORS = {kind: error for error, kind in KINDS.items()}
 class EpochOffer(NamedTuple):
     end: int
     offset: LogOffset
-    """The end, and which log it refers to."""
+    """The end of the offered records, and the identity of the log."""
     start_sequence: int
     gateways: list[Member]
     """All gateways, if this one is the leader."""
     is_behind: bool = False
     """Whether the gateway admits producers only after it has received the last commit."""
+    start: str = ""
+    """If the gateway's log is not confirmed: the id that the driver repeats after a check of its fence."""
 
 
 class StreamWatermarks(NamedTuple):
-    """The watermarks of streams, as far as a gateway knows them."""
+    """The watermarks of streams that a gateway knows."""
 
     clocks: dict[int, StreamClock]
     gateways: list[Member]
 
 
 class OfferShare(NamedTuple):
-    """What one of several gateways offers, in the order of event time."""
+    """The records that one of several gateways offers in event-time order."""
 
     end: int
     offset: LogOffset
     last: Key | None
     complete: Key | None
     is_behind: bool = False
+    start: str = ""
 
 
 class FenceReply(NamedTuple):
@@ -83,10 +87,13 @@ class FenceReply(NamedTuple):
     gateways: list[Member]
     order: str = ""
     """A description of the gateway's event-time order. Empty: order of arrival."""
+    is_behind: bool = False
+    start: str = ""
 
 
 class ControlClient:
-    """A client of the gateway at an address, or of a directory: then it is found again if its port changes."""
+    """A client of the gateway at an address or of a directory. With a directory, it finds the gateway again after a
+    change of port."""
 
     def __init__(
         self,
@@ -96,8 +103,8 @@ class ControlClient:
         identity: str | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        """With an `identity`, no other gateway that may have taken this one's port is asked. Without a `cookie`, the
-        secret of the directory's pipeline is shown, if it has one."""
+        """With an `identity`, another gateway that has taken the port is not asked. Without a `cookie`, the client
+        sends the secret of the directory's pipeline, if it has one."""
         self._tls = tls
         self._at = at
         self._whom = {} if identity is None else {"identity": identity}
@@ -114,15 +121,15 @@ class ControlClient:
         bytes_max: int,
         known: KnownGateway = NOTHING_KNOWN,
     ) -> EpochOffer:
-        """How far the driver may read from `start` on; all of it is on disk. With an Offset, the gateway refuses if its
-        log is another one; with a number it does not know, and holds producers back if it was started again."""
+        """Return the end up to which the driver may read from `start` on. All these records are on disk. If `start` is
+        a LogOffset, the gateway refuses it for a different log. With a number it cannot compare the logs, and holds
+        producers back if it was restarted."""
         fields = {**_start(start), "known": known._asdict(), "records_max": records_max, "bytes_max": bytes_max}
         reply = self._ask("offer", fence=fence, **fields)
-        is_behind = bool(reply.get("is_behind", False))
-        return EpochOffer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply), is_behind)
+        return EpochOffer(reply["end"], _offset(reply), reply["start_sequence"], _members(reply), *_confirmation(reply))
 
     def clocks(self, fence: int) -> StreamWatermarks:
-        """The watermarks of streams. Their records are on disk."""
+        """Return the watermarks of streams. The records up to them are on disk."""
         reply = self._ask("clocks", fence=fence)
         return StreamWatermarks(read_clocks(reply["clocks"]), _members(reply))
 
@@ -135,7 +142,8 @@ class ControlClient:
         upto: Key | None = None,
         known: KnownGateway = NOTHING_KNOWN,
     ) -> OfferShare:
-        """How far the driver may read, if streams have come so far at other gateways, and at most up to this place."""
+        """Return the end up to which the driver may read, at most up to the place `upto`. `clocks` is the progress of
+        the streams at the other gateways."""
         records_max, bytes_max = limits
         reply = self._ask(
             "offer-among",
@@ -147,48 +155,51 @@ class ControlClient:
             clocks=written_clocks(clocks),
             upto=upto,
         )
-        is_behind = bool(reply.get("is_behind", False))
-        return OfferShare(reply["end"], _offset(reply), place(reply, "last"), place(reply, "complete"), is_behind)
+        last, complete = place(reply, "last"), place(reply, "complete")
+        return OfferShare(reply["end"], _offset(reply), last, complete, *_confirmation(reply))
 
     def commit(
         self, fence: int, epoch: int, end: int, positions: Mapping[int, int], epochs_kept: int | None = None
     ) -> None:
-        """Epoch `epoch` ends below sequence `end` and is committed, with these last message ids per stream. A gateway
-        that has fewer than `epochs_kept` committed epochs on disk refuses: the positions do not cover what it lacks."""
+        """Commit epoch `epoch`, which ends below sequence `end`, with these last message ids per stream. A gateway with
+        fewer than `epochs_kept` committed epochs on disk refuses, because the positions lack some changes that it
+        needs."""
         named = {str(stream_id): message_id for stream_id, message_id in positions.items()}
         kept = {} if epochs_kept is None else {"epochs_kept": epochs_kept}
         self._ask("commit", fence=fence, epoch=epoch, end=end, positions=named, **kept)
 
     def fence(self, fence: int, offered: LogOffset | None = None, known: KnownGateway = NOTHING_KNOWN) -> FenceReply:
-        """Fences off all earlier drivers. With `offered`, the log offset that the driver has read up to, the gateway
-        refuses if its log is a different one. Otherwise it admits producers, unless it lacks the last commit."""
+        """Fence off all earlier drivers. `offered` is the log offset up to which the driver has read; the gateway
+        refuses it for a different log. Otherwise it admits producers, if it has the last commit and `known` names its
+        start."""
         fields = {} if offered is None else {"offered": offered.as_json()}
         reply = self._ask("fence", fence=fence, **fields, known=known._asdict())
         order = str(reply.get("order", ""))
-        return FenceReply(reply["committed_end"], reply["next_sequence"], reply["identity"], _members(reply), order)
+        ends = reply["committed_end"], reply["next_sequence"]
+        return FenceReply(*ends, reply["identity"], _members(reply), order, *_confirmation(reply))
 
     def gateways(self) -> list[dict[str, Any]]:
-        """All gateways, whether they are connected, and how many streams each holds. Leader only."""
+        """Return all gateways, whether they are connected, and how many streams each holds. Leader only."""
         members: list[dict[str, Any]] = self._ask("gateways")["gateways"]
         return members
 
     def departed(self) -> tuple[str, ...]:
-        """Names of the gateways that have left and not come back. Leader only."""
+        """Return the names of the gateways that have left and not come back. Leader only."""
         return tuple(map(str, self._ask("gateways").get("departed", ())))
 
     def order(self) -> DeclaredOrder | None:
-        """The gateway's event-time order. None: order of arrival."""
+        """Return the gateway's event-time order. None: order of arrival."""
         order = self._ask("order")["order"]
         return (
             None if order is None else DeclaredOrder(frozenset(order["streams"]), order["lateness_ns"], order["idle_s"])
         )
 
     def leave(self, name: str) -> None:
-        """Ask a gateway to leave when all its records are committed. Leader only."""
+        """Ask a gateway to leave as soon as all its records are committed. Leader only."""
         self._ask("leave", name=name)
 
     def pause(self, *, is_kept: bool) -> None:
-        """Stop reading from producers. `is_kept`: even after a restart of the gateway."""
+        """Stop reading from producers. `is_kept`: stay paused after a restart of the gateway."""
         self._ask("pause", is_kept=is_kept)
 
     def resume(self) -> None:
@@ -198,7 +209,7 @@ class ControlClient:
         return self._ask("status")
 
     def streams(self) -> Iterator[dict[str, Any]]:
-        """All streams that the gateway knows, in the order of their ids, fetched page by page."""
+        """Iterate all streams that the gateway knows, ordered by id. They are fetched page by page."""
         first_id: int | None = 0
         while first_id is not None:
             page = self._ask("streams", first_id=first_id, streams_max=STREAMS_ASKED)
@@ -228,12 +239,12 @@ class ControlClient:
                 return checked(self._exchange(request, deadline))
             except (OSError, ValueError, GarbledRequest) as error:
                 self.close()
-                # Our own deadline may cut the last try short. Then the error of an earlier try is the reason.
+                # The deadline may cut the last attempt short. Then the error of an earlier attempt is the reason.
                 failure = error if failure is None or not isinstance(error, TimeoutError) else failure
                 if time.monotonic() + delay_s > deadline:
                     raise RoundError(
                         f"The gateway at {self._at} does not answer: {complaint(failure) or failure}.",
-                        next_step="Start it, or look at its log. The request is sent again.",
+                        next_step="Start the gateway, or look at its log. The request is sent again.",
                     ) from failure
             time.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, DELAY_S_MAX)
@@ -267,7 +278,7 @@ class ControlClient:
         if self._tls is None:
             return plain
         try:
-            # Files are read each time: they may have been renewed.
+            # Files are read for each connection, because they may have been renewed.
             return self._tls.context().wrap_socket(plain, server_hostname=self._tls.name or host)
         except (OSError, ConfigError) as error:
             plain.close()
@@ -278,7 +289,7 @@ class ControlClient:
 
 
 def _left(deadline: float) -> float:
-    """The remaining seconds, never 0: a socket takes 0 for non-blocking."""
+    """Return the remaining seconds, but never 0, because a socket takes 0 for non-blocking."""
     return max(0.001, deadline - time.monotonic())
 
 
@@ -290,12 +301,16 @@ def _offset(reply: Mapping[str, Any]) -> LogOffset:
     return offset(reply, "offset") or LogOffset(reply["end"])
 
 
+def _confirmation(reply: Mapping[str, Any]) -> tuple[bool, str]:
+    return bool(reply.get("is_behind", False)), str(reply.get("start", ""))
+
+
 def _members(reply: Mapping[str, Any]) -> list[Member]:
     return [Member.from_dict(fields) for fields in reply.get("gateways", ())]
 
 
 def checked(reply: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a reply. Raises the error that it reports."""
+    """Return the fields of a reply. Raises the error that the reply reports."""
     check_answer(reply)
     reply.pop("format", None)
     if not reply.pop("ok"):

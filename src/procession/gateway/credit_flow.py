@@ -1,10 +1,10 @@
 """Flow control: how many credits a session may hold now. Pure.
 
 Invariant: granted credits are never revoked; replenishment may be withheld. When everything is committed, every session
-may send. Credits count frames and limits count bytes, so above a second limit the gateway stops reading from sessions
-that still have credits. `gateway/state` reports rows and commits.
+may send. Credits count frames and limits count bytes. So above a second limit, the gateway stops reading even from
+sessions that have credits. `gateway/state` reports rows and commits.
 
-The lag is never below the true value, and above it by at most one step.
+The lag is never below the true value, and at most one step above it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from procession.gateway.credit_window import AdaptiveWindow, CreditBounds
 from procession.gateway.gateway_limits import Limits
 
 STEP_BYTES = 1024 * 1024
-"""Granularity: a step of this many bytes is committed as a whole."""
+"""Size of a step. The bytes of a step count as committed only when all its rows are committed."""
 
 
 class Lag:
-    """How many bytes are appended and not committed. After a restart, all bytes found in the log are one step."""
+    """The number of bytes that are appended and not committed. After a restart, all bytes found in the log form one
+    step."""
 
     reserve_bytes = 0
     """Additional bytes for the producer of the stream that the merge waits for."""
@@ -40,13 +41,13 @@ class Lag:
         self._steps.append((end_sequence, size_bytes))
 
     def commit(self, end_sequence: int) -> None:
-        """Rows below `end_sequence` are committed."""
+        """Note that rows below `end_sequence` are committed."""
         while self._steps and self._steps[0][0] <= end_sequence:
             self.bytes -= self._steps.popleft()[1]
 
 
 class UnappendedRows(NamedTuple):
-    """Rows on their way to the log."""
+    """Received rows that are not in the log yet."""
 
     end_sequence: int
     size_bytes: int
@@ -60,13 +61,14 @@ class CreditFlow:
         self.lag = Lag(end_sequence, lag_bytes)
         self.committed_end = committed_end
         self.end_sequence = end_sequence
-        """Rows up to here were received, if not yet appended."""
+        """Sequence after the last received row, which may not be appended yet."""
         self.skipped = 0
         """Number of rows that only the gateway uses and that are never committed."""
         self._unappended: deque[UnappendedRows] = deque()
         self.is_disk_short = False
-        self.are_replicas_behind = False
         """Whether the disk is low on space. No credits are granted then."""
+        self.are_replicas_behind = False
+        """Whether the replicas lag. No credits are granted then, and producers are not read."""
         self.is_disk_full = False
         """Whether less than half of the minimum space is free. Producers are not read then."""
         self.is_paused = False
@@ -81,7 +83,7 @@ class CreditFlow:
 
     @property
     def buffered(self) -> int:
-        """Rows that are received and not committed."""
+        """Number of rows that are received and not committed."""
         return self.end_sequence - self.skipped - self.committed_end
 
     def receive(self, now: float, rows: UnappendedRows) -> None:
@@ -92,7 +94,7 @@ class CreditFlow:
             self.window.receive(now, self.buffered)
 
     def append(self, end_sequence: int) -> Iterator[UnappendedRows]:
-        """Rows that are now in the log."""
+        """Note that rows below `end_sequence` are in the log. Yields these rows."""
         while self._unappended and self._unappended[0].end_sequence <= end_sequence:
             rows = self._unappended.popleft()
             self._unappended_bytes -= rows.size_bytes
@@ -106,9 +108,9 @@ class CreditFlow:
         self.lag.commit(end_sequence)
 
     def allowed(self, sessions: int) -> int:
-        """Credits that each of `sessions` sessions may hold: an equal share of the rest of the window.
+        """Return the credits that each of `sessions` sessions may hold: an equal share of the rest of the window.
 
-        At least `credits_min` as long as anything is left. Credits that are held but not used do not count.
+        The result is at least `credits_min` while the window has room. Credits that are held but not used do not count.
         """
         if self.is_withheld or self.lag.bytes > self._limits.lag_bytes_max:
             return 0
@@ -121,23 +123,23 @@ class CreditFlow:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no session gets credits, whatever it waits for."""
+        """Whether no session gets credits, not even for the stream that the merge waits for."""
         return self.is_disk_short or self.is_paused or self.are_replicas_behind
 
     @property
     def is_closed(self) -> bool:
-        """Whether no session is read, whatever it sends."""
+        """Whether no session is read."""
         return self.is_disk_full or self.is_paused or self.are_replicas_behind
 
     @property
     def is_over(self) -> bool:
-        """Whether so much has arrived on credits granted before that nothing more may be read."""
+        """Whether so many bytes have arrived on earlier credits that reading must stop."""
         limits = self._limits
         bound = limits.lag_bytes_max + self.lag.reserve_bytes + limits.overrun_bytes_max
         return self.is_closed or self.lag.bytes + self._unappended_bytes > bound
 
     def first(self, sessions: int) -> int:
-        """Credits of a new session: the fixed number, or its share of the window.
+        """Return the credits of a new session: the fixed number, or its share of the window.
 
         A new session gets the minimum while others wait for a commit, and one credit while reading is paused, so
         reconnecting cannot bypass the limit.
@@ -146,16 +148,17 @@ class CreditFlow:
         return self.allowed(sessions) or min(least, self._limits.credits_max)
 
     def grantable(self, owed: int, allowed: int) -> int:
-        """The part of the owed credits that may be granted now."""
+        """Return the part of the owed credits that may be granted now."""
         return max(0, owed - (self._limits.credits_max - allowed)) if allowed else 0
 
     def is_due(self, owed: int, allowed: int) -> bool:
-        """A quarter of a session's credits is granted at once. Less waits for the next ACK."""
+        """Whether to grant the owed credits at once. A quarter of a session's credits is granted at once; less waits
+        for the next ACK."""
         grantable = self.grantable(owed, allowed)
         return grantable > 0 and grantable * 4 >= allowed
 
     def status(self) -> dict[str, Any]:
-        """The figures for an operator."""
+        """Return the figures for an operator."""
         status: dict[str, Any] = {
             "credits": self._limits.credits,
             "buffered": self.buffered,

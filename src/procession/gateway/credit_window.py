@@ -2,12 +2,12 @@
 
 Invariant: the window controls how long a record waits for its commit. It changes only at a commit, within its bounds,
 and grows only if producers had filled it. `gateway/credit_flow` reports rows and commits, and shares the window among
-the sessions. Time is passed in as `now`.
+the sessions. Callers pass the time as `now`.
 
 The wait is estimated by Little's law: records in the window, divided by the rate of commits. A PI controller works on
-the logarithms of the wait and of the window: there the system is linear, at ten records a second as at a million. Two
-measures prevent wind-up: the window itself is the integrated value, and is clamped; and buffered records count only as
-far as the window allows, so an old backlog does not shrink the window further while it drains.
+the logarithms of the wait and of the window. There the system is linear, at ten records per second as well as at a
+million. Two measures prevent wind-up. The window itself is the integrated value, and is clamped. Buffered records count
+only up to the window's size, so an old backlog does not shrink the window further while it drains.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import math
 from dataclasses import dataclass
 
 GAIN_INTEGRAL = 0.5
-"""Share of the error that a commit corrects. Below 1, so that the window does not overshoot."""
+"""Share of the error that a commit corrects. It is below 1, so that the window does not overshoot."""
 GAIN_PROPORTIONAL = 0.2
 ERROR_MAX = math.log(4)
-"""Bound of the error: one commit roughly doubles or halves the window at most."""
+"""Bound of the error. With it, one commit at most roughly doubles or halves the window."""
 RATE_TIME = 0.25
 """Time over which the rate is averaged, as a share of the target, so that many quick commits are one measurement."""
 RATE_KEPT_MIN = 0.5
-"""Minimum weight of the previous rate, however long a commit took."""
+"""Minimum weight of the previous rate, after a commit of any duration."""
 INTERVAL_S_MIN = 1e-6
-"""Minimum time between two commits. Clocks may show less."""
+"""Minimum time between two commits in the calculation. Clocks may show a shorter time."""
 FILLED_SHARE = 0.5
-"""Producers that filled less than this share of the window were not limited by it."""
+"""Minimum filled share of the window. Below it, the window has not limited the producers."""
 INTERVALS_MIN = 6
-"""Minimum target, in intervals of the quickest commits. A lower target would starve the pipeline: while one epoch runs
-the next one gathers, and small epochs are all overhead. At this minimum the pipeline keeps about two thirds of its
-rate."""
+"""Minimum target, as a number of the shortest commit intervals. A lower target would starve the pipeline: it gathers
+the next epoch while one epoch runs, and small epochs are mostly overhead. At this minimum the pipeline keeps about two
+thirds of its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,15 @@ class AdaptiveWindow:
         self.wait_s = 0.0
         """Estimated time until the newest record is committed."""
         self._quickest_s = math.inf
-        """Minimum duration of a commit. It never expires, because commits are slower while the window is full."""
+        """Shortest duration of a commit. It never expires, because commits are slower while the window is full."""
         self._busy_since: float | None = None
-        """When the pipeline last had a reason to begin: a commit that left something, or a row that found nothing."""
+        """When the current interval began: at a commit that left records, or at the first record after none was
+        left."""
         self._filled = 0
         """Maximum number of records in the window since the last commit."""
         self._records = 0.0
         self._seconds = 0.0
-        """What was committed of late, and in which time; both fade."""
+        """The recently committed records, and the duration of their commits. Both decay."""
         self._error: float | None = None
         """Error at the last commit. None if the window did not limit producers."""
 
@@ -70,17 +71,17 @@ class AdaptiveWindow:
 
     @property
     def rate(self) -> float:
-        """Committed records per second. 0 while it is not known."""
+        """Committed records per second. 0 while the rate is unknown."""
         return self._records / self._seconds if self._seconds else 0.0
 
     def receive(self, now: float, buffered: int) -> None:
-        """Records have arrived, and now `buffered` are not committed."""
+        """Note that records have arrived. Now `buffered` records are not committed."""
         self._filled = max(self._filled, buffered)
         if self._busy_since is None:
             self._busy_since = now
 
     def commit(self, now: float, records: int, buffered: int) -> None:
-        """Some of the buffered records are committed."""
+        """Note that `records` of the buffered records are committed, and adjust the window."""
         if records <= 0:
             return
         since, self._busy_since = self._busy_since, now if buffered > records else None
@@ -99,7 +100,7 @@ class AdaptiveWindow:
         error = max(-ERROR_MAX, min(ERROR_MAX, math.log(self.target_s / allowed_s)))
         was_full, self._filled = self._filled >= FILLED_SHARE * self.size, 0
         if error > 0 and not was_full:
-            # Producers that send little are not limited by the window, so it does not change.
+            # The window does not limit producers that send little, so it does not change.
             self._error = None
             return
         change = 0.0 if self._error is None else error - self._error

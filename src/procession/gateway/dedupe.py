@@ -1,7 +1,7 @@
 """Deduplication: finds the new records among many received ones, on whole columns. Pure.
 
-Invariant: the result is the same as asking `Stream.is_fresh` record by record; the records before an error count.
-It changes nothing: `gateway/state` updates the streams.
+Invariant: the result is the same as that of `RegisteredStream.is_fresh` record by record. The records before an error
+count. This module changes nothing: `gateway/state` updates the streams.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from procession.wire.messages import NOTHING_COMMITTED, Ids
 
 class FreshMessages(NamedTuple):
     mask: npt.NDArray[np.bool_]
-    """Whether each record is new: of all records, or of those before the error."""
+    """Whether each record is new. After an error, only the records before it have a value."""
     last_ids: dict[int, int]
     """The last new id of each stream."""
     error: str | None = None
 
 
 def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessages:
-    """Finds the new records, in the order of their arrival. Every stream must be known."""
+    """Find the new records, in the order of their arrival. Every stream must be known."""
     is_one = len(stream_ids) > 0 and bool((stream_ids == stream_ids[0]).all())
     if is_one and _is_all_new(registry[int(stream_ids[0])], message_ids):
         return FreshMessages(np.ones(len(message_ids), np.bool_), {int(stream_ids[0]): int(message_ids[-1])})
@@ -32,7 +32,7 @@ def fresh(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessage
 
 
 def _is_all_new(stream: RegisteredStream, ids: Ids) -> bool:
-    """The usual, fast case."""
+    """Whether all ids are new in one stream, which is the usual, fast case."""
     return (
         int(ids[0]) >= max(stream.floor, stream.next_id)
         and bool((ids[1:] > ids[:-1]).all())
@@ -41,7 +41,7 @@ def _is_all_new(stream: RegisteredStream, ids: Ids) -> bool:
 
 
 def _judge(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessages:
-    # Each stream's records side by side, still in order.
+    # The records of each stream are side by side, in their order.
     order = np.argsort(stream_ids, kind="stable")
     ids = message_ids[order]
     distinct, numbers = np.unique(stream_ids[order], return_inverse=True)
@@ -51,7 +51,7 @@ def _judge(stream_ids: Ids, message_ids: Ids, registry: Registry) -> FreshMessag
 
     is_new = ids >= floors[numbers]
     new, of = ids[is_new], numbers[is_new]
-    # What each new id must reach: one more than the one before it, or what its stream expects.
+    # The minimum of each new id: the previous id plus one, or the next id that its stream expects.
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     least = np.empty_like(new)
     least[1:] = new[:-1] + np.uint64(1)

@@ -1,4 +1,4 @@
-"""Groups: what a session of the draft has sent on each stream since the stream's last point of reference. Pure.
+"""Groups: the messages that a session of the draft has sent on each stream since its last point of reference. Pure.
 
 Invariant: a group is appended to the log as a whole, when the stable message that closes it arrives, or not at all. The
 ids of unstable messages may differ when the stream is read again, so they cannot be deduplicated. A group is new if the
@@ -28,28 +28,29 @@ HELD_BYTES = 256
 """Overhead in bytes of a held message."""
 
 MARKS_MAX = 4096
-"""Maximum number of positions that are remembered per stream for counting. Above it, every second one is dropped."""
+"""Maximum number of positions that are remembered per stream for counting. Above it, every second position is
+dropped."""
 
 EVENT_TIME_MAX = 2**63 - 1
-"""The log keeps times with a sign, as version 3 does."""
+"""Maximum event time. The log stores signed times, as version 3 does."""
 
 
 @dataclass(slots=True)
 class DraftGroup:
-    """One stream of one session."""
+    """The open group of one stream of one session."""
 
     is_ephemeral: bool | None = None
-    """As in its first message. All others must have the same value."""
+    """Whether the first message was ephemeral. All other messages of the stream must have the same value."""
     ephemeral: int = 0
     held: list[DraftMessage] = field(default_factory=list)
     frames: int = 0
     settled: int = 0
     reference: int | None = None
     marks: deque[tuple[int, int]] = field(default_factory=deque)
-    """Pairs (point of reference, frames up to it) that are not committed yet, both ascending."""
+    """Pairs (point of reference, number of frames up to it) that are not committed yet, both ascending."""
 
     def mark(self) -> None:
-        """All frames so far are settled when the last point of reference is."""
+        """Mark all frames so far as settled when the last point of reference is settled."""
         if self.held:
             return
         if self.reference is None:
@@ -68,20 +69,20 @@ class DraftGroup:
 
 @dataclass(slots=True)
 class TakenMessages:
-    """What a run of messages comes to."""
+    """The result of taking several messages."""
 
     rows: list[LogRow] = field(default_factory=list)
     records: int = 0
     ephemeral: int = 0
     duplicates: int = 0
     groups_end: int = 0
-    """Beyond this sequence there are no rows of a group."""
+    """Sequence after the last row of a group. No row from here on belongs to a group."""
     error: str | None = None
-    """Why the message after these was not taken, and the session ends."""
+    """The reason why the next message was not taken and the session ends."""
 
 
 class DraftGroups:
-    """All streams of one session."""
+    """The groups of all streams of one session."""
 
     def __init__(self, held_bytes_max: int, *, is_counting: bool = False) -> None:
         self.is_counting = is_counting
@@ -91,11 +92,11 @@ class DraftGroups:
         self._groups: dict[int, DraftGroup] = {}
 
     def open(self, stream_id: int) -> None:
-        """A NOTIFY arrived. The stream's next message says whether it is ephemeral."""
+        """Handle a NOTIFY. The stream's next message decides whether it is ephemeral."""
         self._groups.setdefault(stream_id, DraftGroup()).is_ephemeral = None
 
     def take_all(self, messages: Iterable[DraftMessage], registry: Registry, first_sequence: int) -> TakenMessages:
-        """Take messages in order, up to one that is an error. The first row gets this sequence."""
+        """Take messages in order, up to an invalid message. The first row gets this sequence."""
         taken = TakenMessages()
         duplicates_before = self.duplicates
         try:
@@ -114,7 +115,8 @@ class DraftGroups:
         return taken
 
     def _take(self, stream: RegisteredStream, message: DraftMessage) -> list[LogRow]:
-        """The rows that this message brings into the log, in order; RemoteProtocolError if it may not come."""
+        """Return the rows that this message brings into the log, in order. Raises RemoteProtocolError if it is not
+        allowed."""
         group = self._groups[stream.stream_id]
         is_ephemeral = message.message_id is None
         if group.is_ephemeral not in (None, is_ephemeral):
@@ -131,7 +133,7 @@ class DraftGroups:
             rows = self._close(stream, group, message)
         if message.is_last:
             if group.held:
-                # A replay of the stream would look like its continuation.
+                # A replay of the stream would be mistaken for its continuation.
                 raise RemoteProtocolError(f"stream {stream.stream_id} ends without a stable point of reference")
             rows.append(eos_row(stream.stream_id, stream.seen))
         if self.is_counting and not is_ephemeral:
@@ -146,7 +148,7 @@ class DraftGroups:
 
     def _hold(self, group: DraftGroup, message: DraftMessage) -> list[LogRow]:
         if message.payload is None:
-            return []  # a mark that marks nothing
+            return []  # a point of reference without messages before it
         self.held_bytes += _cost(message)
         if self.held_bytes > self._held_bytes_max:
             raise RemoteProtocolError(f"more than {self._held_bytes_max} bytes without a stable point of reference")
@@ -159,7 +161,7 @@ class DraftGroups:
         self.held_bytes -= sum(map(_cost, held))
         group.reference = message.message_id
         if message.payload is None and not held and message.message_id == stream.seen:
-            return []  # a mark at the last message: the same place
+            return []  # a point of reference at the last message: nothing changes
         if not stream.is_fresh(message.message_id):
             self.duplicates += len(held) + (message.payload is not None)
             return []
@@ -168,7 +170,7 @@ class DraftGroups:
         return [*rows, _row(KIND_BOUNDARY if message.payload is None else KIND_RECORD, message, message.message_id)]
 
     def counted(self, positions: Mapping[int, int], registry: Registry) -> tuple[tuple[int, int, int], ...]:
-        """The counts for an ACK: of these streams, and of others whose count has grown."""
+        """Return the counts for an ACK: of these streams, and of other streams whose count has grown."""
         counts = []
         for stream_id, group in self._groups.items():
             before = group.settled
@@ -190,7 +192,7 @@ def _row(kind: int, message: DraftMessage, message_id: int) -> LogRow:
 
 
 def inject_fault(state: GatewayState, session: int, debug: Debug) -> list[Action]:
-    """Injects the fault that a session of the draft protocol requests, into this session only."""
+    """Inject the fault that a session of the draft protocol requests, into this session only."""
     actions = state.give_back(session, 1)
     match debug.fault:
         case DebugFault.STUTTER:

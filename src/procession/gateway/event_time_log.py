@@ -1,8 +1,8 @@
 """The event-time log: received rows in event-time order, written as soon as their place is final.
 
-Invariant: arrivals are on disk before they are ordered, and the ordered log is on disk before anything relies on it.
-Rows that a crash cut off are ordered again: the same rows in the same order. `performer` writes the arrival log; the
-driver is offered the ordered log, and Spark's tasks read it.
+Invariant: arrivals are on disk before they are ordered, and the ordered log is on disk before any step relies on it.
+After a crash, the missing rows are ordered again: the same rows in the same order. `performer` writes the arrival log;
+the driver is offered the ordered log, and Spark's tasks read it.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ ENTRY_BYTES_MAX = 4 * MIB
 """Maximum bytes of rows in one entry of the ordered log."""
 
 GAP_ROWS_MIN = 4096
-"""Number of unneeded arrivals from which they are skipped, not read."""
+"""Minimum number of unneeded arrivals between needed ones at which they are skipped instead of read."""
 
 
 class Offered(NamedTuple):
-    """How far rows may be read, and up to which place in the order they are then complete."""
+    """The rows that may be read, and the place in the order up to which they are complete."""
 
     end: int
     last: Key | None
-    """The place of the last of them, if there are any."""
+    """The place of the last row, if there are rows."""
     complete: Key | None
-    """No other row up to here will ever be offered; None: nothing is known yet."""
+    """The place up to which no further rows will be offered. None: unknown so far."""
 
 
 class Ordering:
@@ -98,10 +98,10 @@ class Ordering:
         self._taken_at: float | None = None
         self._stalled: int | None = None
 
-    # What a restart finds
+    # Recovery
 
     def _last_key(self) -> Key | None:
-        """The last row of the ordered log, as the order has it."""
+        """Return the position in the order of the last row of the ordered log."""
         end = self.log.next_sequence
         if end == self.log.start_sequence:
             return None
@@ -127,10 +127,11 @@ class Ordering:
         uncommitted = _uncommitted(rows, waiting)
         for stream_id, size_bytes in _sizes(uncommitted).items():
             seen = self.order.clocks.known[stream_id].seen
-            assert seen is not None, "a record was heard"
-            # One step: it is committed as a whole.
+            assert seen is not None, "a waiting record was received"
+            # All records of a stream are one step, which is committed as a whole.
             shares.receive(stream_id, seen, size_bytes)
-            # Without records seen at other gateways: some may have been dropped there, and are sent again.
+            # Records that other gateways received do not count here: some may have been dropped there, and are sent
+            # again.
             came = [at.committed] if (at := found.streams.get(stream_id)) is not None else []
             came += [last] if (last := self.order.received.get(stream_id)) is not None else []
             tail.seen[stream_id] = max(came, default=None)
@@ -147,7 +148,7 @@ class Ordering:
     # One step
 
     def ticks(self, now: float) -> dict[int, int]:
-        """New watermarks for idle streams that the merge waits for, so that it stops waiting."""
+        """Return new watermarks for idle streams that the merge waits for, so that the merge stops waiting."""
         if self.declared.idle_timeout_s is None:
             return {}
         clocks = self.order.clocks
@@ -176,7 +177,7 @@ class Ordering:
                 self._received_at[stream_id] = now
 
     def take(self, now: float) -> dict[int, int]:
-        """Append the rows whose places are settled; gives the sequences of the ends of streams among them."""
+        """Append the rows whose places are final. Returns the sequences of the ends of streams among them."""
         taken = self.order.take()
         if self._taken_at is None or len(taken.rows) or not len(self.order.waiting):
             self._taken_at = now
@@ -190,7 +191,7 @@ class Ordering:
         return ends
 
     def _gathered(self, taken: OrderedRows) -> Iterator[pa.RecordBatch]:
-        """The rows themselves, in order, in batches of bounded size."""
+        """Yield the ordered rows, in batches of bounded size."""
         rows = taken.rows
         parts = (np.cumsum(rows.sizes) - 1) // ENTRY_BYTES_MAX
         edges = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
@@ -199,7 +200,7 @@ class Ordering:
             yield ordered_rows(self._fetched(part.sequences), part, taken.references[start:end])
 
     def _fetched(self, sequences: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
-        """The arrivals with these sequences, in this order."""
+        """Read the arrivals with these sequences, in this order."""
         by_sequence = np.argsort(sequences)
         wanted = sequences[by_sequence]
         found: list[pa.RecordBatch] = []
@@ -215,8 +216,8 @@ class Ordering:
         return pa.concat_batches(found).take(pa.array(places))
 
     def waiting_of(self, closing: Iterable[int], *, is_alone: bool) -> dict[int, bool]:
-        """The closing streams with waiting records. The value says whether these wait only for their own stream, which
-        may continue at another gateway. Always False if this gateway `is_alone`."""
+        """Return the closing streams with waiting records. The value says whether the records wait only for their own
+        stream, which may continue at another gateway. It is always False if this gateway `is_alone`."""
         waiting, known = self.order.waiting, self.order.clocks.known
         lateness_ns, found = self.declared.lateness_ns, {}
         for stream_id in (closing_id for closing_id in closing if waiting.has(closing_id)):
@@ -225,7 +226,7 @@ class Ordering:
         return found
 
     def offered(self, start: int, end: int, upto: Key | None) -> Offered:
-        """The rows [start, end) up to the place `upto` in the order. None: all of them."""
+        """Return the rows [start, end) up to the place `upto` in the order. None: all rows."""
         places = RowPlaces.of(self.log.read(start, end) if start < end else ())
         if upto is not None:
             end = start + places.count_up_to(upto)
@@ -242,7 +243,8 @@ class Ordering:
         return self.order.clocks.slowest() if len(self.order.waiting) else None
 
     def stalled(self, now: float, stall_s: float) -> int | None:
-        """The stream that the merge has waited for at least `stall_s`. None if it was already reported."""
+        """Return the stream that the merge has waited for at least `stall_s`. None if there is none or it was already
+        reported."""
         waits_for = self.waits_for if now - (self._taken_at or now) >= stall_s else None
         change = waits_for if waits_for != self._stalled else None
         self._stalled = waits_for
@@ -264,18 +266,18 @@ class Ordering:
 
 
 def ordered_rows(batch: pa.RecordBatch, part: Stack, references: Ids) -> pa.RecordBatch:
-    """These arrivals, which are in order already, as rows of the ordered log."""
+    """Convert ordered arrivals to rows of the ordered log."""
     kinds = batch.column("kind").to_numpy().copy()
     kinds[part.are_late] = KIND_LATE
     columns = [pa.array(kinds), *batch.columns[1:], pa.array(part.order_times)]
-    # With the end of a stream all of it is taken; its row has the last id.
+    # The end of a stream comes after all its records, so its row has the last id.
     ids = batch.column("message_id").to_numpy()
     columns.append(pa.array(np.where(part.are_ends, ids, references)))
     return pa.RecordBatch.from_arrays(columns, schema=ORDERED_SCHEMA)
 
 
 def arrived_rows(batch: pa.RecordBatch) -> ArrivedRows:
-    """Converts rows of the arrival log into the input of the event-time order."""
+    """Convert rows of the arrival log to the input of the event-time order."""
     kinds = batch.column("kind").to_numpy()
     streams, ids, times = (batch.column(name).to_numpy() for name in ("stream_id", "message_id", "event_time"))
     is_kind = (kinds == kind for kind in (KIND_EOS, KIND_TICK, KIND_GIVEN, KIND_MOVED))
@@ -283,7 +285,7 @@ def arrived_rows(batch: pa.RecordBatch) -> ArrivedRows:
 
 
 def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
-    """The last reference of each stream."""
+    """Return the last reference of each stream."""
     found: dict[int, int] = {}
     for batch in rows:
         references = batch.column("reference").to_numpy()
@@ -295,7 +297,7 @@ def _references(rows: list[pa.RecordBatch]) -> dict[int, int]:
 
 
 class Records(NamedTuple):
-    """Records that are not committed, in columns."""
+    """Uncommitted records, in columns."""
 
     stream_ids: Ids
     message_ids: Ids
@@ -303,7 +305,7 @@ class Records(NamedTuple):
 
 
 def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[Records]:
-    """Those that are in order already, or wait."""
+    """Return the uncommitted records: those in the ordered log, and those that wait."""
     found = []
     for batch in rows:
         records = batch.filter(pa.array(np.isin(batch.column("kind").to_numpy(), (KIND_RECORD, KIND_LATE))))
@@ -315,7 +317,7 @@ def _uncommitted(rows: list[pa.RecordBatch], waiting: Stack) -> list[Records]:
 
 
 def _sizes(uncommitted: list[Records]) -> dict[int, int]:
-    """The bytes of each stream's records that are not committed."""
+    """Return the bytes of each stream's uncommitted records."""
     sizes: dict[int, int] = {}
     for streams, _, row_bytes in uncommitted:
         for stream_id in np.unique(streams).tolist():

@@ -1,7 +1,7 @@
 """Event-time order: the decisions of a gateway that differ from those in order of arrival. Pure.
 
-Invariant: the driver knows only sequences of the ordered log. The end of a stream has no sequence until its place is
-final. Only declared streams are accepted, and each stream has its own credits. `performer` appends the rows;
+Invariant: the driver knows only sequences of the ordered log. The end of a stream has no sequence in that log until its
+place is final. Only declared streams are accepted, and each stream has its own credits. `performer` appends the rows;
 `event_time_log` reports which rows are in order.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from procession.gateway.state import GatewayState
 
 UNPLACED = 2**63
-"""The sequence of an end of stream whose place is not final: after all others."""
+"""The sequence of an end of stream whose place is not final. It is above all other sequences."""
 
 
 class Recovered(NamedTuple):
-    """What recovery reads from the two logs: uncommitted rows, and the progress of the streams."""
+    """The results of reading the two logs in recovery: uncommitted rows, and the progress of the streams."""
 
     tail: LogTail
     shares: StreamQuotas
@@ -42,7 +42,7 @@ class Recovered(NamedTuple):
     ordered_end: int
     skipped: int
     """Number of arrivals that are neither ordered nor waiting: rows about streams (ticks, moves, releases), and records
-    that another gateway took."""
+    that other gateways received."""
     uncommitted: list[tuple[Ids, Ids]]
     """Stream ids and message ids of the records that are ordered or waiting."""
 
@@ -51,7 +51,7 @@ class EventTimeOrder:
     """Offers records in event-time order. Accepts only declared streams, each with its own limits."""
 
     retires = False
-    """Declared streams are limited in number, so none is retired."""
+    """The number of declared streams is limited, so no stream is retired."""
 
     def __init__(self, declared: DeclaredOrder, found: Recovered) -> None:
         self.declared = declared
@@ -66,7 +66,7 @@ class EventTimeOrder:
         self.given = set(found.point.given)
         """Streams that were released and have not returned. Their waiting records here are void."""
         self._closed_at: dict[int, int] = {}
-        """For each closing stream: the arrival sequence that all its rows are below."""
+        """For each closing stream: a sequence of arrivals that is above all its rows."""
 
     def begin(self, state: GatewayState) -> None:
         state.clocks = self._clocks
@@ -100,15 +100,15 @@ class EventTimeOrder:
         holder = state.registry[ordered.waits_for].session
         return [*actions, *(state.give_back(holder, 0) if holder is not None else []), *state.relinquish()]
 
-    # Streams that come and go
+    # Moving streams
 
     def closing(self, state: GatewayState, stream_ids: Iterable[int]) -> int:
         self._closed_at |= dict.fromkeys(stream_ids, state.next_sequence)
         return UNPLACED
 
     def _let_go(self, state: GatewayState, ordered: RowsOrdered) -> list[Action]:
-        """Releases closing streams whose arrivals are all ordered. Records that wait only for their own stream would
-        wait for ever if the stream continues at another gateway. They are dropped: the producer has no ACK for them, so
+        """Release closing streams whose arrivals are all ordered. Records that wait only for their own stream would
+        wait forever if the stream continues at another gateway. They are dropped: the producer has no ACK for them, so
         it sends them again there."""
         actions: list[Action] = []
         for stream_id in list(state.claims.closing) if state.claims is not None else ():
@@ -125,7 +125,8 @@ class EventTimeOrder:
         return actions
 
     def granted(self, state: GatewayState, stream_id: int, clock: StreamClock | None) -> list[Action]:
-        """The leader grants a stream, which continues from the known position, whichever gateway had it before."""
+        """Handle the leader's grant of a stream. The stream continues from the known position of any previous
+        holder."""
         if state.claims is None or not state.claims.is_wanted(stream_id):
             return []
         stream = state.registry.get_or_add(stream_id)
@@ -153,7 +154,7 @@ class EventTimeOrder:
         state.sessions[session].streams.add(notify.stream_id)
         clock = state.clocks.get(notify.stream_id)
         if notify.point_of_reference == UNNUMBERED and clock is not None and clock.seen is not None:
-            stream = state.registry.get_or_add(notify.stream_id)  # includes what other gateways received
+            stream = state.registry.get_or_add(notify.stream_id)  # includes records that other gateways received
             stream.seen = clock.seen if stream.seen is None else max(stream.seen, clock.seen)
 
     def check_messages(self, state: GatewayState, messages: Messages) -> None:
@@ -169,7 +170,7 @@ class EventTimeOrder:
         if stream_id not in self.ended or stream.seen != stream.committed:
             self.ended.add(stream_id)
             return None
-        # A repeated end after its commit: another row would wait for the end of all streams.
+        # The stream's end is repeated after its commit. Another row would wait for the end of all streams.
         stream.session = None
         positions = [] if stream.committed is None else [(stream_id, stream.committed)]
         state.sessions[session].owed += 1
@@ -194,9 +195,9 @@ class EventTimeOrder:
                 self.shares.receive(stream_id, int(ids[indexes[-1]]), int(sizes[indexes].sum()), account)
 
     def spares(self, state: GatewayState, session: int) -> bool:
-        """Whether this session may send while others are paused: its account has reserve left; or it has sent nothing
-        yet, and may be about to open the stream that the merge waits for. Never if the disk is full, or if the gateway
-        is paused."""
+        """Whether this session may send while other sessions are paused. Either its account has reserve left, or it has
+        sent nothing and may be about to open the stream that the merge waits for. False if the disk is full or the
+        gateway is paused."""
         if state.flow.is_closed:
             return False
         account = self._account(state, session)
@@ -204,8 +205,8 @@ class EventTimeOrder:
         return is_new or (account is not None and self.shares.reserved.get(account, 0) < self.shares.reserve_bytes)
 
     def _account(self, state: GatewayState, session: int) -> int | None:
-        """The account whose reserve a session may use: the stream that the merge waits for, if this session has it. If
-        no session has it, any session may be about to open it, and uses `NOBODY`."""
+        """Return the account whose reserve a session may use: the stream that the merge waits for, if this session has
+        it. If no session has it, each session may be about to open it, and uses `NOBODY`."""
         waits_for = self.shares.waits_for
         if waits_for is None:
             return None
@@ -215,7 +216,7 @@ class EventTimeOrder:
 
     def allowed(self, state: GatewayState, session: int, among_all: int) -> int:
         if state.flow.is_withheld:
-            return 0  # no reserve either
+            return 0  # the reserve may not be used either
         return self.shares.allowed(state.sessions[session].streams, among_all)
 
     # Commits

@@ -1,7 +1,7 @@
 """The gateway's log, served over Arrow Flight to executors on other machines.
 
-Invariant: it reads the log's files as an executor on this machine would. It returns rows only if the request has the
-secret and names this directory. It runs in its own threads and shares only the files with the gateway.
+Invariant: the server reads the log's files like an executor on this machine. It returns rows only if the request has
+the secret and names this directory. It runs in its own threads and shares only the files with the gateway.
 `storage/flight_reader` is the client.
 """
 
@@ -42,7 +42,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             request = json.loads(ticket.ticket)
             expected = self._config.control_cookie.hex().encode()
             if not hmac.compare_digest(str(request.get("cookie")).encode(errors="replace"), expected):
-                raise flight.FlightUnauthenticatedError("the ticket has a wrong cookie, or none")
+                raise flight.FlightUnauthenticatedError("the ticket has a wrong cookie, or no cookie")
             if not is_known_format(format_number := request.get("format", 1), TICKET_FORMAT):
                 raise flight.FlightUnauthorizedError(
                     f"the ticket has format {str(format_number)[:20]}; this gateway reads formats 1 to {TICKET_FORMAT}"
@@ -54,7 +54,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
             rows = log.read(first, last, offset(request, "offered") or LogOffset())
             return flight.GeneratorStream(self._config.offered_use.schema, self._counted(rows))
         except (ValueError, AttributeError) as error:
-            raise flight.FlightServerError("a ticket that is not JSON") from error
+            raise flight.FlightServerError("the ticket is not JSON") from error
         except RemoteProtocolError as error:
             raise flight.FlightServerError(error.sentence) from error
         except ProcessionError as error:
@@ -68,7 +68,7 @@ class LogService(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def serve_log(config: GatewayConfig, identity: str, previous: Address | None) -> LogService:
-    """Serve at the address of the settings. Port 0 means the port of the last start, if it is free."""
+    """Serve the log at the address of the settings. Port 0 means the port of the last start, if it is free."""
     address = parse_address(config.flight)
     if address.port == 0 and previous is not None:
         with suppress(OSError, pa.ArrowException, ConfigError):

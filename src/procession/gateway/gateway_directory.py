@@ -1,8 +1,8 @@
-"""The directory of a gateway: its small files (identity, snapshot, whether it is paused, the members that a leader
-knows) and its free space.
+"""The directory of a gateway: its free space and its small files.
 
-Invariant: each file is replaced as a whole, and is on disk when the call returns. `recovery` reads the files,
-`performer` writes snapshots, and `members` stores the gateways of the pipeline. The log is in a subdirectory.
+Invariant: the small files are the identity, the snapshot, the pause marker and the leader's list of members. Each file
+is replaced as a whole, and is on disk when the call returns. `recovery` reads the files, `performer` writes snapshots,
+and `members` stores the gateways of the pipeline. The log is in a subdirectory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = structlog.get_logger("gateway")
 SNAPSHOT = "positions.json"
 MEMBERS = "gateways.json"
 UNREPLICATED_BYTES_MAX = 16 * 1024 * 1024
-"""Producers are not read while more bytes than this are on their way to the replicas."""
+"""Maximum bytes that are on their way to the replicas. Above it, producers are not read."""
 PAUSED = "paused"
-"""The file that keeps a gateway paused over restarts."""
+"""The file that keeps a gateway paused across restarts."""
 
 
 def save_snapshot(directory: Path, snapshot: Snapshot, files: FileSystem = HOST_FILES) -> None:
@@ -33,7 +33,7 @@ def save_snapshot(directory: Path, snapshot: Snapshot, files: FileSystem = HOST_
 
 
 def load_snapshot(directory: Path, files: FileSystem = HOST_FILES) -> Snapshot | None:
-    """The last snapshot. None: nothing was ever committed. Raises StorageError if it is damaged."""
+    """Read the last snapshot. None: nothing was ever committed. Raises StorageError if it is damaged."""
     data = read_if_there(directory / SNAPSHOT, files)
     return None if data is None else decode_snapshot(data, directory / SNAPSHOT)
 
@@ -43,7 +43,7 @@ def is_paused(directory: Path, files: FileSystem = HOST_FILES) -> bool:
 
 
 def keep_paused(directory: Path, paused: bool, files: FileSystem = HOST_FILES) -> None:
-    """Whether the gateway is paused, for its next start."""
+    """Store whether the gateway is paused, for its next start."""
     if paused:
         write_durably(directory / PAUSED, b"", files)
     elif is_paused(directory, files):
@@ -55,7 +55,7 @@ def keep_paused(directory: Path, paused: bool, files: FileSystem = HOST_FILES) -
 
 
 def check_free_space(flow: CreditFlow, directory: Path, bytes_min: int, files: FileSystem = HOST_FILES) -> None:
-    """Tell flow control whether the disk of this directory is low on space, and log changes."""
+    """Set in flow control whether the disk of this directory is low on space, and log changes."""
     free_bytes = disk_free_bytes(directory, files)
     is_short = free_bytes < bytes_min
     if is_short is not flow.is_disk_short:
@@ -69,7 +69,7 @@ def check_free_space(flow: CreditFlow, directory: Path, bytes_min: int, files: F
 
 
 def check_replicas(flow: CreditFlow, unreplicated_bytes: int) -> None:
-    """Tell flow control whether the replicas lag, and log changes: producers wait instead of the event loop."""
+    """Set in flow control whether the replicas lag, and log changes. Then producers wait, not the event loop."""
     is_behind = unreplicated_bytes > UNREPLICATED_BYTES_MAX
     if is_behind is not flow.are_replicas_behind:
         if is_behind:
@@ -80,7 +80,8 @@ def check_replicas(flow: CreditFlow, unreplicated_bytes: int) -> None:
 
 
 def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None:
-    """The identity of this directory. A directory that replaces it has another one. None: it is new."""
+    """Return the identity of this directory. A directory that replaces it has another identity. None: the directory is
+    new."""
     path = directory / IDENTITY
     try:
         return read_identity(directory, files) if files.exists(path) else None
@@ -89,7 +90,7 @@ def find_identity(directory: Path, files: FileSystem = HOST_FILES) -> str | None
 
 
 def keep_identity(directory: Path, identity: str, files: FileSystem = HOST_FILES) -> None:
-    """Writes the identity. One that was found is written again, because an earlier process may have crashed before its
+    """Write the identity. An existing identity is written again, because an earlier process may have crashed before its
     sync."""
     write_durably(directory / IDENTITY, written_identity(identity), files)
 

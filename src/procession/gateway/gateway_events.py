@@ -1,4 +1,4 @@
-"""The events and actions of a gateway: what goes into `state`, which decides, and what `performer` does.
+"""The events and actions of a gateway: events go into `state`, which decides; `performer` performs the actions.
 
 Invariant: values only. A session is a number that the performer assigns. The result of an action comes back as an
 event.
@@ -26,7 +26,7 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class FrameReceived:
-    """The protocol let this frame (or these messages, or this violation) pass."""
+    """The protocol layer has accepted this frame, these messages, or this violation."""
 
     session: int
     what: connection.Event
@@ -39,14 +39,14 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True)
 class RowsAppended:
-    """The log has all rows below this sequence."""
+    """All rows below this sequence are in the log."""
 
     end_sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class AckIntervalPassed:
-    """An interval has passed in which every session should have had an ACK."""
+    """An interval has passed. Every session without an ACK in it needs one now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class FenceRaised:
 
 @dataclass(frozen=True, slots=True)
 class EpochCommitted:
-    """The driver of this fence has committed an epoch, which ends below `end_sequence`."""
+    """The driver with this fence has committed an epoch, which ends below `end_sequence`."""
 
     fence: int
     epoch: int
     end_sequence: int
     positions: Mapping[int, int] = field(default_factory=dict)
     epochs_kept: int | None = None
-    """Number of committed epochs that this gateway must have on disk. `positions` holds the changes since. None: the
-    driver does not check this, and sends no positions that the gateway has reported as on disk."""
+    """Number of committed epochs that this gateway must have on disk. `positions` has the changes since then. None: the
+    driver does not check this, and leaves out positions that the gateway has reported as on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +75,33 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class RetireStreams:
-    """It is time to see which streams have been idle for long."""
+    """The idle streams should be checked for retirement."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsIdled:
-    """These streams are idle and no longer delay the order: stream id to the watermark that each gets."""
+    """These streams are idle and no longer delay the order. Maps each stream id to its new watermark."""
 
     ticks: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RowsOrdered:
-    """Rows were put in the order of event time, for good and on disk."""
+    """Rows were put in final event-time order, and are on disk."""
 
     point: ReplayPoint
     end: int
-    """Of the ordered log."""
+    """End of the ordered log."""
     ends: Mapping[int, int]
-    """Stream id to the sequence, in the ordered log, of its end."""
+    """Maps stream ids to the sequence of their end in the ordered log."""
     waits_for: int | None
-    """The stream that the merge waits for, if any rows wait."""
+    """The stream that the merge waits for, if there are waiting rows."""
     observed_end: int
-    """Arrivals below it are in the ordered log, or wait, but for those that are skipped."""
+    """Each arrival below this sequence is ordered, waiting or skipped."""
     skipped: int
-    """Words about streams, and records that were taken elsewhere."""
+    """Number of skipped arrivals: rows about streams, and records that other gateways received."""
     waiting: Mapping[int, bool]
-    """Of the streams that are closing, those of which something waits; and whether it waits for its own stream."""
+    """Closing streams with waiting records, and whether these records wait only for their own stream."""
     clocks: Mapping[int, StreamClock]
     """The progress of each stream, at this gateway or another."""
 
@@ -113,7 +113,7 @@ class LeaderFound:
 
 @dataclass(frozen=True, slots=True)
 class LeaderKeeps:
-    """The leader has on disk what was committed up to this epoch."""
+    """The leader has all commits up to this epoch on disk."""
 
     epoch: int
 
@@ -125,7 +125,8 @@ class LeaderLost:
 
 @dataclass(frozen=True, slots=True)
 class StreamGranted:
-    """The stream is ours. The leader knows `committed` as the last committed id of it, and how far it has come."""
+    """The leader grants the stream. It knows `committed` as the stream's last committed id, and `clock` as its
+    progress."""
 
     stream_id: int
     committed: int | None
@@ -158,7 +159,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """Send ERROR with this reason, if there is one, then close. To `state` the session is gone already."""
+    """Send ERROR with this reason, if there is one, then close. For `state`, the session has already ended."""
 
     session: int
     reason: str | None
@@ -166,7 +167,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class AppendRows:
-    """Write these rows at the end of the log, soon and in order; `RowsAppended` follows."""
+    """Append these rows to the log, soon and in order. `RowsAppended` follows."""
 
     first_sequence: int
     batch: pa.RecordBatch
@@ -175,8 +176,8 @@ class AppendRows:
 
 @dataclass(frozen=True, slots=True)
 class WriteSnapshot:
-    """Make this durable before anything else that follows from it; `SnapshotWritten` follows. The streams that it
-    leaves out are written before it."""
+    """Write the snapshot durably before any later action. `SnapshotWritten` follows. The streams that the snapshot
+    omits are written before it."""
 
     snapshot: Snapshot
     retiring: Retiring | None = None
@@ -189,14 +190,15 @@ class TrimLog:
 
 @dataclass(frozen=True, slots=True)
 class AskForStream:
-    """Ask the leader for this stream; `StreamGranted`, `StreamRefused` or `LeaderLost` follows."""
+    """Ask the leader for this stream. `StreamGranted`, `StreamRefused` or `LeaderLost` follows."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RelinquishStream:
-    """Tell the leader that all we took of this stream is committed; `StreamRelinquished` or `LeaderLost` follows."""
+    """Notify the leader that all records that this gateway received of the stream are committed. `StreamRelinquished`
+    or `LeaderLost` follows."""
 
     stream_id: int
     committed: int | None
@@ -207,17 +209,17 @@ Action = SendFrame | CloseSession | AppendRows | WriteSnapshot | TrimLog | AskFo
 
 
 class GatewayObserver:
-    """Is called for what a gateway decides and does, just before it does it. This one does nothing; the simulator's
-    checks the gateway's invariants."""
+    """Observes a gateway's events and actions just before they happen. This class does nothing; the simulator's
+    observer checks the gateway's invariants."""
 
     def on_event(self, event: Event | OfOrder) -> None:
-        """Called before the state handles this event."""
+        """Observe an event before the state handles it."""
 
     def on_send(self, frame: AnyFrame) -> None:
-        """This frame is about to be sent to a connected producer."""
+        """Observe a frame that is about to be sent to a connected producer."""
 
     def on_trim(self, before_sequence: int) -> None:
-        """The log is about to be trimmed."""
+        """Observe that the log is about to be trimmed."""
 
     def on_confirmed(self, next_sequence: int) -> None:
-        """A driver has confirmed the log, which ends at this sequence."""
+        """Observe that a driver has confirmed the log, which ends at this sequence."""

@@ -21,9 +21,10 @@ class Limits:
 
     cookie: bytes = field(default=b"", repr=False)
     credits: Literal["fixed", "adaptive"] = "fixed"
-    """Replenish credits as records are appended, or as they are committed."""
+    """When credits are replenished: "fixed" as records are appended, "adaptive" as they are committed."""
     credits_max: int = 65536
-    """With fewer, a fast producer of short records waits for credits before it has filled one read."""
+    """Maximum credits per session. With too few, a fast producer of short records waits for credits in the middle of a
+    read."""
     window_first: int = 16384
     """Initial size of an adaptive window, before the rate of commits is known. At most `credits_max`."""
     credits_min: int = 256
@@ -45,10 +46,10 @@ class Limits:
     lag_bytes_max: int = 1024 * MIB
     """Credits are withheld while more bytes than this are appended and not committed."""
     overrun_bytes_max: int = 64 * MIB
-    """Bytes above that limit which may still arrive on credits granted before. Above both, reading from producers
+    """Bytes above `lag_bytes_max` that may still arrive on credits granted before. Above both, reading from producers
     stops."""
     stream_bytes_max: int = 0
-    """With event-time order: maximum uncommitted bytes per stream. 0: an even share of `lag_bytes_max`."""
+    """With event-time order: maximum uncommitted bytes per stream. 0: an equal share of `lag_bytes_max`."""
     reserve_bytes_max: int = 64 * MIB
     """With event-time order: bytes above `lag_bytes_max` for the stream that the merge waits for."""
     held_bytes_max: int = 16 * MIB
@@ -56,4 +57,5 @@ class Limits:
     listed_bytes_max: int = MIB
     """Maximum bytes of known streams in an OK of the draft protocol."""
     extensions: frozenset[Extension] = frozenset()
-    """What sessions of the draft protocol may request: ACKs with counts, frames that inject faults."""
+    """The extensions that sessions of the draft protocol may request: ACKs with counts, and frames that inject
+    faults."""

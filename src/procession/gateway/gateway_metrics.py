@@ -1,7 +1,7 @@
 """The metrics of a gateway and its streams, for Prometheus and for `procession streams`.
 
 Invariant: metrics are computed on request, from `state` and the stream counters. At most `metrics_streams_max` streams
-have their own labels; the others are added up. Used by `metrics` and `control`.
+have their own labels. The figures of all other streams are added up. Used by `metrics` and `control`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ STREAMS_PAGE_MAX = 1000
 """Maximum number of streams in one reply of the control port."""
 
 OTHERS = "others"
-"""The label of the streams that are added up."""
+"""The label of the sum over the streams without their own labels."""
 
 Kind = Literal["counter", "gauge"]
 
 
 def stream_rows(gateway: GatewayPerformer, first_id: int, streams_max: int) -> dict[str, Any]:
-    """Streams in the order of their ids, from `first_id` on; `next_id` is where to go on, None at the end."""
+    """Return a page of streams, ordered by id, from `first_id` on. `next_id` is where the next page starts; None: the
+    last page."""
     ids = sorted(stream.stream_id for stream in gateway.state.registry if stream.stream_id >= first_id)
     page = ids[: min(streams_max, STREAMS_PAGE_MAX)]
     now = time.monotonic()
@@ -54,7 +55,7 @@ def _row(gateway: GatewayPerformer, stream: RegisteredStream, now: float) -> dic
 
 
 def figures(gateway: GatewayPerformer) -> list[Metric]:
-    """All metrics of a gateway, as they are now."""
+    """Return the current metrics of a gateway."""
     return [*_of_gateway(gateway), *_of_streams(gateway)]
 
 
@@ -69,14 +70,14 @@ def _of_gateway(gateway: GatewayPerformer) -> Iterator[Metric]:
         return Metric(f"procession_gateway_{what}", kind, text, ("gateway", label), points)
 
     credits_out = sum(_credits_held(gateway, number) or 0 for number in state.sessions)
-    yield by("counter", "frames", "Frames that came, by their name in the protocol.", "frame", tally.frames)
-    yield metric("counter", "received_bytes", "Bytes that came from producers.", tally.received_bytes)
+    yield by("counter", "frames", "Frames received, by their name in the protocol.", "frame", tally.frames)
+    yield metric("counter", "received_bytes", "Bytes received from producers.", tally.received_bytes)
     yield metric("counter", "records", "Records that were new.", state.records_in)
     yield metric("counter", "ephemeral_records", "Records that cannot be sent again.", state.ephemeral_in)
     yield metric("counter", "duplicates", "Records that had come before, and were dropped.", state.duplicates)
     if gateway.ordering is not None:
         late = gateway.ordering.order.late.total()
-        yield metric("counter", "late_records", "Records that came behind the watermark of their stream.", late)
+        yield metric("counter", "late_records", "Records that arrived behind the watermark of their stream.", late)
     yield metric("counter", "notify_refused", "NOTIFYs that were refused.", tally.refused)
     yield by("counter", "errors", "Sessions that ended with an error, by its kind.", "kind", tally.errors)
     yield metric("counter", "credits_granted", "Credits that were given to producers.", tally.credits_granted)
@@ -114,13 +115,13 @@ def _of_gateway(gateway: GatewayPerformer) -> Iterator[Metric]:
 
 
 def _late(gateway: GatewayPerformer, stream: RegisteredStream) -> int | None:
-    """Number of records of the stream that were later than its watermark. None in the order of arrival, where no
-    record is late."""
+    """Return the number of records of the stream that were later than its watermark. None in the order of arrival,
+    where no record is late."""
     return None if gateway.ordering is None else gateway.ordering.order.late[stream.stream_id]
 
 
 def _credits_held(gateway: GatewayPerformer, session: int | None) -> int | None:
-    """None if there is no such session, or it has not sent HELLO yet."""
+    """Return the credits that the session holds. None if there is no such session, or it has not sent HELLO yet."""
     holder = None if session is None else gateway.state.sessions.get(session)
     return gateway.state.limits.credits_max - holder.owed if holder is not None and holder.is_streaming else None
 
@@ -147,10 +148,10 @@ def _of_streams(gateway: GatewayPerformer) -> Iterator[Metric]:
         known = [(labels, float(found)) for labels, found in values if found is not None]
         return Metric(f"procession_stream_{what}", kind, text, ("gateway", "stream", "name"), known)
 
-    yield metric("counter", "frames", "MESSAGE frames that came.", lambda _, found: found.frames, is_sum=True)
-    yield metric("counter", "bytes", "Bytes of keys and payloads that came.", lambda _, found: found.bytes, is_sum=True)
+    yield metric("counter", "frames", "MESSAGE frames received.", lambda _, found: found.frames, is_sum=True)
+    yield metric("counter", "bytes", "Bytes of keys and payloads received.", lambda _, found: found.bytes, is_sum=True)
     if gateway.ordering is not None:
-        text = "Records that came behind its watermark."
+        text = "Records that arrived below its watermark."
         yield metric("counter", "late_records", text, lambda stream, _: _late(gateway, stream), is_sum=True)
     yield metric("counter", "notify_refused", "NOTIFYs refused.", lambda _, found: found.refused, is_sum=True)
     yield metric("gauge", "lag_records", "Rows not committed.", lambda _, found: found.behind.rows, is_sum=True)
@@ -164,8 +165,8 @@ def _of_streams(gateway: GatewayPerformer) -> Iterator[Metric]:
         lambda stream, _: _credits_held(gateway, stream.session),
         is_sum=False,
     )
-    # A message id has 64 bits and a figure 53: above 2^53 these are near the id and not it.
+    # A message id has 64 bits, and a figure has 53. Above 2^53, the figure is only near the id.
     yield metric(
         "gauge", "committed_id", "The last committed message id.", lambda stream, _: stream.committed, is_sum=False
     )
-    yield metric("gauge", "seen_id", "The last message id that came.", lambda stream, _: stream.seen, is_sum=False)
+    yield metric("gauge", "seen_id", "The last message id received.", lambda stream, _: stream.seen, is_sum=False)

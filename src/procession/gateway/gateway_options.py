@@ -30,19 +30,19 @@ class GatewayConfig:
     """Producers get no credits while the disk has fewer free bytes than this."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     read_bytes_max: int = MIB
-    """Size of the shared read buffer: bytes read from a socket at once and decoded together."""
+    """Size of the shared read buffer. Its bytes are read from a socket at once and decoded together."""
     segment_bytes_max: int = 64 * MIB
     append_bytes_max: int = MIB
-    """Received records are written together: at this many bytes, or after `append_delay_s`."""
+    """Maximum bytes of received records that wait to be written together. `append_delay_s` limits the time."""
     append_delay_s: float = 0.002
     write_bytes_max: int = 4 * MIB
-    """A peer that leaves this many bytes unread is disconnected."""
+    """Maximum bytes that a peer may leave unread before it is disconnected."""
     request_bytes_max: int = 16 * MIB
     controls_max: int = 64
     metrics: str = ""
     """Address of the Prometheus metrics, HOST:PORT. Empty: none."""
     metrics_streams_max: int = 10_000
-    """Maximum number of streams with their own metrics. Those of the others are added up."""
+    """Maximum number of streams with their own metrics. The metrics of all other streams are added up."""
     metrics_timeout_s: float = 10.0
     """Time that a reader of metrics waits for the event loop."""
     handshake_timeout_s: float = 10.0
@@ -50,27 +50,28 @@ class GatewayConfig:
     linger_s: float = 1.0
     """Time that a peer has to read the last frame before the connection is closed."""
     lingering_max: int = 64
-    """Maximum number of connections in that time. Only these and the sessions hold descriptors."""
+    """Maximum number of refused connections that are still open. Only these and the sessions use descriptors."""
     name: str = ""
     """Name among several gateways. Empty: the leader chooses it."""
     join: str | Path | None = None
-    """Control address or directory of the leader. None: this gateway is the leader, if there are others."""
+    """Control address or directory of the leader. None: this gateway is the leader of any other gateways."""
     link_tls: ClientTls | None = None
     """TLS to the leader."""
     advertise: str = ""
-    """Host by which others reach this gateway, if not the one where it listens."""
+    """Host at which other machines reach this gateway. Empty: the host where it listens."""
     flight: str = ""
     """Arrow Flight address of its log. Empty: the log can be read only from its directory."""
     machine: str = ""
-    """Machine whose executors read the log's files. Empty: this one."""
+    """Machine whose executors read the log's files. Empty: this machine."""
     checkpoint: Path | None = None
-    """Where drivers claim their fences. None: unknown, and every fence with the right secret is accepted."""
+    """The checkpoint in which drivers claim their fences. None: unknown, and every fence with the right secret is
+    accepted."""
     more_metrics: Figures | None = None
-    """Figures of the pipeline that are served with those of the gateway. Called in the thread that serves them."""
+    """Returns figures of the pipeline, which are served with the gateway's figures. Called in the serving thread."""
     link_interval_s: float = 0.5
     """Interval of heartbeats to the leader."""
     link_timeout_s: float = 10.0
-    """Time without a message after which leader and gateway consider the link lost."""
+    """Time without a message after which leader and gateway treat the link as lost."""
     control_cookie: bytes = field(default=b"", repr=False)
     """Secret of the control port and of Arrow Flight. This gateway sends it to its leader, too."""
     silence_s: float = 30.0

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from procession.gateway.performer import GatewayPerformer
 
 STATUS_STREAMS_MAX = 1000
-"""Maximum number of streams that a status names. The others are counted."""
+"""Maximum number of streams that a status names. Further streams are only counted."""
 
 
 def status_of(gateway: GatewayPerformer) -> dict[str, Any]:
-    """The status of a gateway for operators and tests, as plain values."""
+    """Return the status of a gateway for operators and tests, as plain values."""
     state = gateway.state
     streams = [
         {

@@ -1,8 +1,9 @@
 """The global registry: which gateway of a pipeline holds which stream. Owned by the leader. Pure.
 
-Invariant: a stream has at most one holder, and a holder keeps it until it reports that all its records are committed:
-no timeout takes a stream away. So a restarted leader grants nothing before every known gateway has reported what it
-holds. `gateway/leader` passes the messages between this and the `gateway/stream_leases` of every gateway.
+Invariant: a stream has at most one holder. The holder keeps the stream until it reports that all the stream's records
+are committed: no timeout takes a stream away. So a restarted leader grants nothing before every known gateway has
+reported what it holds. `gateway/leader` passes the messages between this registry and the `gateway/stream_leases` of
+every gateway.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LEADER = FIRST_GATEWAY
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The stream is the asker's. `committed` is the last committed id of it, None if there is none; `clock` says how
-    far it has come in event time, where that is the order."""
+    """The stream is granted to the gateway that asked. `committed` is its last committed id, or None; `clock` is the
+    event time that it has reached, in event-time order."""
 
     stream_id: int
     committed: int | None
@@ -30,14 +31,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The stream is not granted, or its holder is not known yet. The gateway may ask again."""
+    """The stream is not granted, or its holder is unknown so far. The gateway may ask again."""
 
     stream_id: int
 
 
 class GlobalRegistry:
-    """`active`: stream id to the gateway that holds it. A *link* is the number of a connection of a
-    gateway; a gateway speaks through its latest link only."""
+    """Grants streams to gateways. `active` maps each stream id to its holder. A *link* is the number of a gateway's
+    connection; only messages on a gateway's latest link count."""
 
     def __init__(
         self,
@@ -46,22 +47,23 @@ class GlobalRegistry:
         clocks: Mapping[int, StreamClock] | None = None,
         known: Callable[[int], int | None] = lambda _: None,
     ) -> None:
-        """What a leader knows at its start: the member gateways, and the committed ids and clocks of its own snapshot.
-        `known` returns the committed id of a stream at the leader's own gateway, retired or not."""
+        """Start with the knowledge of a new leader: the member gateways, and the committed ids and clocks of its own
+        snapshot. `known` returns the committed id of a stream at the leader's own gateway, whether or not it is
+        retired."""
         self.active: dict[int, str] = {}
         self._known = known
         self._committed: dict[int, int] = dict(committed or {})
-        """Committed ids that gateways have reported, and that the leader's own gateway may not know yet."""
+        """Committed ids that gateways have reported. The leader's own gateway may not know them yet."""
         self.clocks: dict[int, StreamClock] = dict(clocks or {})
         """Progress of each stream, as reported by gateways. The last gateway to release it has the latest value."""
         self._links: dict[str, int | None] = dict.fromkeys(gateways)
         self._names: dict[int, str] = {}
-        """The gateway of each link that is not obsolete."""
+        """The gateway of each current link."""
         self._unreported = set(self._links)
 
     @property
     def unreported(self) -> list[str]:
-        """Gateways that have not reported what they hold. While there are any, no stream is granted."""
+        """Gateways that have not reported the streams that they hold. While there are any, no stream is granted."""
         return sorted(self._unreported)
 
     @property
@@ -84,8 +86,8 @@ class GlobalRegistry:
         committed: Mapping[int, int],
         clocks: Mapping[int, StreamClock] | None = None,
     ) -> None:
-        """A gateway connects, or reconnects, and reports its streams, their committed ids and their clocks. It has
-        released every stream that it held before and does not report."""
+        """Connect or reconnect a gateway, which reports its streams, their committed ids and their clocks. It has
+        released every earlier stream that it does not report."""
         held = set(held)
         for stream_id in held:
             if (other := self.active.get(stream_id, name)) != name:
@@ -104,8 +106,8 @@ class GlobalRegistry:
         self._unreported.discard(name)
 
     def meet(self, name: str, link: int) -> None:
-        """A gateway connects whose log no driver has confirmed. Which streams it holds does not change; if it has not
-        reported them before, they are still unknown."""
+        """Connect a gateway whose log no driver has confirmed. Its holdings do not change: if it has not reported its
+        streams, they stay unknown."""
         self._connect(name, link)
 
     def _connect(self, name: str, link: int) -> None:
@@ -115,7 +117,7 @@ class GlobalRegistry:
         self._names[link] = name
 
     def lost(self, link: int) -> None:
-        """A connection is lost. Its gateway keeps its streams: it may have records that are not committed."""
+        """Handle a lost connection. Its gateway keeps its streams, because it may have uncommitted records."""
         if (name := self._names.pop(link, None)) is not None:
             self._links[name] = None
 
@@ -124,7 +126,7 @@ class GlobalRegistry:
         return self._gateway_of(link) is None
 
     def notify(self, link: int, stream_id: int) -> Grant | Refusal:
-        """A gateway asks for a stream on behalf of a session."""
+        """Answer a gateway that asks for a stream on behalf of a session."""
         name = self._gateway_of(link)
         if name is None or self._unreported or self.active.get(stream_id, name) != name:
             return Refusal(stream_id)
@@ -136,7 +138,8 @@ class GlobalRegistry:
         return bool(self._unreported) or stream_id in self.active
 
     def relinquish(self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None) -> bool:
-        """A gateway releases a stream: all its records up to this id are committed. False if it does not hold it."""
+        """Release a stream: the gateway has committed all its records up to this id. Returns False if the gateway does
+        not hold it."""
         name = self._gateway_of(link)
         if name is None or self.active.get(stream_id) != name:
             return False
@@ -147,18 +150,18 @@ class GlobalRegistry:
         return True
 
     def leave(self, name: str) -> None:
-        """Removes a gateway that holds nothing."""
+        """Remove a gateway that holds no streams."""
         if held := self.holders().get(name):
             raise ConfigError(
                 f"Gateway {name!r} still holds {held} streams.",
-                next_step="Wait until what it took of them is committed.",
+                next_step="Wait until the records that it has received are committed.",
             )
         if (link := self._links.pop(name, None)) is not None:
             self._names.pop(link, None)
         self._unreported.discard(name)
 
     def _gateway_of(self, link: int) -> str | None:
-        """The gateway of a link, unless a later link has replaced it."""
+        """Return the gateway of a link, unless a later link has replaced it."""
         return self._names.get(link)
 
     def _advance_clock(self, stream_id: int, clock: StreamClock | None) -> None:
@@ -179,7 +182,7 @@ class GlobalRegistry:
         }
 
     def committed(self, stream_id: int) -> int | None:
-        """The highest committed id that any gateway has reported."""
+        """Return the highest committed id that any gateway has reported."""
         positions = [
             position for position in (self._committed.get(stream_id), self._known(stream_id)) if position is not None
         ]

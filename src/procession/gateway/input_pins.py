@@ -2,8 +2,8 @@
 
 Invariant: a pin holds the log from its sequence on, until it is dropped or holds back more than `bytes_max` bytes. In
 the second case the gateway deletes the pin durably before it trims the log. A pin is on disk before its savepoint
-chooses an epoch. So a trim that began before it removes only what was committed before that epoch.
-`supervisor/savepoint_create` makes pins, `gateway/performer` respects them, and `supervisor/rollback` uses them.
+chooses an epoch. So a trim that began before the pin removes only records that were committed before that epoch.
+`savepoints/savepoint_create` makes pins, `gateway/performer` respects them, and `savepoints/rollback` uses them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FOLDER = "pins"
 FORMAT = 1
 SUFFIX = ".pin"
 BYTES_MAX = 1024 * 1024 * 1024
-"""How many bytes of committed input a pin keeps, by default."""
+"""Default of the maximum bytes of committed input that a pin keeps."""
 
 log = structlog.get_logger("gateway")
 
 
 @dataclass(frozen=True)
 class InputPin:
-    """The input after a savepoint. `is_released`: it has become too large, and is not kept any more."""
+    """Keeps the input after a savepoint. `is_released`: the input became too large, and is no longer kept."""
 
     name: str
     sequence: int
@@ -48,7 +48,7 @@ class InputPins:
         self._files = files
 
     def write(self, pin: InputPin) -> None:
-        """Make a pin, or replace it. Durable when this returns."""
+        """Create or replace a pin. It is durable when this returns."""
         make_directory(self._folder, self._files)
         write_durably(
             self._folder / f"{pin.name}{SUFFIX}", json.dumps({"format": FORMAT, **asdict(pin)}).encode(), self._files
@@ -65,7 +65,7 @@ class InputPins:
         fsync_dir(self._folder, self._files)
 
     def all(self) -> dict[str, InputPin]:
-        """The pins by the names of their savepoints. Raises StorageError if one is damaged."""
+        """Return the pins by the names of their savepoints. Raises StorageError if one is damaged."""
         if not self._files.exists(self._folder):
             return {}
         found = {}
@@ -85,15 +85,15 @@ class InputPins:
 
 
 def pin_new_gateway(first: Path, joining: Path) -> None:
-    """Called before a gateway starts in its directory. One that is new keeps its input for the same savepoints as the
-    first gateway."""
+    """Copy the pins of the first gateway to a new gateway's directory. Called before the gateway starts. A used
+    directory does not change."""
     if not (joining / "log").exists():
         for pin in InputPins(first).all().values():
             InputPins(joining).write(replace(pin, sequence=0, is_released=False))
 
 
 def trim(offered: IngressLog, before_sequence: int, directory: Path, files: FileSystem = HOST_FILES) -> None:
-    """Trim the log of the gateway in this directory below `before_sequence`, except for what pins hold."""
+    """Trim the log of the gateway in this directory below `before_sequence`, except for records that pins hold."""
     if not offered.is_trimmed_by(before_sequence):
         return
     pins, kept_from = InputPins(directory, files), before_sequence

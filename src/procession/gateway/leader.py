@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.gateway.confirmation import check_held
 from procession.gateway.gateway_events import Event, LeaderFound, StreamGranted, StreamRefused, StreamRelinquished
 from procession.gateway.global_registry import LEADER, GlobalRegistry, Grant
 from procession.gateway.members import Member, Members, MemberStatus, others_than
@@ -23,7 +24,7 @@ from procession.merge.stream_clocks import StreamClock
 
 
 class EventTimeReport(NamedTuple):
-    """What a gateway reports about event time: a description of its order, and the watermarks of streams."""
+    """A gateway's report about event time: a description of its order, and the watermarks of streams."""
 
     order_text: str = ""
     clocks: Mapping[int, StreamClock] = {}
@@ -49,7 +50,7 @@ class Leadership:
         self._own_link = 0
         self._links: dict[int, str] = {}
         self._turns: dict[str, tuple[int, int]] = {}
-        """The latest link of each gateway, by the gateway's own count."""
+        """The latest link of each gateway, as the gateway counts its links."""
         self._trimmed_at = -1
         """The epoch of the snapshot after which the registry was trimmed last."""
         known = state.registry.committed
@@ -59,17 +60,19 @@ class Leadership:
         state.claims.is_alone = not self._members.left and not set(self._members.present) - {LEADER}
 
     def begin(self, leader: Member, *, is_confirmed: bool = True) -> None:
-        """The leader joins itself. It grants no streams until its log is confirmed, because its directory may be an
-        older copy."""
+        """Add the leader itself to the pipeline. It grants no streams until its log is confirmed, because its directory
+        may be an older copy."""
         self._members.join(leader)
         if is_confirmed:
             self.lead()
 
     def lead(self) -> None:
-        """Registers the streams that this gateway holds, and starts to grant streams."""
+        """Register the streams that this gateway holds, and start to grant streams. Raises StorageError if another
+        gateway has reported one of them, because then this directory is an older copy."""
         assert self._state.claims is not None
-        self._own_link = next(self._numbers)
         held = self._state.claims.held_beyond(self._state.snapshot.end_sequence)
+        check_held(held, self.registry.active, LEADER)
+        self._own_link = next(self._numbers)
         self.registry.join(LEADER, self._own_link, held, {})
         self._handle(LeaderFound())
 
@@ -87,7 +90,7 @@ class Leadership:
         """Names of the gateways that have left and not come back."""
         return self._members.left
 
-    # Requests of this gateway itself. They are answered at once.
+    # Requests of this gateway itself, which are answered at once.
 
     def ask(self, stream_id: int) -> None:
         answer = self.registry.notify(self._own_link, stream_id)
@@ -113,13 +116,13 @@ class Leadership:
         *,
         is_confirmed: bool = True,
     ) -> tuple[int, str]:
-        """A gateway connects. Returns its link and its name. `turn` identifies an outdated request, which the gateway
-        sent on an earlier link and this process reads late: it is rejected. Unless the gateway's log `is_confirmed`,
-        only its address is used: what it reports about streams may come from an older copy of its directory."""
+        """Connect a gateway. Returns its link and its name. `turn` identifies an outdated request, which the gateway
+        sent on an earlier link and this process reads late: it is rejected. Without `is_confirmed`, only the gateway's
+        address is used, because its report about streams may come from an older copy of its directory."""
         if turn < self._turns.get(gateway.identity, turn):
             raise RemoteProtocolError("this gateway has begun a later link")
         if not self._own_link and not self._members.knows(gateway.identity):
-            # The members' file may be an older copy, too. A gateway that it does not list must wait for the right one.
+            # The members' file may be an older copy, too. An unlisted gateway must wait for the right file.
             raise RemoteProtocolError("no driver has confirmed the leader's log yet")
         if not self._members.knows(gateway.identity):
             self._check_unknown(gateway, held, committed, committed_end)
@@ -146,7 +149,7 @@ class Leadership:
     def given_up(
         self, link: int, stream_id: int, committed: int | None, clock: StreamClock | None = None, name: str = ""
     ) -> dict[str, Any]:
-        """Records the names of streams that a gateway releases, because it may leave afterwards."""
+        """Release a stream of a gateway. Keeps the stream's name, because the gateway may leave afterwards."""
         was_held = self.registry.relinquish(link, stream_id, committed, clock)
         if was_held and committed is not None:
             self._state.registry.call(stream_id, name)
@@ -162,7 +165,7 @@ class Leadership:
                 f"The directory of the gateway at {gateway.control} was used by another pipeline.",
                 next_step="Join a gateway only with a directory of its own, made for this pipeline.",
             )
-        # It was a member if it holds streams: our directory is an older copy. Nothing was read from it yet.
+        # A gateway that holds streams was a member, so this directory is an older copy. Its records were not read yet.
         for stream_id in held:
             if committed.get(stream_id) != self.registry.committed(stream_id):
                 raise ConfigError(
@@ -182,18 +185,18 @@ class Leadership:
         if declared is not None and declared.idle_timeout_s is not None:
             raise ConfigError(
                 "A pipeline with idle_timeout_s takes one gateway: no other can say that a stream is silent.",
-                next_step="Leave idle_timeout_s away, or the other gateways.",
+                next_step="Omit idle_timeout_s, or remove the other gateways.",
             )
 
     def beat(self, link: int) -> dict[str, Any]:
-        """A heartbeat of a gateway. The reply says whether it should leave, where its producers can then go, and up to
-        which epoch the leader has committed positions on disk."""
+        """Answer a heartbeat of a gateway. The reply says whether the gateway should leave, where its producers can
+        then go, and up to which epoch the leader has committed positions on disk."""
         name = self._links[link]
         if self.registry.is_superseded(link):
             # All requests on this link are refused, so the gateway must connect again.
-            raise RemoteProtocolError("a later link of this gateway has taken this one's place")
+            raise RemoteProtocolError("a later link of this gateway has replaced this link")
         if self._trimmed_at != self._state.snapshot.epoch:
-            # Once in an epoch: there are many gateways, and each beats more than once in a second.
+            # Once per epoch, because there are many gateways and each sends several heartbeats per second.
             self._trimmed_at = self._state.snapshot.epoch
             self.registry.trim()
         is_leaving = self._members[name].standing is MemberStatus.LEAVING
@@ -201,28 +204,28 @@ class Leadership:
         return {"is_leaving": is_leaving, "others": others, "epoch": self._state.snapshot.epoch}
 
     def lost(self, link: int) -> str | None:
-        """A link has ended. Returns the name of its gateway."""
+        """Handle the end of a link. Returns the name of its gateway."""
         self.registry.lost(link)
         return self._links.pop(link, None)
 
     # Removing gateways
 
     def leave(self, name: str) -> None:
-        """An operator asks this gateway to leave. The reply to its next heartbeat says so."""
+        """Ask a gateway to leave, for an operator. The reply to its next heartbeat tells it to leave."""
         if name == LEADER or name not in self._members.present:
             why = "leads, and cannot leave" if name == LEADER else "is not one of this pipeline's"
             there_are = ", ".join(member for member in self._members.present if member != LEADER) or "none"
-            raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another one; there are: {there_are}.")
+            raise ConfigError(f"Gateway {name!r} {why}.", next_step=f"Name another gateway: {there_are}.")
         if len(self._members.present) > 1:
             self._members.stand(name, MemberStatus.LEAVING)
 
     def left(self, link: int, epochs: int) -> bool:
-        """A gateway has released all its streams, and knows this number of committed epochs. Returns whether it may
-        leave: only when the leader's snapshot has these epochs, too. Otherwise the last ids of its streams would be
-        lost if the leader crashed."""
+        """Remove a gateway that has released all its streams and knows this number of committed epochs. Returns whether
+        it may leave. It may leave only when the leader's snapshot has these epochs, too. Otherwise the last ids of its
+        streams would be lost if the leader crashed."""
         name = self._links[link]
         kept = self._state.snapshot.clocks
-        # The progress of its streams must be on disk here, too; the next commit writes it.
+        # The leader must have the progress of these streams on disk, too. The next commit writes it.
         are_kept = all(
             clock.later(kept.get(stream_id)) == kept.get(stream_id) for stream_id, clock in self.registry.clocks.items()
         )
@@ -235,7 +238,7 @@ class Leadership:
         return True
 
     def status(self) -> list[dict[str, Any]]:
-        """The gateways, whether they are connected, and how many streams each one holds."""
+        """Return the gateways, whether they are connected, and how many streams each holds."""
         connected, holders = self.registry.gateways, self.registry.holders()
         return [
             {**member.as_dict(), "is_connected": connected.get(name, False), "streams": holders.get(name, 0)}
@@ -246,7 +249,7 @@ class Leadership:
 def join_request(
     state: GatewayState, gateway: Member, starts: int, turn: int, order: str = "", *, is_confirmed: bool = True
 ) -> dict[str, Any]:
-    """The first message on a new link: the gateway's identity and the streams that it holds."""
+    """Return the first message on a new link: the gateway's identity and the streams that it holds."""
     assert state.claims is not None
     return {
         "op": "join",

@@ -51,7 +51,7 @@ class LeaderControl:
         return {"gateways": [member.as_dict() for member in self._leadership.gateways.values()]}
 
     def answer(self, connection: ConnectionTask, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The reply, or None if this is not a request to a leader."""
+        """Return the reply, or None if this is not a request to a leader."""
         op = request.get("op")
         if op not in OPS:
             return None

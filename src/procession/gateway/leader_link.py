@@ -2,8 +2,8 @@
 
 Invariant: every wait is bounded, and a reply counts only on the connection of its request. The gateway sends a
 heartbeat every `link_interval_s`, and the leader replies. Without a reply for `link_timeout_s` the link is lost: all
-pending requests fail, and the next link starts by reporting what this gateway holds. `performer` sends requests through
-it.
+pending requests fail, and the next link starts with a report of the streams that this gateway holds. `performer` sends
+requests through the link.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ log = structlog.get_logger("gateway")
 
 
 class LeaderLink:
-    """`depart` is called, with the addresses of others, each time the leader says that this gateway is to leave."""
+    """Connects a gateway to the leader. Calls `depart` with the addresses of other gateways each time the leader tells
+    it to leave."""
 
     def __init__(
         self,
@@ -70,10 +71,10 @@ class LeaderLink:
         self._depart = depart
         self._writer: asyncio.StreamWriter | None = None
         self._unanswered: deque[Request] = deque()
-        """Requests without a reply, in the order in which the leader will answer."""
+        """Requests without a reply, in the order of the leader's replies."""
         self._is_leaving = False
 
-    # What the gateway asks for. It does so only between LeaderFound and LeaderLost.
+    # Requests of the gateway, which are sent only between LeaderFound and LeaderLost.
 
     def ask(self, stream_id: int) -> None:
         self._send({"op": "notify", "stream": stream_id})
@@ -86,7 +87,7 @@ class LeaderLink:
         self._send({"op": "relinquish", **fields})
 
     def _send(self, request: Request) -> None:
-        if self._writer is None:  # the link broke meanwhile; `LeaderLost` ends the wait of the sessions
+        if self._writer is None:  # the link broke meanwhile; the sessions wait until `LeaderLost`
             return
         self._unanswered.append(request)
         line = json.dumps(
@@ -97,7 +98,7 @@ class LeaderLink:
     # Connecting and reconnecting
 
     async def run(self) -> None:
-        """One link after the other, until cancelled, or until the leader has no place for us: then the gateway ends."""
+        """Open one link after the other, until cancelled. If the leader refuses this gateway, the gateway ends."""
         delay_s = DELAY_S_MIN
         is_reported = False
         while not self.has_left.done():
@@ -118,7 +119,7 @@ class LeaderLink:
             delay_s = min(2 * delay_s, DELAY_S_MAX)
 
     async def _link(self) -> None:
-        """One link. Returns when it is lost; raises if it never came about."""
+        """Run one link. Returns when it is lost; raises if it was never established."""
         async with asyncio.timeout(self._config.link_timeout_s):
             reader, writer = await self._connect()
         beats: asyncio.Task[None] | None = None
@@ -159,7 +160,7 @@ class LeaderLink:
         )
 
     def join_again(self) -> None:
-        """End this link: the next one begins with what this gateway holds now."""
+        """End this link. The next link begins with a report of the streams that this gateway holds now."""
         if self._writer is not None:
             self._writer.close()
 

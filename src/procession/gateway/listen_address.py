@@ -1,7 +1,7 @@
-"""Where a gateway listens, as written in its directory.
+"""The addresses at which a gateway listens, as stored in its directory.
 
-Invariant: a gateway can be found by its directory. `gateway/server` writes; `gateway/control_client` and the
-supervisor read.
+Invariant: a gateway can be found by its directory. `gateway/server` writes the addresses; `gateway/control_client` and
+the supervisor read them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTROL_FILE = "control.sock"
 
 
 def starts(directory: Path, files: FileSystem = HOST_FILES) -> int:
-    """The number of the last start of the gateway of this directory."""
+    """Return the number of the last start of this directory's gateway."""
     try:
         return int(json.loads(files.read(directory / ADDRESS_FILE))["starts"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -29,14 +29,14 @@ def starts(directory: Path, files: FileSystem = HOST_FILES) -> int:
 
 
 def next_start(directory: Path, host: Host = HOST) -> int:
-    """The number of this start, above those of all earlier starts. It is at least the current time, because the
-    directory may be an older copy."""
+    """Return the number of this start, which is above those of all earlier starts. It is at least the current time,
+    because the directory may be an older copy."""
     return max(starts(directory, host.files) + 1, int(host.wall_clock_s()))
 
 
 def addresses(directory: Path, files: FileSystem = HOST_FILES) -> dict[str, Address]:
-    """The ports at which the gateway of this directory listens, or last listened: `listen`, `control` unless that is a
-    socket file, and `flight` if it serves its log; empty if it never did."""
+    """Return the addresses at which this directory's gateway listens or last listened: `listen`, `control` unless it is
+    a socket file, and `flight` if the log is served. Empty if it never listened."""
     try:
         document = json.loads(files.read(directory / ADDRESS_FILE))
         listeners = {port: str(document.get(port) or "") for port in ("listen", "control", "flight")}
@@ -47,8 +47,8 @@ def addresses(directory: Path, files: FileSystem = HOST_FILES) -> dict[str, Addr
 
 
 def control_of(directory: Path) -> Endpoint:
-    """The control address of the gateway of this directory. Raises ConnectionError if it was never started. A socket
-    file is in this directory, wherever the directory was when the gateway wrote it down."""
+    """Return the control address of this directory's gateway. Raises ConnectionError if it was never started. A socket
+    file is expected in this directory, even if the directory was moved."""
     try:
         control = str(json.loads((directory / ADDRESS_FILE).read_bytes())["control"])
         return SocketFile(directory / CONTROL_FILE) if control.startswith(SOCKET_FILE) else parse_address(control)

@@ -1,7 +1,7 @@
-"""Rows of the ingress log: built from what a session sent, and read again when a gateway recovers. Pure.
+"""Rows of the ingress log: built from a session's messages, and read again when a gateway recovers. Pure.
 
-Invariant: the rows contain all that a restarted gateway must know about uncommitted records: ids seen, streams ended,
-and groups that an epoch must not split.
+Invariant: the rows contain everything that a restarted gateway must know about uncommitted records: the received ids,
+the ended streams, and the groups that an epoch must not split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from procession.wire.messages import NOTHING_COMMITTED, Messages
 
 
 def record_rows(messages: Messages) -> pa.RecordBatch:
-    """Messages as a batch of the log's schema: the same columns, not copied."""
+    """Convert messages to a batch with the log's schema. The columns are not copied."""
     count = len(messages)
     columns = (np.full(count, KIND_RECORD, np.uint8), messages.stream_ids, messages.message_ids, messages.event_times)
     numbers = [
@@ -39,11 +39,11 @@ def record_rows(messages: Messages) -> pa.RecordBatch:
 
 
 _NUMBERS_BYTES = 1 + 3 * 8
-"""Kind, stream id, message id and event time of one row."""
+"""Bytes of the kind, stream id, message id and event time of one row."""
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """The bytes of rows, as `nbytes` says to within a few; that one costs more than all the rest here."""
+    """Return the approximate bytes of rows. `nbytes` is exact, but costs more than all other work on a batch here."""
     rows: int = batch.num_rows
     return rows * _NUMBERS_BYTES + sum(_binary_bytes(batch.column(name)) for name in ("key", "payload"))
 
@@ -54,7 +54,7 @@ def _binary_bytes(array: pa.Array) -> int:
 
 
 def row_sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The bytes of each row; together they are about what `size_of` says."""
+    """Return the bytes of each row. Their sum is approximately `size_of` the batch."""
     sizes = np.full(batch.num_rows, _NUMBERS_BYTES + 2 * 4, np.int64)
     for name in ("key", "payload"):
         array = batch.column(name)
@@ -67,7 +67,7 @@ _ROW = pa.struct(list(INGRESS_SCHEMA))
 
 
 class LogRow(NamedTuple):
-    """A batch of one row."""
+    """One row of the ingress log."""
 
     kind: int
     stream_id: int
@@ -78,22 +78,24 @@ class LogRow(NamedTuple):
 
 
 def eos_row(stream_id: int, last_id: int | None) -> LogRow:
-    """The end of a stream: a row of its own, so that it has a sequence and causes an epoch even on a quiet stream."""
+    """Return a row for the end of a stream. With a row, the end has a sequence and causes an epoch even on a quiet
+    stream."""
     return LogRow(KIND_EOS, stream_id, NOTHING_COMMITTED if last_id is None else last_id)
 
 
 def tick_row(stream_id: int, last_id: int | None, watermark: int) -> LogRow:
-    """The watermark of an idle stream, so that the merge stops waiting for it. In the log, so it survives a restart."""
+    """Return a row for the watermark of an idle stream, so that the merge stops waiting for it. In the log, the
+    watermark survives a restart."""
     return LogRow(KIND_TICK, stream_id, last_id or 0, watermark)
 
 
 def given_row(stream_id: int, watermark: int) -> LogRow:
-    """From here on the stream comes through another gateway, and with it what waits here."""
+    """Return a row that says: from here on, the stream and its waiting records come through another gateway."""
     return LogRow(KIND_GIVEN, stream_id, 0, watermark)
 
 
 def moved_row(stream_id: int, last_id: int, watermark: int) -> LogRow:
-    """From here on the stream comes through this gateway: so far it had come elsewhere."""
+    """Return a row that says: from here on, the stream comes through this gateway, after another gateway."""
     return LogRow(KIND_MOVED, stream_id, last_id, watermark)
 
 
@@ -103,18 +105,19 @@ def batch_of(rows: Sequence[LogRow]) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class LogTail:
-    """What the uncommitted end of a log says of each stream."""
+    """The state of each stream, as read from the uncommitted end of a log."""
 
     seen: dict[int, int | None] = field(default_factory=dict)
-    """Stream id to the last message id. None: all its rows here are older than its stay at another gateway."""
+    """The last message id of each stream. None: all rows of the stream here are from before its stay at another
+    gateway."""
     eos_sequences: dict[int, int] = field(default_factory=dict)
-    """Stream id to the sequence of its end."""
+    """The sequence of the end of each ended stream."""
     groups_end: int = 0
-    """Beyond it there are no rows of a group."""
+    """Sequence after the last row of a group. No row from here on belongs to a group."""
 
 
 def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> LogTail:
-    """Read rows that begin with sequence `start`."""
+    """Read rows whose first row has the sequence `start`."""
     tail = LogTail()
     for batch in batches:
         kinds = batch.column("kind").to_numpy()
@@ -125,7 +128,7 @@ def read_tail(start: int, batches: Iterable[pa.RecordBatch]) -> LogTail:
         is_reference = (kinds == KIND_RECORD) | (kinds == KIND_BOUNDARY)
         streams = batch.column("stream_id").to_numpy()[is_reference][::-1]
         ids = batch.column("message_id").to_numpy()[is_reference][::-1]
-        # Ids of a stream only grow along the log, so the last one is the highest, here and in a later batch.
+        # The ids of a stream increase along the log, so the last id is the highest, in this batch and in later ones.
         names, lasts = np.unique(streams, return_index=True)
         tail.seen.update(zip(names.tolist(), ids[lasts].tolist(), strict=True))
         start += batch.num_rows

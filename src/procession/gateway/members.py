@@ -1,7 +1,7 @@
 """The gateways of a pipeline: their names and addresses. The leader keeps them in one small file. Pure.
 
-Invariant: a gateway is in this file before it learns that it belongs to the pipeline, so a restarted leader knows
-which gateways to wait for. A name belongs to one directory for ever, because its sequence numbers are in every offset.
+Invariant: a gateway is in this file before it learns that it belongs to the pipeline, so a restarted leader knows which
+gateways to wait for. A name belongs to one directory forever, because its sequence numbers are in every offset.
 `gateway/gateway_directory` writes the file; the driver gets the list.
 """
 
@@ -18,7 +18,7 @@ from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.format_number import check_format
 
 FORMAT = 2
-"""A file of format 1 has no number: it is the members alone."""
+"""Format number. A file of format 1 has no number and contains only the members."""
 NAME_CHARS_MAX = 64
 
 
@@ -27,58 +27,58 @@ class MemberStatus(StrEnum):
 
     HERE = "here"
     LEAVING = "leaving"
-    """Accepts nothing new, and leaves when all its records are committed."""
+    """The gateway accepts no new streams, and leaves when all its records are committed."""
     LEFT = "left"
-    """May come back with the same directory."""
+    """The gateway has left, and may come back with the same directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     name: str
     identity: str
-    """Identity of its directory."""
+    """Identity of the gateway's directory."""
     listen: str
     control: str
     directory: str
-    """Directory of its log."""
+    """Directory of the gateway's log."""
     flight: str = ""
-    """Arrow Flight address of its log, for machines without that directory. Empty: none."""
+    """Arrow Flight address of the log, for machines without that directory. Empty: none."""
     standing: MemberStatus = MemberStatus.HERE
     machine: str = ""
-    """Machine whose executors read its files. Empty: the machine of its directory."""
+    """Machine whose executors read the log's files. Empty: the machine of the directory."""
 
     def as_dict(self) -> dict[str, Any]:
-        # Its fields are texts, so `asdict` and its deep copies are not needed.
+        # The fields are texts, so `asdict` and its deep copies are not needed.
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Member:
-        """Raises RemoteProtocolError if a field is missing or is not text."""
+        """Create a member from its fields. Raises RemoteProtocolError if a field is missing or is not text."""
         given = {name: fields.get(name) for name in ("name", "identity", "listen", "control", "directory", "flight")}
         texts = {name: word for name, word in given.items() if isinstance(word, str)}
         if len(texts) < len(given):
-            raise RemoteProtocolError("a gateway must say its name, identity, listen, control, directory and flight")
+            raise RemoteProtocolError("a gateway must give its name, identity, listen, control, directory and flight")
         try:
             standing = MemberStatus(fields.get("standing", MemberStatus.HERE))
             return cls(**texts, standing=standing, machine=str(fields.get("machine", "")))
         except ValueError:
-            raise RemoteProtocolError("a gateway is here, leaving or left") from None
+            raise RemoteProtocolError("the standing of a gateway must be here, leaving or left") from None
 
 
 class MemberStore(Protocol):
-    """Where the members are kept."""
+    """Stores the members."""
 
     path: Path
 
     def load(self) -> bytes | None:
-        """What was saved last. None: nothing yet."""
+        """Read the last saved document. None: no document was saved yet."""
 
     def save(self, document: bytes) -> None:
-        """Durable when this returns."""
+        """Save the document. It is durable when this returns."""
 
 
 class Members:
-    """The gateways by name. Changes are on disk when the call returns."""
+    """The gateways by name. Changes are on disk when a call returns."""
 
     def __init__(self, store: MemberStore) -> None:
         self._store = store
@@ -86,7 +86,7 @@ class Members:
         self._all = {} if document is None else members_of(document, store.path)
         self._by_identity = {member.identity: name for name, member in self._all.items()}
         if self._all:
-            # An earlier process may have written it without a sync, so it is written again before it is used.
+            # An earlier process may have written the file without a sync, so it is written again before it is used.
             store.save(written(self._all))
 
     def __getitem__(self, name: str) -> Member:
@@ -100,7 +100,7 @@ class Members:
 
     @property
     def present(self) -> dict[str, Member]:
-        """Those that have not left."""
+        """The gateways that have not left."""
         return {name: member for name, member in sorted(self._all.items()) if member.standing is not MemberStatus.LEFT}
 
     @property
@@ -108,19 +108,19 @@ class Members:
         return sorted(name for name, member in self._all.items() if member.standing is MemberStatus.LEFT)
 
     def join(self, joining: Member) -> Member:
-        """Take a gateway in, or take it in again where it is now; without a name it gets the next one. Raises
-        ConfigError if its name is another's."""
+        """Add a gateway, or update the address of a known gateway. A gateway without a name gets the next name. Raises
+        ConfigError if another gateway has the name."""
         known = self._all.get(self._by_identity.get(joining.identity, ""))
         if known is not None and joining.name not in ("", known.name):
             raise ConfigError(
-                f"The directory of gateway {joining.name!r} is that of {known.name!r}.",
+                f"The directory of gateway {joining.name!r} belongs to {known.name!r}.",
                 next_step=f"Start it without a name, or as {known.name!r}.",
             )
         name = known.name if known is not None else joining.name or self._next_name()
         if known is None and name in self._all:
             raise ConfigError(
-                f"There is a gateway {name!r} already, with another directory.",
-                next_step="Start it with the directory that it had, or under another name.",
+                f"There is already a gateway {name!r} with another directory.",
+                next_step="Start the gateway with its earlier directory, or with another name.",
             )
         if not name.replace("-", "").replace("_", "").isalnum() or len(name) > NAME_CHARS_MAX:
             raise ConfigError(
@@ -147,27 +147,29 @@ class Members:
 
 def written(members: Mapping[str, Member]) -> bytes:
     gateways = {name: member.as_dict() for name, member in sorted(members.items())}
-    return json.dumps({"format": FORMAT, "gateways": gateways}).encode()  # an indent would cost ten times as much
+    return json.dumps({"format": FORMAT, "gateways": gateways}).encode()  # an indent would take ten times as long
 
 
 def members_of(document: bytes, path: Path) -> dict[str, Member]:
-    """Parse the bytes of the file `path`. Raises StorageError if they are damaged, or of a later format."""
+    """Parse the bytes of the file `path`. Raises StorageError if they are damaged, or of a newer format."""
     try:
         gateways = json.loads(document)
-        if isinstance(number := gateways.get("format"), int):  # in format 1 it could only be a gateway of this name
+        if isinstance(
+            number := gateways.get("format"), int
+        ):  # with format 1, "gateways" can only be the name of a gateway
             check_format(path, number, FORMAT)
             gateways = gateways["gateways"]
         return {str(name): Member.from_dict(member) for name, member in gateways.items()}
     except (ValueError, AttributeError, TypeError, KeyError, RemoteProtocolError) as error:
         raise StorageError(
             f"{path}, which names the gateways of the pipeline, cannot be read: {error!r}.",
-            next_step="Restore the file from a copy; without it the leader cannot know for whom to wait.",
+            next_step="Restore the file from a copy; without it the leader cannot know which gateways to wait for.",
             path=str(path),
         ) from error
 
 
 def others_than(name: str, members: Mapping[str, Member]) -> list[str]:
-    """Addresses to which this gateway may redirect a producer."""
+    """Return the addresses to which this gateway may redirect a producer."""
     return [
         member.listen for member in members.values() if member.name != name and member.standing is MemberStatus.HERE
     ]

@@ -1,8 +1,7 @@
-"""Performs what `state` decides, on the log, the snapshot file and the sessions.
+"""Performs the decisions of `state` on the log, the snapshot file and the sessions. `server` and `control` pass events.
 
-Invariant: actions are performed in the order in which they were decided. Rows are in the log before anything relies on
-them. A snapshot is on disk before its ACKs are sent, and the ACKs are sent before the log is trimmed. `server` and
-`control` pass events to it.
+Invariant: actions are performed in the order of the decisions. Rows are in the log before any step relies on them. A
+snapshot is on disk before its ACKs are sent, and the ACKs are sent before the log is trimmed.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from procession import faults
 from procession.errors import ConfigError, StorageError
 from procession.gateway import gateway_events as ev
 from procession.gateway import input_pins, retired_file
+from procession.gateway.confirmation import check_uncommitted
 from procession.gateway.event_time_log import Offered, Ordering
 from procession.gateway.event_time_state import EventTimeOrder
 from procession.gateway.gateway_directory import check_free_space, check_replicas, is_paused, keep_paused, save_snapshot
@@ -53,11 +53,13 @@ class GatewayPerformer:
         opened = open_directory(config, host)
         found, self.log, self.identity = opened.found, opened.log, opened.identity
         self.is_confirmed = found.is_confirmed
-        """Whether producers may open streams. From a pipeline that no driver has claimed, nothing was ever offered. For
-        any other one, a driver must confirm this log after each start of the gateway, even if the directory is new."""
+        """Whether producers may open streams. If a driver has claimed the pipeline, a driver must confirm this log
+        after each start of the gateway, even if the directory is new."""
+        self.start_id = f"{host.random_bits(128):032x}"
+        """Identifies this start of the gateway. A driver repeats it when it confirms the log (`confirmation`)."""
         start, snapshot = found.log_start, found.snapshot
         self.name = LEADER if config.join is None else config.name
-        """Among the gateways of the pipeline; one that joins may get it from the leader."""
+        """The name among the pipeline's gateways. A joining gateway may get it from the leader."""
         self.tally = StreamCounters(config.limits.streams_max, is_by_id=config.declared is not None)
         self.ordering: Ordering | None = None
         self.state: GatewayState
@@ -80,15 +82,15 @@ class GatewayPerformer:
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""
         self.leader: Leader | None = None
-        """Set before any peer can connect. It gets no requests before `LeaderFound`."""
+        """The leader, which is set before any peer can connect. It gets no requests before `LeaderFound`."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Completes when the gateway cannot continue, such as with a full or broken disk."""
-        # Retrieves the exception, so that asyncio does not log it: closing the gateway raises it as well.
+        # Keeps asyncio from logging the exception, because closing the gateway raises it.
         self.failure.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.fetched_rows: Callable[[], int] = lambda: 0
-        """How many rows executors elsewhere have fetched."""
+        """Returns the number of rows that executors on other machines have fetched."""
         self._offered_end = self.offered.next_sequence
-        """No record at or after it was ever offered. What an earlier process offered is in the log."""
+        """Sequence after the last offered record. All records that an earlier process offered are in the log."""
         self._peers: dict[int, SessionPeer] = {}
         self._is_holding = False
         self._numbers = itertools.count(1)
@@ -106,7 +108,7 @@ class GatewayPerformer:
     # Sessions
 
     def join(self, peer: SessionPeer) -> int:
-        """Assigns a session number to a new peer. Numbers are never reused."""
+        """Assign a session number to a new peer. Numbers are never reused."""
         session = next(self._numbers)
         self._peers[session] = peer
         return session
@@ -116,14 +118,14 @@ class GatewayPerformer:
 
     def handle(self, event: ev.Event | ev.OfOrder) -> None:
         if isinstance(event, ev.LeaderFound) and not self.is_confirmed:
-            return  # streams are refused until it is
+            return  # streams are refused until the log is confirmed
         for action in self._decided(event):
             self._perform(action)
         if self.state.flow.is_over or self._is_holding:
             self._hold([event.session] if isinstance(event, ev.FrameReceived) else None)
 
     def _hold(self, only: list[int] | None) -> None:
-        """Pauses and resumes reading from sessions: from all, or only from this one."""
+        """Pause or resume reading from sessions: from all, or from `only` these if the state did not change."""
         is_over, was_over = self.state.flow.is_over, self._is_holding
         self._is_holding = is_over
         if is_over is not was_over:
@@ -171,7 +173,7 @@ class GatewayPerformer:
     # The log
 
     def _append(self, batch: pa.RecordBatch, size_bytes: int) -> None:
-        """Buffers rows, so that many become one entry of the log. Bounded in time and bytes."""
+        """Buffer rows, so that many rows become one entry of the log. Time and bytes are bounded."""
         self._waiting.append(batch)
         self._waiting_bytes += size_bytes
         if self._waiting_bytes >= self.config.append_bytes_max:
@@ -180,7 +182,7 @@ class GatewayPerformer:
             self._flush_timer = asyncio.get_running_loop().call_later(self.config.append_delay_s, self.flush)
 
     def flush(self) -> None:
-        """Writes buffered rows. A disk error ends the gateway: nothing of them was acknowledged."""
+        """Write buffered rows. A disk error ends the gateway: none of these rows was acknowledged."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -198,12 +200,12 @@ class GatewayPerformer:
         self.handle(ev.RowsAppended(self.log.next_sequence))
 
     def check_disk(self) -> None:
-        """Withholds credits while the disk is low on space, or the replicas lag."""
+        """Withhold credits while the disk is low on space, or the replicas lag."""
         check_replicas(self.state.flow, self.host.unreplicated_bytes())
         check_free_space(self.state.flow, self.log.directory, self.config.disk_free_bytes_min, self.host.files)
 
     async def pause(self, paused: bool, *, is_kept: bool) -> None:
-        """Stop reading from producers, or go on. `is_kept`: a restart of the gateway does not change that."""
+        """Pause or resume reading from producers. `is_kept`: a restart of the gateway keeps this."""
         if is_kept:
             await self._durably(keep_paused, self.config.directory, paused, self.host.files)
         if paused is not self.state.flow.is_paused:
@@ -212,13 +214,13 @@ class GatewayPerformer:
         self.handle(ev.AckIntervalPassed())
 
     async def _durably(self, *call: Any) -> None:
-        """Runs a blocking disk call in a thread. A disk error ends the gateway."""
+        """Run a blocking disk call in a thread. A disk error ends the gateway."""
         with self._ending():
             await asyncio.get_running_loop().run_in_executor(None, *call)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """A disk error in this block ends the gateway."""
+        """Run a block in which a disk error ends the gateway."""
         try:
             yield
         except StorageError as error:
@@ -226,10 +228,10 @@ class GatewayPerformer:
                 self.failure.set_exception(error)
             raise
 
-    # What the driver asks for
+    # Requests of the driver
 
     def confirm(self) -> None:
-        """A driver with the current fence has confirmed the log: producers may open streams."""
+        """Let producers open streams, because a driver with the current fence has confirmed the log."""
         if not self.is_confirmed:
             self.is_confirmed = True
             try:
@@ -241,7 +243,7 @@ class GatewayPerformer:
             self._observer.on_confirmed(self.log.next_sequence)
 
     async def offer(self, fence: int, start: int, records_max: int, bytes_max: int) -> int:
-        """The end of what the driver may read from `start` on: durable, and within its limits."""
+        """Return the end up to which the driver may read from `start` on: durable, and within the limits."""
         async with self._commit_lock:
             await self._raise_to(fence)
         self.flush()
@@ -258,8 +260,7 @@ class GatewayPerformer:
         return end
 
     async def clocks(self, fence: int) -> Mapping[int, StreamClock]:
-        """The progress of each stream that this gateway knows of, up to the arrivals on disk. With several gateways the
-        driver asks all of them, and then sends each one what the others know."""
+        """Return each known stream's progress, up to the arrivals on disk. The driver sends it to the others."""
         ordering = self._has_order()
         async with self._commit_lock:
             await self._raise_to(fence)
@@ -272,8 +273,8 @@ class GatewayPerformer:
     async def offer_among(
         self, fence: int, start: int, limits: tuple[int, int], clocks: Mapping[int, StreamClock], upto: Key | None
     ) -> Offered:
-        """With several gateways: the rows that the driver may read from `start` on. `clocks` is the progress of streams
-        at the other gateways. `upto` is the last place in the order that all gateways can offer."""
+        """Return the rows that the driver may read from `start` on, with several gateways. `clocks` is the progress of
+        streams at the other gateways. `upto` is the last place in the order that all gateways can offer."""
         ordering = self._has_order()
         async with self._commit_lock:
             await self._raise_to(fence)
@@ -294,7 +295,7 @@ class GatewayPerformer:
         return self.ordering
 
     async def _take_arrivals(self, ordering: Ordering) -> None:
-        """Processes received rows, or some of them."""
+        """Process some of the received rows, at most one step."""
         now = self.host.monotonic_s()
         if ticks := ordering.ticks(now):
             log.warning("order.idle_streams_skipped", streams=sorted(ticks), reason="so two runs may differ")
@@ -305,7 +306,7 @@ class GatewayPerformer:
             ordering.observe(now)
 
     async def _order(self, ordering: Ordering, *, is_alone: bool = True) -> None:
-        """Moves rows whose order is settled to the ordered log. They are on disk when this returns."""
+        """Move rows whose order is final to the ordered log. They are on disk when this returns."""
         now = self.host.monotonic_s()
         with self._ending():
             ends = ordering.take(now)
@@ -321,32 +322,35 @@ class GatewayPerformer:
             log.warning("order.stalled", waiting=len(ordering.order.waiting), **self._named(stalled))
 
     def _named(self, stream_id: int) -> dict[str, Any]:
-        """A stream's id, name and state for log events."""
+        """Return a stream's id, name and state for log events."""
         if stream_id not in self.state.registry:
             return {"stream": stream_id, "name": "", "state": "never opened"}
         stream = self.state.registry[stream_id]
         return {"stream": stream_id, "name": stream.name, "state": stream.state}
 
     def _whole_groups(self, start: int, end: int) -> int:
-        """An epoch never splits a group, so a stream's commits always end at a point of reference."""
+        """Move the end of an epoch so that it splits no group and every commit ends at a point of reference."""
         if not start < end < self.state.groups_end:
             return end
         return whole_groups(start, end, self.log.read(start, end), self.log.read(end, self.log.durable_end))
 
     async def fence(self, fence: int) -> None:
-        """Rejects all earlier drivers from now on, even after a restart."""
+        """Reject all earlier drivers from now on, even after a restart."""
         async with self._commit_lock:
             await self._raise_to(fence)
 
     async def commit(self, commit: ev.EpochCommitted) -> None:
-        """Makes the commit durable, acknowledges it, and drops its rows, in this order."""
+        """Make the commit durable, acknowledge it, and drop its rows, in this order."""
         check_end(commit.epoch, commit.end_sequence, self._offered_end)
         async with self._commit_lock:
             await self._raise_to(commit.fence)
+            if not self.is_confirmed:
+                left = self.offered.read(commit.end_sequence, self.offered.next_sequence)
+                check_uncommitted(left, commit.positions, self.name)
             await self._write_snapshot(self._decided(commit))
 
     async def retire(self) -> None:
-        """Move the streams that have been idle for long out of what is written with every commit."""
+        """Move streams that have been idle for long out of the snapshot, which is written with every commit."""
         forgotten, before = self.state.retired.forgotten, self.state.snapshot.retired
         async with self._commit_lock:
             await self._write_snapshot(self._decided(ev.RetireStreams()))
@@ -362,7 +366,7 @@ class GatewayPerformer:
             await self._write_snapshot(self._decided(ev.FenceRaised(fence)))
 
     async def _write_snapshot(self, actions: list[ev.Action]) -> None:
-        await finished(self._write(actions))  # the next one would write the same draft
+        await finished(self._write(actions))  # the next attempt would write the same draft
 
     async def _write(self, actions: list[ev.Action]) -> None:
         directory, files = self.config.directory, self.host.files
@@ -386,7 +390,7 @@ class GatewayPerformer:
         return status_of(self)
 
     async def close(self) -> None:
-        """Flushes to disk and closes the files."""
+        """Flush to disk and close the files."""
         try:
             self.flush()
             await self._durably(self.log.sync)

@@ -15,27 +15,27 @@ from procession.wire.messages import NOTHING_COMMITTED
 
 
 def check_start(start: int, next_sequence: int) -> None:
-    """Raises StorageError if the driver has read more than there is."""
+    """Raise StorageError if the driver has read more records than the log has."""
     if start > next_sequence:
         raise StorageError(
             f"The driver has read up to record {start}, but this log ends at {next_sequence}.",
-            next_step="Restore the gateway's directory: it has less than it had offered.",
+            next_step="Restore the gateway's directory: it has fewer records than it had offered.",
         )
 
 
 def check_end(epoch: int, end: int, offered_end: int) -> None:
-    """Raises StorageError if a commit ends after the last offered record."""
+    """Raise StorageError if a commit ends after the last offered record."""
     if end > offered_end:
         raise StorageError(
-            f"Epoch {epoch} ends at {end}, but nothing behind {offered_end} was offered.",
+            f"Epoch {epoch} ends at {end}, but no record from {offered_end} on was offered.",
             next_step="Check that driver and gateway belong to the same pipeline.",
         )
 
 
 def check_positions(positions: Mapping[int, int], registry: Registry, claims: StreamLeases | None) -> None:
-    """Raises StorageError if a commit names a message id that was never received. Each gateway checks only the streams
-    that it has opened: no other gateway receives their records. A stream that is only in the log after a restart may
-    since have moved, so it is not checked."""
+    """Raise StorageError if a commit names a message id that was never received. Each gateway checks only the streams
+    that it has opened, because no other gateway receives their records. A stream that is only in the log after a
+    restart is not checked, because it may have moved."""
     is_alone = claims is None or claims.is_alone
     for stream_id, message_id in positions.items():
         if not is_alone and (claims is None or not claims.has_opened(stream_id)):
@@ -44,17 +44,17 @@ def check_positions(positions: Mapping[int, int], registry: Registry, claims: St
         if seen is None and not is_alone:
             continue  # it moved here, and after a restart only its end is known
         if seen is None or message_id > seen:
-            came = "none came" if seen is None else f"the last that came is {seen}"
+            received = "none was received" if seen is None else f"the last received id is {seen}"
             raise StorageError(
-                f"Message {message_id} of stream {stream_id} was reported as committed, but {came}.",
+                f"Message {message_id} of stream {stream_id} was reported as committed, but {received}.",
                 next_step="Check that driver and gateway belong to the same pipeline, and restore the gateway's"
                 " directory if it was lost.",
             )
 
 
 def advanced_positions(positions: Mapping[int, int], registry: Registry, *, is_late: bool) -> dict[int, int]:
-    """The positions of a commit that are new. Leaves out streams that were retired with these positions and, if the
-    commit is repeated, unknown streams: they were known, and have been dropped since."""
+    """Return the new positions of a commit. Omits streams that were retired with these positions. If the commit is
+    repeated, it also omits unknown streams, which have been dropped since."""
     committed = {stream_id: at for stream_id, at in positions.items() if at != NOTHING_COMMITTED}
     away = {stream_id: registry.committed(stream_id) for stream_id in committed if stream_id not in registry}
     old = {stream_id for stream_id, at in away.items() if (is_late if at is None else committed[stream_id] <= at)}

@@ -1,8 +1,8 @@
 """The connection of a producer to a gateway.
 
-Invariant: a session feeds bytes to its connection, passes the events on, and writes whole frames; nothing else. No
-input from the network ends the process, and no peer makes it buffer more than `write_bytes_max`. `gateway/server`
-accepts the sockets; `gateway/performer` handles the events.
+Invariant: a session only feeds bytes to its connection, passes the events on, and writes whole frames. No input from
+the network ends the process, and no peer makes it buffer more than `write_bytes_max`. `gateway/server` accepts the
+sockets; `gateway/performer` handles the events.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.messages import Messages, Restart
 
 WRITE_BYTES_HIGH = 64 * 1024
-"""Bytes that the peer has not read at which the gateway stops reading from it."""
+"""Maximum bytes that the peer may leave unread before the gateway stops reading from it."""
 
 COLUMNS_FROM_RECORDS = 100_000
-"""Records after which decoding by columns is worth its start-up cost."""
+"""Number of records after which decoding by columns makes up for its start-up cost."""
 
 log = structlog.get_logger("gateway")
 
 
 class ReadBuffer:
-    """The read buffer, shared by all sessions: received bytes are processed before the next read."""
+    """The read buffer, shared by all sessions. Received bytes are processed before the next read."""
 
     def __init__(self, read_bytes_max: int) -> None:
         self.buffer = memoryview(bytearray(read_bytes_max))
@@ -55,7 +55,7 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._is_lingering = False
         self._is_held = False
         self._is_unread = False
-        """The peer does not read what it is sent."""
+        """Whether the peer has stopped reading the frames that it is sent."""
         self.gone = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,7 +99,7 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._read_or_not()
 
     def hold(self, is_held: bool) -> None:
-        """Pauses or resumes reading from the peer."""
+        """Pause or resume reading from the peer."""
         if is_held is not self._is_held:
             self._is_held = is_held
             self._read_or_not()
@@ -124,7 +124,7 @@ class ProducerSession(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def close(self, reason: str | None) -> None:
-        """Sends the reason, then closes."""
+        """Send the reason, then close."""
         if reason is not None and not self._is_lingering:
             log.warning("session.refused", session=self.number, peer=self._peer, reason=reason)
             self._gateway.tally.failed(reason)
@@ -134,7 +134,7 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._linger()
 
     def restart(self, address: str | None = None) -> None:
-        """Sends RESTART, with the address of another gateway if there is one, then closes."""
+        """Send RESTART, with the address of another gateway if there is one, then close."""
         if self.connection.state is not ConnectionState.STREAMING:
             self.close("the gateway is stopping")
             return
@@ -142,19 +142,20 @@ class ProducerSession(asyncio.BufferedProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        # A socket that is closed with unread bytes resets, and the peer loses our last word. So we only end our half,
-        # go on reading (the connection discards it), and cut when the peer closes or has had its time.
+        # Closing a socket with unread bytes resets the connection, and the peer may lose the last frame. So the gateway
+        # closes only its own side and continues to read (the connection discards the bytes). It closes fully when the
+        # peer closes or the time is up.
         if self._is_lingering or self._transport.is_closing():
             return
         self._is_lingering = True
         self._read_or_not()
         self._abort_oldest_refused()
-        if self._transport.can_write_eof():  # not with TLS
+        if self._transport.can_write_eof():  # not possible with TLS
             self._transport.write_eof()
         self._after(self._config.linger_s, self._transport.abort)
 
     def _abort_oldest_refused(self) -> None:
-        """Limits the refused connections that are still open: aborts the oldest."""
+        """Abort the oldest refused connection if too many are still open."""
         lingering = [
             session for session in self._sessions if session._is_lingering and not session._transport.is_closing()
         ]
@@ -171,4 +172,4 @@ class ProducerSession(asyncio.BufferedProtocol):
 
 
 Sessions = dict[ProducerSession, None]
-"""Of a gateway, the oldest first."""
+"""The sessions of a gateway, the oldest first."""

@@ -1,16 +1,16 @@
-"""Recovery of a gateway: reads the directory of an earlier process, and says what the gateway starts with.
+"""Recovery of a gateway: reads the directory of an earlier process, and returns the state that the gateway starts with.
 
-Invariant: reading changes nothing, and what is read is not trusted to be on disk: `renew` writes it into new files
-before anything relies on it. What the files say together:
+Invariant: reading changes nothing. The read data may not be on disk, so `renew` writes it into new files before any
+step relies on it. The files together mean:
 
 - no snapshot: nothing was ever committed, and the log counts from record 0;
-- a snapshot: its records are committed, and only the log from `log_start` on is read again. A log that ends before it
-  is restarted there (`storage/recovery`);
+- a snapshot: its records are committed, and only the log from `log_start` on is read again. If the log ends before
+  `log_start`, it is restarted there (`storage/recovery`);
 - a snapshot that names retired streams needs their file, at the recorded length. Other files of that kind are ignored;
 - no identity, and no driver that has claimed the pipeline: nothing was ever offered from this directory, so producers
   are admitted at once. Otherwise a driver confirms the log first (`confirmation`).
 
-Not used in the steady state. `performer` starts with the result.
+Used only at the start. `performer` starts with the result.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from procession.storage.log import IngressLog
 
 @dataclass(frozen=True)
 class RecoveredGateway:
-    """What a gateway starts with."""
+    """The state that a gateway starts with."""
 
     snapshot: Snapshot
-    """It names the file of retired streams that `renew` writes."""
+    """The snapshot. It names the file of retired streams that `renew` writes."""
     retired: bytes
     """The retired streams that the snapshot names."""
     is_new: bool
     """Whether there was no snapshot."""
     identity: str | None
-    """None: the directory has none yet."""
+    """The identity of the directory. None: the directory has no identity yet."""
     is_confirmed: bool
     """Whether producers may open streams before a driver has confirmed the log."""
     log_start: int
-    """First sequence of the log of arrivals that is needed."""
+    """First needed sequence of the log of arrivals."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class OpenedGateway:
 
     found: RecoveredGateway
     log: IngressLog
-    """The log of arrivals. It holds the lock."""
+    """The log of arrivals, which holds the lock."""
     identity: str
 
 
 def open_directory(config: GatewayConfig, host: Host = HOST) -> OpenedGateway:
-    """Locks the directory, and syncs all files in it. Raises StorageError if another process holds it or a file is
-    damaged, ConfigError if its records are in another order."""
+    """Lock the directory, and sync all files in it. Raises StorageError if another process holds the directory or a
+    file is damaged, ConfigError if its records are in another order."""
     files = host.files
-    lock = lock_directory(config.log_directory, files)  # nothing is written before it is held
+    lock = lock_directory(config.log_directory, files)  # no file is written before the lock is held
     try:
         found = recover(config, files)
         renew(config.directory, found, files)
@@ -84,8 +84,7 @@ def open_directory(config: GatewayConfig, host: Host = HOST) -> OpenedGateway:
 
 
 def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:
-    """Reads the directory. Raises StorageError if a file is damaged, ConfigError if its records are in another
-    order."""
+    """Read the directory. Raises StorageError if a file is damaged, ConfigError if its records are in another order."""
     found = load_snapshot(config.directory, files)
     snapshot = found or Snapshot()
     _check_order(config, snapshot, files)
@@ -94,7 +93,7 @@ def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredG
         retired = retired_file.read(config.directory, snapshot.retired, files)
         snapshot = replace(snapshot, retired=snapshot.retired._replace(number=snapshot.retired.number + 1))
     identity = find_identity(config.directory, files)
-    # A checkpoint on another machine cannot be read: there a new directory counts as unclaimed.
+    # A checkpoint on another machine cannot be read. Then a new directory counts as unclaimed.
     is_confirmed = identity is None and (config.checkpoint is None or not read_claim(config.checkpoint, files))
     if config.declared is None:
         log_start = snapshot.end_sequence
@@ -104,7 +103,7 @@ def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredG
 
 
 def renew(directory: Path, found: RecoveredGateway, files: FileSystem = HOST_FILES) -> None:
-    """Writes the snapshot and its retired streams into new files, and removes files that it does not name."""
+    """Write the snapshot and its retired streams into new files, and remove files that the snapshot does not name."""
     if found.is_new:
         return
     if found.snapshot.retired is not None:

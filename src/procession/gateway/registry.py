@@ -1,8 +1,8 @@
 """The registry: all streams that the gateway knows, with their committed and seen positions and their session. Pure.
 
-Invariant: this module owns both positions. *Committed* is in the last complete checkpoint, and is reported to
-producers. *Seen* is in the log, and decides what is a duplicate. `gateway/state` uses it for each NOTIFY, MESSAGE, EOS
-and commit.
+Invariant: this module owns both positions of a stream. The *committed* id is in the last complete checkpoint, and is
+reported to producers. The *seen* id is the last id in the log; it decides which records are duplicates. `gateway/state`
+uses it for each NOTIFY, MESSAGE, EOS and commit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from procession.gateway.snapshot import Position
 from procession.wire.messages import NOTHING_COMMITTED, UNNUMBERED
 
 STREAM_NAME_CHARS_MAX = 256
-"""Longer names are truncated."""
+"""Maximum length of a stream's name. Longer names are truncated."""
 
 LISTED_BYTES = 18
-"""Bytes of a stream without a name in an OK."""
+"""Bytes in an OK of a stream without a name."""
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class RegisteredStream:
     committed: int | None = None
     seen: int | None = None
     session: int | None = None
-    """The session that may send on it, or that has sent its end and waits for the last ACK."""
+    """The session that may send on the stream, or that has ended the stream and waits for the last ACK."""
     eos_sequence: int | None = None
-    """Sequence number of its end in the log. Until it is committed, no session may open the stream."""
+    """Sequence of the stream's end in the log. Until it is committed, no session may open the stream."""
     fresh_from: int = 0
     """The first id that was new when the session opened the stream. Lower ids are duplicates of a reconnect."""
 
@@ -57,13 +57,13 @@ class RegisteredStream:
         return NOTHING_COMMITTED if self.committed is None else self.committed
 
     def reference_for(self, notified: int) -> int:
-        """The answer to a NOTIFY with this point of reference."""
+        """Return the point of reference that answers a NOTIFY with this point of reference."""
         if notified == UNNUMBERED and self.seen is not None:
             return self.seen
         return self.point_of_reference
 
     def call(self, name: str) -> None:
-        """Sets the name that another gateway knows, unless a session here has given one."""
+        """Set the name that another gateway knows, unless a session here has given a name."""
         self.name = self.name or name[:STREAM_NAME_CHARS_MAX]
 
     def open(self, session: int, name: str) -> None:
@@ -74,7 +74,7 @@ class RegisteredStream:
 
     @property
     def floor(self) -> int:
-        """Ids below this are duplicates, and are dropped silently."""
+        """The first id that is not a duplicate. Lower ids are dropped silently."""
         return max(self.fresh_from, _after(self.committed))
 
     @property
@@ -93,7 +93,7 @@ class RegisteredStream:
         return True
 
     def commit(self, message_id: int) -> bool:
-        """Sets the committed id. False if it is not newer."""
+        """Set the committed id. Returns False if it is not newer."""
         if self.committed is not None and message_id <= self.committed:
             return False
         self.committed = message_id
@@ -109,12 +109,13 @@ class Registry:
         retired: RetiredStreams | None = None,
         now: float = 0.0,
     ) -> None:
-        """Restores the registry from the snapshot and the rows of the log behind it. A stream that is in neither may be
+        """Restore the registry from the snapshot and the rows of the log after it. A stream that is in neither may be
         `retired`; then it continues from its committed id there."""
         self._retired = RetiredStreams(Limits()) if retired is None else retired
         self._streams: dict[int, RegisteredStream] = {}
         self._idle: dict[int, float] = {}
-        """Times since when streams are idle, the longest first. Some of these streams may have become active again."""
+        """The time since when each stream is idle, the longest idle first. Some of these streams may be active
+        again."""
         for stream_id, position in positions.items():
             self._streams[stream_id] = RegisteredStream(
                 stream_id, position.name, position.committed, position.committed
@@ -145,16 +146,17 @@ class Registry:
         return self._streams[stream_id]
 
     def committed(self, stream_id: int) -> int | None:
-        """The last committed id of a stream, also of one that is retired."""
+        """Return the last committed id of a stream, even of a retired stream."""
         return self[stream_id].committed if stream_id in self else self._retired.committed(stream_id)
 
     def call(self, stream_id: int, name: str) -> None:
-        """Another gateway says what a stream is called; of one that is retired no name is kept."""
+        """Set the name that another gateway knows for a stream. A retired stream has no name."""
         if stream_id in self or self._retired.committed(stream_id) is None:
             self.get_or_add(stream_id).call(name)
 
     def leave(self, session: int, now: float = 0.0) -> list[int]:
-        """Releases the streams of a gone session, except those whose end waits for a commit. Returns their ids."""
+        """Release the streams of a session that has ended, except streams whose end waits for a commit. Returns their
+        ids."""
         left = [stream for stream in self if stream.session == session]
         for stream in left:
             stream.session = None
@@ -163,7 +165,7 @@ class Registry:
         return [stream.stream_id for stream in left]
 
     def positions(self, changes: Mapping[int, int]) -> dict[int, Position]:
-        """The positions for a snapshot once `changes` are committed."""
+        """Return the positions for a snapshot in which `changes` are committed."""
         known = {
             stream.stream_id: Position(stream.name, stream.committed) for stream in self if stream.committed is not None
         }
@@ -174,8 +176,8 @@ class Registry:
         return known
 
     def listed(self, bytes_max: int) -> tuple[tuple[int, str, int], ...]:
-        """Triples (stream id, name, committed id), up to `bytes_max` bytes. A producer whose stream is not listed
-        starts from the beginning, which costs only time."""
+        """Return triples (stream id, name, committed id), up to `bytes_max` bytes. A producer whose stream is not
+        listed starts from the beginning, which costs only time."""
         listed: list[tuple[int, str, int]] = []
         for stream in self:
             bytes_max -= LISTED_BYTES + len(stream.name.encode())
@@ -188,9 +190,9 @@ class Registry:
     def commit(
         self, end_sequence: int, positions: Mapping[int, Position], now: float = 0.0
     ) -> dict[int, list[tuple[int, int]]]:
-        """Take what is committed. Returns, per session, the pairs (stream id, committed id) of its streams with news.
+        """Apply a commit. Returns, per session, the pairs (stream id, committed id) of its streams with news.
 
-        A stream whose end is below `end_sequence` is released, and that is news even if its position is not.
+        A stream whose end is below `end_sequence` is released. This is news even if its position is unchanged.
         """
         new_positions: dict[int, list[tuple[int, int]]] = {}
         for stream_id in positions:
@@ -201,7 +203,7 @@ class Registry:
             is_released = stream.eos_sequence is not None and stream.eos_sequence < end_sequence
             if stream.session is not None and (is_new or is_released):
                 pairs = new_positions.setdefault(stream.session, [])
-                # A point of reference that says "nothing" would make the producer go back.
+                # A point of reference that means "nothing" would make the producer go back.
                 if stream.committed is not None:
                     pairs.append((stream.stream_id, stream.committed))
             if is_released:
@@ -215,8 +217,8 @@ class Registry:
     # Retirement
 
     def idle(self, since: float, count: int, is_held: Callable[[int], bool]) -> dict[int, int]:
-        """The streams that are idle since before this, and the longest idle ones up to this count: each with its
-        committed id. Those that are held elsewhere in the gateway stay."""
+        """Return streams with their committed ids: all streams that are idle since before `since`, and the longest idle
+        streams up to `count`. Omits streams that another part of the gateway holds."""
         chosen: dict[int, int] = {}
         stale = []
         for stream_id, idle_since in self._idle.items():
@@ -233,7 +235,7 @@ class Registry:
         return chosen
 
     def retire(self, streams: Mapping[int, int]) -> None:
-        """The snapshot leaves these streams out. A stream that has returned meanwhile stays."""
+        """Remove these streams, which the snapshot omits. A stream that has returned meanwhile stays."""
         for stream_id, committed in streams.items():
             stream = self._streams.get(stream_id)
             if stream is None:
@@ -250,7 +252,7 @@ class Registry:
             self._idle[stream.stream_id] = now
 
     def _forget_unused(self, stream: RegisteredStream) -> None:
-        """A stream on which nothing ever came leaves nothing to remember."""
+        """Forget a stream that never had a record."""
         if stream.is_free and stream.seen is None:
             del self._streams[stream.stream_id]
 

@@ -1,4 +1,4 @@
-"""Parses requests at the control port: numbers, positions and clocks of streams; and names the errors of its replies.
+"""Parses requests at the control port: numbers, positions and clocks of streams. Also names the errors of replies.
 Pure.
 
 Invariant: a malformed request is the peer's error, reported in one short sentence. Used by `control` and
@@ -43,17 +43,17 @@ KINDS: dict[type[ProcessionError], str] = {
 
 U64_DIGITS = 20
 
-FORMAT = 2
-"""Of requests at the control port and of their answers. A request without a number is of format 1, which cannot say of
-which log records were offered; so it never confirms a gateway's log. What else it says means the same, as does an
-answer without a number."""
+FORMAT = 3
+"""Format number of requests at the control port and of their answers. A request without a number has format 1, which
+cannot name the log of the offered records. A request of format 2 cannot repeat the id of the gateway's start. So
+neither of these formats can confirm a gateway's log. Everything else has the same meaning in all formats."""
 
 
 ONE_VERSION = "Start gateways, driver and commands in the same version."
 
 
 def check_format(request: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a request is of a later version."""
+    """Raise ConfigError if a request has a newer format."""
     if not is_known_format(number := request.get("format", 1), FORMAT):
         raise ConfigError(
             f"A request has format {str(number)[:20]}, and this gateway understands formats 1 to {FORMAT}.",
@@ -62,7 +62,7 @@ def check_format(request: Mapping[str, Any]) -> None:
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a gateway of a later version answers."""
+    """Raise ConfigError if a gateway answers in a newer format."""
     if not is_known_format(number := answer.get("format", 1), FORMAT):
         raise ConfigError(
             f"The gateway answers in format {str(number)[:20]}, and this program understands formats 1 to {FORMAT}.",
@@ -101,7 +101,7 @@ def written_clocks(clocks: Mapping[int, StreamClock]) -> dict[str, list[int | bo
 
 
 def read_clocks(written: Mapping[str, Any]) -> dict[int, StreamClock]:
-    """Raises ValueError, TypeError or AttributeError if these are none."""
+    """Parse the clocks of streams. Raises ValueError, TypeError or AttributeError if the text has another form."""
     return {int(stream_id): _clock(*clock) for stream_id, clock in written.items()}
 
 
@@ -110,7 +110,7 @@ def _clock(time: int, is_ended: bool, seen: int | None = None) -> StreamClock:
 
 
 def place(request: Mapping[str, Any], name: str) -> Key | None:
-    """A place in the order of event time: order time, stream id, message id."""
+    """Parse a place in event-time order: order time, stream id, message id."""
     value = request.get(name)
     if value is None:
         return None
@@ -122,7 +122,7 @@ def place(request: Mapping[str, Any], name: str) -> Key | None:
 
 
 def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
-    """How far records were offered, and of which log; None if the request does not contain it."""
+    """Parse the end of the offered records and the identity of their log. None: the request does not contain it."""
     value = request.get(name)
     if value is None:
         return None
@@ -137,17 +137,20 @@ def offset(request: Mapping[str, Any], name: str) -> LogOffset | None:
 
 
 def known_gateway(request: Mapping[str, Any]) -> KnownGateway:
-    """What the driver knows about this gateway. The default, if the request does not say: nothing."""
+    """Parse the driver's knowledge about this gateway. By default, the driver knows nothing."""
     known = request.get("known")
     if known is None:
         return KnownGateway()
     if not isinstance(known, dict) or not isinstance(identity := known.get("identity"), str):
         raise RemoteProtocolError("known must be an object with epochs, epochs_kept and an identity")
     gateways = known.get("gateways", [])
+    start = known.get("start", "")
+    if not isinstance(start, str):
+        raise RemoteProtocolError("the start that is known must be the id from an answer")
     if not isinstance(gateways, list) or not all(isinstance(name, str) for name in gateways):
         raise RemoteProtocolError("the gateways that are known must be a list of names")
     epochs, epochs_kept = integers(known, "epochs", "epochs_kept")
-    return KnownGateway(epochs, epochs_kept, identity, tuple(gateways))
+    return KnownGateway(epochs, epochs_kept, identity, tuple(gateways), start)
 
 
 def is_u64(value: object) -> bool:

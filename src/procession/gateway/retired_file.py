@@ -1,7 +1,7 @@
 """The file of retired streams, in the gateway's directory. Writes append to it, or replace it by a new one.
 
-Invariant: a write is on disk before the snapshot that relies on it, and a start reads exactly what the snapshot names
-(`recovery`). `retired_streams` decides what to write.
+Invariant: a write is on disk before the snapshot that relies on it. A start reads exactly the bytes that the snapshot
+names (`recovery`). `retired_streams` decides what to write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def path_of(directory: Path, number: int) -> Path:
 
 
 def write(directory: Path, retiring: Retiring, files: FileSystem = HOST_FILES) -> None:
-    """On disk when this returns. A snapshot may count on it only then."""
+    """Write retired streams. They are on disk when this returns; only then may a snapshot rely on them."""
     assert retiring.mark is not None
     path = path_of(directory, retiring.mark.number)
     if retiring.position == 0:
@@ -38,7 +38,7 @@ def write(directory: Path, retiring: Retiring, files: FileSystem = HOST_FILES) -
 
 
 def remove_others(directory: Path, mark: Mark | None, files: FileSystem = HOST_FILES) -> None:
-    """Remove the files that the snapshot does not name. One that stays is removed by the next start."""
+    """Remove the files that the snapshot does not name. If a removal fails, the next start removes the file."""
     kept = None if mark is None else path_of(directory, mark.number).name
     with suppress(OSError):
         for name in files.names(directory):
@@ -48,7 +48,7 @@ def remove_others(directory: Path, mark: Mark | None, files: FileSystem = HOST_F
 
 
 def read(directory: Path, mark: Mark, files: FileSystem = HOST_FILES) -> bytes:
-    """What the snapshot counts on. StorageError if it is not all there."""
+    """Read the bytes that the snapshot names. Raises StorageError if some are missing."""
     path = path_of(directory, mark.number)
     try:
         with files.open(path) as file:

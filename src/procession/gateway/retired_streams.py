@@ -19,18 +19,19 @@ from procession.gateway.gateway_limits import Limits
 
 HEADER = b"procession retired streams 1\n"
 ENTRY = struct.Struct(">QQQ")
-"""Stream id, committed message id, and when it was retired, on the clock of the file."""
+"""Stream id, committed message id, and time of retirement on the clock of the file."""
 
 DEAD_ENTRIES_MAX = 65536
 """A file is rewritten when its obsolete entries outnumber its valid ones by more than this."""
 
 
 PORTIONS = 16
-"""Dropping streams rewrites the whole file. So, at the limit or at the age, 1/PORTIONS of them are dropped at once."""
+"""The inverse share of streams that are dropped at once when the number or the age is over its limit. Dropping streams
+rewrites the whole file, so they are dropped in portions."""
 
 
 class Mark(NamedTuple):
-    """What the snapshot says of the file of retired streams."""
+    """The snapshot's reference to the file of retired streams."""
 
     number: int
     """Unique per file; part of the file name."""
@@ -43,11 +44,11 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retiring:
-    """Streams that the next snapshot leaves out, with their committed ids, and the bytes to write before it."""
+    """Streams that the next snapshot omits, with their committed ids, and the bytes to write before it."""
 
     streams: Mapping[int, int]
     mark: Mark | None = None
-    """The mark in the next snapshot. None: nothing is written, because the leader keeps the streams."""
+    """The mark in the next snapshot. None: no bytes are written, because the leader keeps the streams."""
     position: int = 0
     data: bytes = b""
 
@@ -62,17 +63,18 @@ class RetiredStreams:
         now: float = 0.0,
         epoch: int = -1,
     ) -> None:
-        """`data` is the file, up to the mark's length. `kept` are the streams of the snapshot of this `epoch`."""
+        """`data` is the file, up to the mark's length. `kept` are the streams of the snapshot, which is of this
+        `epoch`."""
         self._limits = limits
         self.mark = mark
         self._began_s = (mark.clock_s if mark is not None else 0) - now
         self._streams: dict[int, tuple[int, int]] = {}
-        """Stream id to its committed id and when it was retired; the oldest first."""
+        """The committed id and the time of retirement of each stream, the oldest first."""
         self._returning: set[int] = set()
         """Streams that are back in the registry, but possibly not in a snapshot yet."""
         self.forgetting: set[int] = set()
-        """Streams that the next file leaves out. They stay known until that file is on disk. Otherwise a stream that
-        returns and restarts its ids would find its old entry after a crash."""
+        """Streams that the next file omits. They stay known until that file is on disk. Otherwise a stream that returns
+        and restarts its ids would find its old entry after a crash."""
         self.forgotten = 0
         """Number of streams dropped since the start, because of the limit or their age."""
         self._settled = -1
@@ -92,13 +94,13 @@ class RetiredStreams:
         return None if found is None else found[0]
 
     def returning(self, stream_id: int) -> int | None:
-        """A stream goes back into the registry. Returns its committed id."""
+        """Return the committed id of a stream that goes back into the registry."""
         if stream_id in self._streams:
             self._returning.add(stream_id)
         return self.committed(stream_id)
 
     def returned(self, kept: Iterable[int]) -> None:
-        """A snapshot with these streams is on disk."""
+        """Note that a snapshot with these streams is on disk."""
         if self._returning:
             there = self._returning.intersection(kept)
             for stream_id in there:
@@ -110,13 +112,13 @@ class RetiredStreams:
         return int(self._began_s + now)
 
     def marked(self, now: float) -> Mark | None:
-        """The mark of a snapshot that retires no streams."""
+        """Return the mark for a snapshot that retires no streams."""
         return None if self.mark is None else self.mark._replace(clock_s=self.clock_s(now))
 
     def forget(self, now: float, count: int, age_s_min: float) -> int:
-        """Chooses the streams to drop to make room for `count` more: those above the age limit, and the oldest ones
-        above the count limit if they are at least `age_s_min` old. The next file leaves them out. Returns the room that
-        there is then."""
+        """Choose the streams to drop to make room for `count` more streams. Above the age limit, streams are dropped.
+        Above the count limit, the oldest streams are dropped if they are at least `age_s_min` old. The next file omits
+        them. Returns the room that is then available."""
         clock_s, left, most = self.clock_s(now), len(self), self._limits.streams_retired_max
         self.forgetting = set()
         kept_max = most - most // PORTIONS if left + count > most else most
@@ -134,8 +136,8 @@ class RetiredStreams:
         return max(0, most - left)
 
     def settle(self, epoch: int) -> None:
-        """No repeated commit names positions of epochs up to this one. Before that, a stream is not dropped, because a
-        repeated commit would name an unknown stream."""
+        """Note that no repeated commit names positions of epochs up to this epoch. Before that, a stream is not
+        dropped, because a repeated commit would name an unknown stream."""
         self._settled = max(self._settled, epoch)
         while self._unsettled:
             stream_id, retired_at = next(iter(self._unsettled.items()))
@@ -144,7 +146,7 @@ class RetiredStreams:
             del self._unsettled[stream_id]
 
     def retiring(self, streams: Mapping[int, int], now: float) -> Retiring:
-        """The bytes to write for these streams: appended to the file, or a new file."""
+        """Return the bytes to write for these streams: an addition to the file, or a new file."""
         clock_s, mark = self.clock_s(now), self.mark
         added = b"".join(ENTRY.pack(stream_id, committed, clock_s) for stream_id, committed in streams.items())
         is_long = mark is not None and mark.length > len(HEADER) + ENTRY.size * (2 * len(self) + DEAD_ENTRIES_MAX)
@@ -160,7 +162,7 @@ class RetiredStreams:
         return b"".join(ENTRY.pack(stream_id, *entry) for stream_id, entry in kept)
 
     def retired(self, retiring: Retiring, epoch: int = -1) -> None:
-        """These streams are on disk, and the snapshot of this epoch leaves them out."""
+        """Note that these streams are on disk, and that the snapshot of this epoch omits them."""
         assert retiring.mark is not None
         self.mark = retiring.mark
         for stream_id in self.forgetting:
@@ -181,7 +183,8 @@ class RetiredStreams:
 
 
 def entries(data: bytes) -> Iterable[tuple[int, int, int]]:
-    """Stream id, committed id and time of each entry. Raises ValueError if `data` is not a file of retired streams."""
+    """Yield the stream id, committed id and time of each entry. Raises ValueError if `data` is not a file of retired
+    streams."""
     if data and not data.startswith(HEADER):
         raise ValueError("it does not begin as a file of retired streams of format 1")
     if data and (len(data) - len(HEADER)) % ENTRY.size:
@@ -190,7 +193,7 @@ def entries(data: bytes) -> Iterable[tuple[int, int, int]]:
 
 
 def checked(data: bytes, mark: Mark, error: Callable[[str], StorageError]) -> bytes:
-    """Returns `data` if it matches the mark's length and checksum. Otherwise raises the error with a reason."""
+    """Return `data` if it matches the mark's length and checksum. Otherwise raises the error with a reason."""
     if len(data) < mark.length:
         raise error(f"it has {len(data)} bytes, and {mark.length} were written")
     if zlib.crc32(data) != mark.checksum:

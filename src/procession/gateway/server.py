@@ -1,7 +1,7 @@
-"""The gateway's server: its ports, its ticks, its start and its end; and `serve`, which runs the whole process.
+"""The gateway's server: opens and closes its ports, ticks, and runs the whole process with `serve`.
 
-Invariant: every port is open before its address is written into the directory, and closed before the log is. It starts
-one `gateway/producer_session` for each producer, and `gateway/control`.
+Invariant: every port is open before its address is written into the directory, and is closed before the log is closed.
+The server starts one `gateway/producer_session` for each producer, and `gateway/control`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from procession.gateway.flight_server import LogService
 
 OTHER_DESCRIPTORS = 256
-"""Upper bound of the files that a gateway has open besides its connections."""
+"""Maximum number of open files of a gateway besides its connections."""
 
 log = structlog.get_logger("gateway")
 
@@ -75,14 +75,17 @@ class GatewayServer:
         self._metrics: MetricsServer | None = None
 
     async def start(self) -> None:
-        """Opens both ports, and writes their addresses into the directory."""
+        """Open both ports, and write their addresses into the directory."""
         loop = asyncio.get_running_loop()
         previous = addresses(self._config.directory, self._host.files)
         listening = self._host.listen(parse_address(self._config.listen), previous.get("listen"))
         controlling = self._control_socket(previous.get("control"))
         self.listen = str(address_of(listening))
         if self._config.flight:
-            from procession.gateway.flight_server import scheme, serve_log  # few gateways need what it brings along
+            from procession.gateway.flight_server import (
+                scheme,
+                serve_log,
+            )  # imported late, because few gateways need Arrow Flight
 
             service = self._service = serve_log(self._config, self.gateway.identity, previous.get("flight"))
             self.gateway.fetched_rows = lambda: service.fetched_rows
@@ -127,7 +130,7 @@ class GatewayServer:
         return self._host.listen_at_file(path)
 
     async def _lead_or_follow(self, controlling: socket.socket) -> None:
-        """Opens the control port, and becomes the leader or connects to it."""
+        """Open the control port, and become the leader or connect to it."""
         config, gateway = self._config, self.gateway
         member = Member(
             config.name if config.join else LEADER,
@@ -159,7 +162,7 @@ class GatewayServer:
         return str(Address(self._config.advertise, parse_address(address).port)) if self._config.advertise else address
 
     def _depart(self, others: list[str]) -> None:
-        """Leaves the pipeline: accepts no producer, and redirects producers to another gateway."""
+        """Leave the pipeline: accept no producer, and redirect producers to another gateway."""
         if self._is_departing:
             return
         self._is_departing = True
@@ -170,7 +173,7 @@ class GatewayServer:
             session.restart(others[number % len(others)] if others else None)
 
     def _figures(self, loop: asyncio.AbstractEventLoop) -> list[Metric]:
-        """Called in the thread that serves metrics: computes them in the event loop."""
+        """Compute the metrics in the event loop. Called in the thread that serves metrics."""
 
         async def make() -> list[Metric]:
             return figures(self.gateway)
@@ -191,12 +194,13 @@ class GatewayServer:
                 self._retiring = asyncio.get_running_loop().create_task(self._retire())
 
     async def _retire(self) -> None:
-        """A task of its own: ticks do not wait for it, and a stop does not cut it off while it writes."""
-        with suppress(StorageError):  # the gateway ends by it
+        """Retire streams in a task of its own. Ticks do not wait for it, and a stop does not interrupt it while it
+        writes."""
+        with suppress(StorageError):  # this error ends the gateway
             await self.gateway.retire()
 
     async def stop(self) -> None:
-        """Sends RESTART to the producers, closes the ports, and flushes to disk."""
+        """Send RESTART to the producers, close the ports, and flush to disk."""
         if self._ticker is not None:
             self._ticker.cancel()
         if self._retiring is not None:
@@ -228,7 +232,8 @@ async def _serve(config: GatewayConfig, host: Host) -> None:
 
 
 async def run_until(server: GatewayServer, stopped: asyncio.Event) -> None:
-    """Runs a gateway until `stopped` is set, or until it has left the pipeline or fails. Raises what it failed with."""
+    """Run a gateway until `stopped` is set, or until it has left the pipeline or fails. Raises the error of a
+    failure."""
     waiter = asyncio.get_running_loop().create_task(stopped.wait())
     try:
         await server.start()
@@ -243,7 +248,7 @@ async def run_until(server: GatewayServer, stopped: asyncio.Event) -> None:
 
 
 def _allow_descriptors(config: GatewayConfig) -> None:
-    """Raises the limit of open files to what the settings need, as far as the system allows."""
+    """Raise the limit of open files to the number that the settings need, as far as the system allows."""
     wanted = config.limits.sessions_max + config.lingering_max + config.controls_max + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -254,10 +259,12 @@ def _allow_descriptors(config: GatewayConfig) -> None:
 
 
 def serve(config: GatewayConfig, host: Host = HOST) -> None:
-    """Runs a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or continue."""
+    """Run a gateway until SIGTERM or SIGINT. Raises ConfigError or StorageError if it cannot start or continue."""
     if not structlog.is_configured():
         configure("info")
     _allow_descriptors(config)
     if not config.limits.cookie:
-        log.warning("gateway.open", listen=config.listen, reason="anybody who reaches it can send, without a secret")
+        log.warning(
+            "gateway.open", listen=config.listen, reason="without a secret, any program that reaches this port can send"
+        )
     uvloop.run(_serve(config, host))

@@ -30,7 +30,8 @@ class SessionPeer(Protocol):
 
 
 def admit(hello: Hello, limits: Limits, *, speaks_draft: bool) -> frozenset[Extension] | None:
-    """Raises RemoteProtocolError unless the peer may connect. Returns its draft extensions, or None for version 3."""
+    """Return the peer's draft extensions, or None for version 3. Raises RemoteProtocolError unless the peer may
+    connect."""
     asked_for = draft.VERSIONS.get(hello.version)
     if asked_for is None and hello.version not in v3.VERSIONS:
         raise RemoteProtocolError(f"unknown version {hello.version[:20]!r}, this is {v3.SOURCE_VERSION}")
@@ -52,24 +53,24 @@ class SessionEntry:
     owed: int = 0
     """Credits that were spent and not granted again."""
     unspent: int = 0
-    """The part of `owed` spent on frames that stored nothing: a NOTIFY or a duplicate. A paused session gets these
-    credits back, too. Otherwise it could spend all its credits before it has opened its streams."""
+    """The part of `owed` that was spent on frames that stored no record: NOTIFYs and duplicates. A paused session gets
+    these credits back, too. Otherwise it could spend all its credits before it has opened its streams."""
     was_acked: bool = False
     """Whether an ACK was sent since the last tick."""
     streams: set[int] = field(default_factory=set)
-    """Its open streams, if streams have their own limits."""
+    """The session's open streams, if streams have their own limits."""
     has_sent: bool = False
-    """Whether it has sent records, if streams have their own limits."""
+    """Whether the session has sent records, if streams have their own limits."""
     groups: DraftGroups | None = None
-    """What it has sent in the draft protocol. None with version 3."""
+    """The session's groups in the draft protocol. None with version 3."""
     stutter: int = 0
     """Number of ACKs to withhold, because the session requested this fault."""
     _late: dict[int, int] = field(default_factory=dict)
     """The content of the withheld ACKs."""
 
     def ack(self, positions: Iterable[tuple[int, int]], registry: Registry, *, grantable: int) -> list[Ack | AckCounts]:
-        """The ACK with these pairs (stream id, committed id), which grants `grantable` credits or more. Empty while
-        ACKs are withheld."""
+        """Return the ACK with these pairs (stream id, committed id), which grants at least `grantable` credits. Empty
+        while ACKs are withheld."""
         self.was_acked = True
         self._late |= dict(positions)
         if self.stutter:

@@ -1,4 +1,4 @@
-"""The snapshot: what a gateway must know beside its log, in one small file that is replaced as a whole.
+"""The snapshot: a gateway's knowledge besides its log, in one small file that is replaced as a whole.
 
 Invariant: a snapshot is on disk before its positions are sent to producers, and before its rows are trimmed from the
 log. Pure. `state` creates it and `gateway_directory` writes it. A restarted gateway consists of this snapshot and the
@@ -22,7 +22,8 @@ from procession.merge.stream_clocks import StreamClock
 from procession.merge.waiting_rows import Key
 
 FORMAT = 3
-"""A snapshot without a format number is of format 1, which says the same as format 2: neither knows retired streams."""
+"""Format number. A snapshot without a number has format 1, which means the same as format 2: neither knows retired
+streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class Snapshot:
     point: ReplayPoint | None = None
     """With event-time order: where the replay of arrivals starts. `end_sequence` then refers to the ordered log."""
     clocks: Mapping[int, StreamClock] = field(default_factory=dict)
-    """Progress of each stream at any gateway. A gateway needs it to open a stream."""
+    """Progress of each stream at any gateway, which a gateway needs to open the stream."""
     retired: Mark | None = None
-    """The file with the streams that are not here, if any were ever retired."""
+    """The file with the retired streams, which this snapshot omits. None: no stream was ever retired."""
 
     def check_fence(self, fence: int) -> None:
-        """Fence of the latest driver. Requests with a lower one are refused."""
+        """Raise FencedError if this fence is lower than that of the latest driver."""
         if fence < self.fence:
             raise FencedError(f"Driver {fence} was replaced by driver {self.fence}.", fence=fence, latest=self.fence)
 
@@ -70,7 +71,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes, path: Path) -> Snapshot:
-    """Raises StorageError if the bytes of the file `path` are damaged, or of a later format."""
+    """Decode the bytes of the file `path`. Raises StorageError if they are damaged, or of a newer format."""
     try:
         document = json.loads(data)
         check_format(path, document.get("format", 1), FORMAT)
@@ -90,7 +91,7 @@ def decode_snapshot(data: bytes, path: Path) -> Snapshot:
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise StorageError(
             f"The snapshot {path} cannot be read: {error!r}.",
-            next_step="Restore the file from a copy; without it the gateway cannot know what is committed.",
+            next_step="Restore the file from a copy; without it the gateway cannot know which records are committed.",
             path=str(path),
         ) from error
 

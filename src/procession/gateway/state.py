@@ -1,8 +1,8 @@
-"""The gateway's decisions: who owns a stream, what is a duplicate, sequence numbers, credits. Pure.
+"""The gateway's decisions: owners of streams, duplicates, sequence numbers, credits. Pure.
 
 Invariant: all input goes through `handle(event) -> actions`, and an event that is not allowed changes nothing.
 `wire/connection` rejects malformed sessions first; `gateway/performer` appends, writes and sends.
-`gateway/arrival_order` and `gateway/event_time_state` decide what depends on the order of records.
+`gateway/arrival_order` and `gateway/event_time_state` make the decisions that depend on the order of records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from procession.wire.messages import Eos, Error, Hello, Messages, Notify, Notify
 
 
 class GatewayState:
-    """The whole state of a gateway. It is restored from `snapshot` and the log's rows behind it."""
+    """The whole state of a gateway. It is restored from `snapshot` and the log's rows after it."""
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class GatewayState:
         now: float = 0.0,
         order: RecordOrder | None = None,
     ) -> None:
-        """`is_leading`: whether this gateway is the leader of several. None: there is only one. `retired` is the file
-        of retired streams that the snapshot names. `order`: in which records are offered; None: as they arrive."""
+        """`is_leading`: whether this gateway is the leader of several. None: there is only one gateway. `retired` is
+        the file of retired streams that the snapshot names. `order` is the order in which records are offered. None:
+        that of arrival."""
         self.limits = limits
         self.now = now
         self.snapshot = found_at = snapshot or Snapshot()
@@ -63,21 +64,21 @@ class GatewayState:
             self.claims = StreamLeases({*found.seen, *found.eos_sequences}, next_sequence, is_leading=is_leading)
         self.retirement = Retirement(limits, self.registry, self.retired, self.claims, now)
         self.clocks: Mapping[int, StreamClock] = self.snapshot.clocks
-        """How far each stream has come in event time, where that is the order."""
+        """The event time that each stream has reached, in event-time order."""
         self.next_sequence = next_sequence
         self.groups_end = found.groups_end
-        """Beyond it there are no rows of a group, which an epoch must not cut."""
+        """Sequence after the last row of a group. An epoch must not split a group."""
         self.sessions: dict[int, SessionEntry] = {}
         self.flow = CreditFlow(limits, self.snapshot.end_sequence, next_sequence, lag_bytes)
         self.records_in = 0
         self.ephemeral_in = 0
-        """Records that their sources cannot send again; they are not among `records_in`."""
+        """Number of records that their sources cannot send again. `records_in` does not include them."""
         self.duplicates = 0
         self.order = order if order is not None else ArrivalOrder()
         self.order.begin(self)
 
     def handle(self, event: ev.Event | ev.OfOrder, now: float = 0.0) -> list[ev.Action]:
-        """The actions that follow from an event. `now` matters to an adaptive window, and to idle streams."""
+        """Handle an event, and return the resulting actions. An adaptive window and idle streams need `now`."""
         self.now = max(now, self.now)
         match event:
             case ev.FrameReceived():
@@ -113,7 +114,7 @@ class GatewayState:
     def _opened(self, session: int) -> list[ev.Action]:
         self.sessions[session] = SessionEntry()
         if len(self.sessions) > self.limits.sessions_max:
-            # Closes the oldest session without a HELLO, so that silent peers do not block others.
+            # Close the oldest session without a HELLO, so that silent peers do not block others.
             silent = (number for number, candidate in self.sessions.items() if not candidate.is_streaming)
             return self.close_session(next(silent), f"more than {self.limits.sessions_max} sessions")
         return []
@@ -153,7 +154,7 @@ class GatewayState:
             return self.close_session(session, error.sentence)
 
     def close_session(self, session: int, reason: str | None) -> list[ev.Action]:
-        # The session ends here: its streams are free at once, and later input from it is ignored.
+        # The session ends here: its streams are free at once, and later input from the session is ignored.
         return [*self.handle(ev.SessionClosed(session)), ev.CloseSession(session, reason)]
 
     def _hello(self, session: int, hello: Hello) -> list[ev.Action]:
@@ -179,7 +180,7 @@ class GatewayState:
             raise RemoteProtocolError(f"more than {self.limits.streams_max} streams")
         stream = self.registry[notify.stream_id] if is_known else None
         is_draft = self.sessions[session].groups is not None
-        # In the draft, the session that ended a stream may open it again: no other session can have taken it meanwhile.
+        # In the draft, the session that ended a stream may open it again: no other session can have it meanwhile.
         if stream is not None and not stream.is_free and not (is_draft and stream.session == session):
             return self.refuse(session, notify)
         verdict = claims.notify(session, notify) if claims is not None else LeaseDecision.OURS
@@ -200,12 +201,13 @@ class GatewayState:
 
     def refuse(self, session: int, notify: Notify) -> list[ev.Action]:
         if self.sessions[session].groups is None:
-            self.sessions[session].was_acked = False  # it asks again when the next ACK comes
+            self.sessions[session].was_acked = False  # the producer asks again after the next ACK
             return [ev.SendFrame(session, NotifyAck(False, notify.stream_id, notify.point_of_reference))]
         return self.close_session(session, f"{draft.IN_USE}: {notify.stream_id}")  # the draft has no frame that refuses
 
     def _messages(self, session: int, messages: Messages) -> list[ev.Action]:
-        """The hot path: no step per record. If a record is an error, those before it count."""
+        """Handle messages, on the hot path without work per record. If a record is invalid, the records before it are
+        still accepted."""
         self.order.check_messages(self, messages)
         judged = fresh(messages.stream_ids, messages.message_ids, self.registry)
         for stream_id, last_id in judged.last_ids.items():
@@ -230,12 +232,12 @@ class GatewayState:
         return actions
 
     def _closing(self, stream_ids: Iterable[int]) -> None:
-        """Marks those of these streams that have ended as closing."""
+        """Mark the ended streams among these streams as closing."""
         known = [self.registry[stream_id] for stream_id in stream_ids if stream_id in self.registry]
         self.close_claims([stream.stream_id for stream in known if stream.eos_sequence is not None])
 
     def close_claims(self, stream_ids: Iterable[int]) -> None:
-        """Called when no session sends on these streams: releases them when all their records are committed."""
+        """Close streams on which no session sends. They are released when all their records are committed."""
         if self.claims is not None:
             closing = list(stream_ids)
             self.claims.close(closing, self.order.closing(self, closing))
@@ -246,9 +248,9 @@ class GatewayState:
         return not self.claims and self.snapshot.end_sequence == self.order.offered_end(self)
 
     def _drafted(self, session: int, run: DraftMessages) -> list[ev.Action]:
-        """Messages of the draft protocol, one by one. If one is an error, those before it count."""
+        """Handle messages of the draft protocol, one by one. If a message is invalid, the messages before it count."""
         groups = self.sessions[session].groups
-        assert groups is not None, "only a session of the draft gets here"
+        assert groups is not None, "this session speaks the draft"
         taken = groups.take_all(run.messages, self.registry, self.next_sequence)
         self.records_in += taken.records
         self.ephemeral_in += taken.ephemeral
@@ -265,7 +267,7 @@ class GatewayState:
         assert self.claims is not None, "a gateway without a leader has sent no request"
         request = self.claims.answered(stream_id, is_granted=True)
         if request is None:
-            return self.relinquish()  # its session is gone
+            return self.relinquish()  # the session has ended
         session, notify = request
         if committed is not None:
             self.registry.get_or_add(stream_id).commit(committed)
@@ -292,7 +294,7 @@ class GatewayState:
         return []
 
     def relinquish(self) -> list[ev.Action]:
-        """Releases streams without a session, if all their records are committed."""
+        """Release streams without a session, if all their records are committed."""
         if self.claims is None:
             return []
         settled = self.claims.settle(self.snapshot.end_sequence)
@@ -316,7 +318,7 @@ class GatewayState:
         return [action for rows in appended for action in self.give_back(rows.session, rows.frames)]
 
     def give_back(self, session: int, credits_spent: int, unspent: int = 0) -> list[ev.Action]:
-        """Adds the credits that a session has spent to what it is owed, and sends an ACK when it is worth it."""
+        """Add the session's spent credits to those that it is owed. Sends an ACK when enough credits can be granted."""
         if session not in self.sessions:
             return []
         self.sessions[session].owed += credits_spent
@@ -324,11 +326,11 @@ class GatewayState:
         return self.ack(session) if self.flow.is_due(self.sessions[session].owed, self.allowed(session)) else []
 
     def allowed(self, session: int) -> int:
-        """Number of credits that this session may hold."""
+        """Return the number of credits that this session may hold."""
         return self.order.allowed(self, session, self.flow.allowed(len(self.sessions)))
 
     def holds(self, session: int) -> bool:
-        """Whether the session is not read now, because of backpressure. Never before its HELLO."""
+        """Whether the session is not read now, because of backpressure. False before its HELLO."""
         return self.flow.is_over and self.sessions[session].is_streaming and not self.order.spares(self, session)
 
     def ack(self, session: int, positions: Iterable[tuple[int, int]] = ()) -> list[ev.Action]:
@@ -337,7 +339,8 @@ class GatewayState:
         return [ev.SendFrame(session, frame) for frame in frames]
 
     def _ticked(self) -> list[ev.Action]:
-        """Sends an ACK to each session that had none: existing clients retry a refused NOTIFY only after an ACK."""
+        """Send an ACK to each session that got none since the last tick. Existing clients retry a refused NOTIFY only
+        after an ACK."""
         return [action for number in self.sessions for action in self.tick(number)]
 
     def tick(self, number: int) -> list[ev.Action]:
@@ -347,14 +350,14 @@ class GatewayState:
         return actions
 
     def _retire(self) -> list[ev.Action]:
-        """Leave out of the snapshot the streams that have been idle for long."""
+        """Omit streams that have been idle for long from the snapshot."""
         streams = self.retirement.choose(self.snapshot.epoch, self.now)
         if not streams and not self.retired.forgetting:
             return []
         before = self._snapshot(self.snapshot.fence, self.snapshot.epoch, self.snapshot.end_sequence, {})
         return [ev.WriteSnapshot(*self.retirement.plan(streams, before, self.now))]
 
-    # Commits. One at a time: the performer waits for the snapshot before it passes the next.
+    # Commits, one at a time: the performer waits for the snapshot before it passes the next commit.
 
     def _raise_fence(self, fence: int) -> list[ev.Action]:
         self.snapshot.check_fence(fence)
@@ -364,7 +367,7 @@ class GatewayState:
         self.snapshot.check_fence(commit.fence)
         self.retirement.on_commit(commit, self.snapshot)
         check_end(commit.epoch, commit.end_sequence, self.next_sequence)
-        # A repeated or late commit changes nothing: every part of a snapshot only grows.
+        # A repeated or late commit changes nothing, because every part of a snapshot only grows.
         epoch = max(commit.epoch, self.snapshot.epoch)
         end_sequence = max(commit.end_sequence, self.snapshot.end_sequence)
         positions = advanced_positions(commit.positions, self.registry, is_late=commit.epoch <= self.snapshot.epoch)
@@ -377,7 +380,7 @@ class GatewayState:
         return self.order.complete(self, Snapshot(fence, epoch, end_sequence, self.next_sequence, known, retired=mark))
 
     def _snapshot_written(self, snapshot: Snapshot) -> list[ev.Action]:
-        """The commit is durable: acknowledges it, drops the rows, and grants withheld credits."""
+        """Handle a durable commit: acknowledge it, drop its rows, and grant withheld credits."""
         waited = self.order.settle(self, snapshot)
         withheld = {number for number in self.sessions if not self.allowed(number)}
         self.snapshot = snapshot

@@ -1,7 +1,7 @@
-"""Counters of each stream: records received, what became of them, and errors. Pure.
+"""Counters of each stream: received records, what happened to them, and errors. Pure.
 
-Invariant: it observes the events and actions of `state`, and nothing depends on it. It does no work per record.
-`performer` passes each event with its actions; `gateway_metrics` reads the counters.
+Invariant: the counters observe the events and actions of `state`, and no decision depends on them. They do no work per
+record. `performer` passes each event with its actions; `gateway_metrics` reads the counters.
 """
 
 from __future__ import annotations
@@ -51,20 +51,21 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reference", ("point of reference", "ephemeral", "event time")),
     ("order", (" from the ", " on stream ", "is not for a gateway", "is not declared", " has ended")),
 )
-"""Why a session was closed: a kind, and words that are in such a reason. The first that fits; else it is `other`."""
+"""Kinds of reasons for the end of a session, each with words that occur in such a reason. The first kind that matches
+counts; otherwise the kind is `other`."""
 
 PEER = "peer"
-"""The peer sent ERROR itself."""
+"""The kind if the peer itself sent ERROR."""
 
 
 def kind_of(reason: str) -> str:
-    """Maps the free text of a reason to one of a fixed number of kinds, for use as a label."""
+    """Map the free text of a reason to one of a fixed number of kinds, for use as a label."""
     return next((kind for kind, words in KINDS if any(word in reason for word in words)), "other")
 
 
 class UncommittedRows:
-    """How many rows are in the log and not committed. Never below the truth. Where they end is a sequence or a message
-    id; the next one is above it."""
+    """Number of rows in the log that are not committed, which is never too low. Rows end at a sequence or a message id;
+    the next end is above it."""
 
     __slots__ = ("_steps", "rows")
 
@@ -73,7 +74,7 @@ class UncommittedRows:
         self._steps: deque[tuple[int, int]] = deque()
 
     def add(self, end: int, rows: int) -> None:
-        """Rows up to this end came."""
+        """Count rows up to this end."""
         self.rows += rows
         self._steps.append((end, rows))
         if len(self._steps) > STEPS_MAX:
@@ -88,13 +89,13 @@ class UncommittedRows:
 
 @dataclass(slots=True)
 class StreamCount:
-    """What came of one stream since this gateway started."""
+    """The counters of one stream since this gateway started."""
 
     frames: int = 0
     bytes: int = 0
-    """Of keys and payloads, also of what had come before."""
+    """Bytes of keys and payloads, including those of duplicates."""
     refused: int = 0
-    """NOTIFYs for it that were refused."""
+    """Number of refused NOTIFYs for the stream."""
     behind: UncommittedRows = field(default_factory=UncommittedRows)
     _recent: float = 0.0
     _at: float = 0.0
@@ -106,57 +107,54 @@ class StreamCount:
         self._at = now
 
     def rate(self, now: float) -> float:
-        """Recent frames per second."""
+        """Return the recent frames per second."""
         return self._faded(now) / RATE_TIME_S
 
     def _faded(self, now: float) -> float:
         return self._recent * math.exp((self._at - now) / RATE_TIME_S)
 
 
-NOTHING = StreamCount()
-"""The counters of a stream without records."""
-
-
 class StreamCounters:
     def __init__(self, streams_max: int, *, is_by_id: bool = False) -> None:
-        """Streams that the registry has forgotten are forgotten here when there are more than `streams_max`. By event
-        time streams are committed one before the other, so each is counted by its own ids."""
+        """Counters of streams that the registry has removed are removed when there are more than `streams_max`. With
+        `is_by_id`, each stream's rows are counted by its own ids, because event-time order commits streams one before
+        the other."""
         self._streams_max = streams_max
         self._is_by_id = is_by_id
         self._streams: dict[int, StreamCount] = {}
         self._late: set[int] = set()
-        """Streams that are behind."""
+        """Streams with uncommitted rows."""
         self.frames: Counter[str] = Counter()
-        """By their names in the protocol."""
+        """Number of frames by their names in the protocol."""
         self.errors: Counter[str] = Counter()
-        """Sessions that ended with an error, by kind."""
+        """Number of sessions that ended with an error, by kind."""
         self.received_bytes = 0
         self.refused = 0
         self.credits_granted = 0
 
     def __getitem__(self, stream_id: int) -> StreamCount:
-        return self._streams.get(stream_id, NOTHING)
+        return self._streams.get(stream_id) or StreamCount()
 
     def recovered(self, first: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Hand on the rows that a restarted gateway finds in its log, from sequence `first` on, and count them."""
+        """Count the rows that a restarted gateway finds in its log, from sequence `first` on, and yield them."""
         for batch in batches:
             self._append(first, batch)
             first += batch.num_rows
             yield batch
 
     def found(self, stream_ids: Ids, message_ids: Ids) -> None:
-        """Records that a restarted gateway finds, where streams are counted by their ids."""
+        """Count the records that a restarted gateway finds, if streams are counted by their ids."""
         for stream_id in np.unique(stream_ids).tolist():
             ids = np.sort(message_ids[stream_ids == stream_id])
             self._of(stream_id).behind.add(int(ids[-1]), len(ids))
             self._late.add(stream_id)
 
     def failed(self, reason: str) -> None:
-        """A session is closed, for this reason."""
+        """Count a session that was closed for this reason."""
         self.errors[kind_of(reason)] += 1
 
     def watch(self, event: Event | OfOrder, actions: Iterable[Action], now: float, registry: Registry) -> None:
-        """This happened, and that follows from it."""
+        """Count an event and the actions that follow from it."""
         if len(self._streams) > self._streams_max:
             self._forget(registry)
         if isinstance(event, FrameReceived):
@@ -229,7 +227,7 @@ class StreamCounters:
 
 
 def _by_stream(stream_ids: Ids, lengths: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Of each stream: its id, how many rows are its own, and the sum of their lengths."""
+    """Yield each stream's id, its number of rows, and the sum of their lengths."""
     if not len(stream_ids):
         return
     if bool((stream_ids == stream_ids[0]).all()):

@@ -1,4 +1,4 @@
-"""Stream leases: which streams this gateway holds at the moment, and in which state. Pure.
+"""Stream leases: the streams that this gateway holds now, and the state of each. Pure.
 
 Invariant: a stream is held only after the leader has granted it, and released only when all its records here are
 committed. So when a stream moves, its earlier records are in an earlier epoch than those that its next holder receives.
@@ -74,7 +74,7 @@ STEPS: dict[LeaseState, dict[LeaseStep, LeaseState | None]] = {
         LeaseStep.LEADER_LOST: None,
     },
 }
-"""A step that is not listed is ignored: a reply that nothing waits for changes nothing."""
+"""The transitions. An unlisted step is ignored: a reply changes nothing if no request waits for it."""
 
 HELD = (LeaseState.ACTIVE, LeaseState.PENDING_CLOSE, LeaseState.PENDING_POSITION)
 
@@ -95,13 +95,13 @@ class StreamLeases:
         self.has_leader = False
         self._claims = dict.fromkeys(held, LeaseState.PENDING_CLOSE)
         self._until = dict.fromkeys(self._claims, until)
-        """For each closing stream: the sequence that all its rows are below."""
+        """For each closing stream: a sequence that is above all its rows."""
         self._restored = dict(self._until)
         """Streams from the log that no session has opened since the restart. Possibly only the leader knows the
         position of the previous holder: it sent the position with the grant, and this gateway stores it only with a
         later commit. The value is the stream's `_until` while the leader's reply is pending."""
         self._asking: dict[int, tuple[int, Notify]] = {}
-        """For each stream that is requested from the leader: the session that wants it, and its NOTIFY."""
+        """For each stream that is requested from the leader: the session that requests it, and its NOTIFY."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -115,9 +115,9 @@ class StreamLeases:
         return [stream_id for stream_id, claim in self._claims.items() if claim in HELD]
 
     def held_beyond(self, end_sequence: int) -> list[int]:
-        """The streams that the leader's own gateway holds when it begins to lead, and all rows below this sequence are
-        committed. A stream that is only in the log, and has no other rows, is released in the same step: another
-        gateway may hold it by now."""
+        """Return the streams that the leader's own gateway holds when it begins to lead and all rows below this
+        sequence are committed. Omits a stream that is only in the log and has no other rows: another gateway may hold
+        it by now."""
         settled = {stream_id for stream_id in self._restored if self._until.get(stream_id, inf) <= end_sequence}
         return [stream_id for stream_id in self.held if stream_id not in settled]
 
@@ -138,7 +138,7 @@ class StreamLeases:
         return stream_id in self._asking and self._claims[stream_id] is LeaseState.PENDING_NOTIFY
 
     def notify(self, session: int, notify: Notify) -> LeaseDecision:
-        """A session requests a stream that no other session of this gateway has."""
+        """Decide whether a session may open a stream that no other session of this gateway has."""
         stream_id = notify.stream_id
         match self._claims.get(stream_id):
             case LeaseState.PENDING_CLOSE if stream_id in self._restored and self.has_leader:
@@ -157,24 +157,24 @@ class StreamLeases:
                 return LeaseDecision.REFUSED
 
     def answered(self, stream_id: int, is_granted: bool) -> tuple[int, Notify] | None:
-        """The leader's reply. Returns the session that waits for it, with its NOTIFY. If no session waits, a granted
-        stream is released again; otherwise no gateway could ever open it."""
+        """Handle the leader's reply. Returns the session that waits for it, with its NOTIFY. If no session waits, a
+        granted stream is released again; otherwise no gateway could ever open it."""
         request = self._asking.pop(stream_id, None)
         claim = self._claims.get(stream_id)
         if claim is LeaseState.PENDING_POSITION and request is None:
-            is_granted = False  # it stays held and closing
+            is_granted = False  # the stream stays held and closing
         self._step(stream_id, LeaseStep.GRANTED if is_granted else LeaseStep.REFUSED)
         if claim is LeaseState.PENDING_NOTIFY and request is None:
             self._step(stream_id, LeaseStep.CLOSED)
         return request
 
     def close(self, stream_ids: Iterable[int], until: int) -> None:
-        """No session sends on these streams any more. All their rows are below this sequence."""
+        """Close streams on which no session sends any more. All their rows are below the sequence `until`."""
         for stream_id in stream_ids:
             self._step(stream_id, LeaseStep.CLOSED, until)
 
     def place(self, stream_id: int, until: int) -> None:
-        """Lowers the sequence that all rows of a closing stream are known to be below."""
+        """Lower the known upper bound of a closing stream's rows."""
         if stream_id in self._until:
             self._until[stream_id] = min(until, self._until[stream_id])
 
@@ -183,11 +183,11 @@ class StreamLeases:
         return self._until.keys()
 
     def leave(self, session: int) -> None:
-        """A session has ended. A stream that the leader still grants for it is released."""
+        """Handle the end of a session. If the leader still grants a stream for it, the stream is released."""
         self._asking = {stream_id: request for stream_id, request in self._asking.items() if request[0] != session}
 
     def settle(self, end_sequence: int) -> list[int]:
-        """All rows below this sequence are committed. Returns the streams to release at the leader."""
+        """Note that all rows below this sequence are committed. Returns the streams to release at the leader."""
         if not self.has_leader:
             return []
         settled = [stream_id for stream_id, until in self._until.items() if until <= end_sequence]
@@ -200,7 +200,8 @@ class StreamLeases:
         self._step(stream_id, LeaseStep.RELINQUISHED)
 
     def lose_leader(self) -> list[tuple[int, Notify]]:
-        """Pending replies will not arrive. Returns the waiting sessions, to be refused, with their NOTIFYs."""
+        """Fail all pending requests, because their replies will not arrive. Returns the waiting sessions with their
+        NOTIFYs, which are to be refused."""
         self.has_leader = False
         waiting, self._asking = list(self._asking.values()), {}
         for stream_id in list(self._claims):

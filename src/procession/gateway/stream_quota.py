@@ -1,9 +1,9 @@
 """Stream quotas: how many uncommitted bytes each stream has, and which streams may send more. Pure.
 
-Invariant: the session with the stream that a merge waits for is never blocked by what others have sent. It gets a few
-credits at a time from a reserve, on the account of that stream; what was taken on other accounts does not count. Other
-sessions wait while the total, or one of their own streams, is over its limit. `event_time_state` does the counting;
-without a merge, `credit_flow.Lag` is used.
+Invariant: the session with the stream that a merge waits for is never blocked by the records of other sessions. It gets
+a few credits at a time from a reserve, on the account of that stream. Reserve bytes of other accounts do not count.
+Other sessions wait while the total, or one of their own streams, is over its limit. `event_time_state` does the
+counting; without a merge, `credit_flow.Lag` is used.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ NOBODY = -1
 
 
 class StreamRun(NamedTuple):
-    """Records of one stream that came together, up to this message id."""
+    """Records of one stream that arrived together, up to this message id."""
 
     last_id: int
     size_bytes: int
     account: int | None
-    """They were taken from the reserve, on the account of this stream."""
+    """The account whose reserve the records used. None: they needed no reserve."""
 
 
 class StreamQuotas(Lag):
-    """A lag that is counted for each stream: `bytes` is their sum."""
+    """The lag, counted for each stream. `bytes` is the sum."""
 
     def __init__(self, limits: Limits, streams: int) -> None:
         super().__init__()
         self._limits = limits
         self.share_bytes = limits.stream_bytes_max or max(1, limits.lag_bytes_max // max(1, streams))
         self.of: dict[int, int] = {}
-        """Stream id to its bytes."""
+        """The uncommitted bytes of each stream."""
         self.over: set[int] = set()
         """The streams that are over their share."""
         self.reserve_bytes = limits.reserve_bytes_max
         self.waits_for: int | None = None
         """The stream that the merge waits for."""
         self.reserved: dict[int, int] = {}
-        """Account to the bytes that were taken on it from the reserve, if there are any."""
+        """The bytes that each account has taken from the reserve. Accounts without bytes are omitted."""
         self._received: dict[int, deque[StreamRun]] = {}
 
     def add(self, end_sequence: int, size_bytes: int) -> None:
-        """What is counted here is counted when it is received."""
+        """Do nothing: bytes are counted when they are received."""
 
     def commit(self, end_sequence: int) -> None:
-        """A sequence says nothing here: streams are committed by their message ids."""
+        """Do nothing: streams are committed by their message ids, not by sequences."""
 
     def receive(self, stream_id: int, last_id: int, size_bytes: int, account: int | None = None) -> None:
-        """Counts received records. Above the limit of all streams, they count against the reserve of `account`."""
+        """Count received records. Above the limit of all streams, they count against the reserve of `account`."""
         account = account if self.bytes > self._limits.lag_bytes_max else None
         self._count(stream_id, size_bytes, account)
         steps = self._received.setdefault(stream_id, deque())
@@ -62,7 +62,7 @@ class StreamQuotas(Lag):
         steps.append(StreamRun(last_id, size_bytes, account))
 
     def settle(self, positions: Iterable[tuple[int, int]]) -> None:
-        """Of each stream, all up to this message id is committed."""
+        """Note, for each stream, that all records up to this message id are committed."""
         for stream_id, committed in positions:
             steps = self._received.get(stream_id)
             while steps and steps[0].last_id <= committed:
@@ -82,7 +82,8 @@ class StreamQuotas(Lag):
                 del self.reserved[account]
 
     def allowed(self, streams: Set[int], granted: int) -> int:
-        """The number of credits that a session with these streams may hold. `granted` is its number without a merge."""
+        """Return the number of credits that a session with these streams may hold. `granted` is the number without a
+        merge."""
         if granted and not (self.over and not self.over.isdisjoint(streams)):
             return granted
         limits = self._limits

@@ -1,8 +1,8 @@
 """Event-time order: emits rows of many streams by (order time, stream id, message id) once their place is final. Pure.
 
 Invariant: a row is emitted when no later arrival can come before it, so the emitted sequence is a function of the
-streams alone. The state follows from the arrival log and a *replay point*, so a restarted gateway continues where its
-disk says. It reads the arrival log; the gateway writes its result to the ordered log.
+streams alone. The state follows from the arrival log and a *replay point*, so a restarted gateway can continue from its
+disk. The gateway passes rows of the arrival log, and writes the result to the ordered log.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class DeclaredOrder(NamedTuple):
     """Time after which a silent stream no longer holds back the watermark. With it, two runs may differ."""
 
     def __str__(self) -> str:
-        """A text that is equal for equal declarations, and only for them."""
+        """Return a text that is equal exactly for equal declarations."""
         digest = hashlib.sha256(",".join(map(str, sorted(self.streams))).encode()).hexdigest()[:8]
         idle = "never idle" if self.idle_timeout_s is None else f"idle after {self.idle_timeout_s:g} s"
         return f"event time of {len(self.streams)} streams ({digest}), {self.lateness_ns / 1e9:g} s late, {idle}"
 
 
 class ReplayPoint(NamedTuple):
-    """Where a restarted gateway starts to replay the arrival log."""
+    """The point at which a restarted gateway starts to replay the arrival log."""
 
     floor: int = 0
     """All rows below this sequence number are emitted."""
     clocks: Mapping[int, StreamClock] = {}
     """The clocks of all streams at the floor."""
     cut: Key | None = None
-    """The last emitted row. All rows up to it in the order are emitted too."""
+    """The last emitted row. All rows before it in the order are emitted, too."""
     given: frozenset[int] = frozenset()
     """Streams that moved to another gateway and have not come back. Their last waiting rows are discarded here."""
     received: Mapping[int, int | None] = {}
-    """The last message id of each stream that arrived here since the stream did; None if there is none. A clock may
-    have seen more, at another gateway."""
+    """The last message id of each stream that arrived at this gateway since the stream came here; None if there is
+    none. A clock may have a larger id, from another gateway."""
 
 
 class ArrivedRows(NamedTuple):
@@ -67,7 +67,7 @@ class ArrivedRows(NamedTuple):
     are_ends: Flags
     are_ticks: Flags
     are_given: Flags
-    """The stream leaves this gateway: its waiting rows will arrive at another one."""
+    """The stream leaves this gateway: its waiting rows will arrive at another gateway."""
     are_moved: Flags
     """The stream arrives from another gateway, with its watermark and the last message id there."""
 
@@ -77,7 +77,7 @@ class OrderedRows(NamedTuple):
 
     rows: Stack
     references: Ids
-    """The message id of the row's stream that may be acknowledged once the row and all before it are committed."""
+    """The message id of the row's stream that may be acknowledged when this row and all earlier rows are committed."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Lead:
-    """The emitted rows of a stream: all ids up to `safe`, and the ids `ahead` of one that still waits."""
+    """The emitted rows of a stream: all ids up to `safe`, and the ids `ahead` of a waiting row."""
 
     safe: int | None = None
     ahead: Ids = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -103,7 +103,7 @@ class EventOrder:
     def __init__(
         self, declared: DeclaredOrder, point: ReplayPoint | None = None, safe: Mapping[int, int] | None = None
     ) -> None:
-        """Start from a replay point: the caller then replays the arrival log from its floor. `safe` holds the last
+        """Start from a replay point. The caller then replays the arrival log from its floor. `safe` holds the last
         references per stream."""
         point = point or ReplayPoint()
         self.clocks = StreamClocks(declared.streams, declared.lateness_ns, point.clocks)
@@ -113,14 +113,15 @@ class EventOrder:
         self.late: Counter[int] = Counter()
         """Late rows of each stream, emitted since the start. A waiting row may still go to another gateway."""
         self.complete: WatermarkBound | None = None
-        """All rows up to this bound are emitted, except further rows of the stream and time that it names."""
+        """All rows up to this bound are emitted, except further rows of the bound's own stream and time."""
         self._cut = point.cut
         self._floor = point.floor
         self._given = set(point.given)
         self._floor_clocks = dict(point.clocks)
         self._floor_received = dict(point.received)
         self.received = dict(point.received)
-        """The last message id of each stream that arrived here since the stream did; None if there is none."""
+        """The last message id of each stream that arrived at this gateway since the stream came here; None if there is
+        none."""
         self._chunks: deque[_Chunk] = deque()
         self._leads = {stream_id: _Lead(at) for stream_id, at in (safe or {}).items()}
 
@@ -163,7 +164,7 @@ class EventOrder:
         self._raise_floor()
 
     def _move(self, rows: ArrivedRows, row: int, *, is_again: bool) -> Flags:
-        """Handle a stream that leaves or arrives. Return which of these rows no longer wait."""
+        """Handle a stream that leaves or arrives. Returns which of these rows no longer wait."""
         stream_id = int(rows.stream_ids[row])
         if rows.are_given[row]:
             self._given.add(stream_id)
@@ -172,9 +173,7 @@ class EventOrder:
             return is_gone
         self._given.discard(stream_id)
         if not is_again:
-            self._leads.pop(
-                stream_id, None
-            )  # what is emitted from now on says nothing about the time before the stream came back
+            self._leads.pop(stream_id, None)  # later output says nothing about the time before the stream came back
         return np.zeros(len(rows.stream_ids), np.bool_)
 
     def _are_taken(self, stack: Stack) -> Flags:
@@ -187,7 +186,7 @@ class EventOrder:
         return are_taken
 
     def _remember(self, taken: Stack) -> None:
-        """Record rows that were emitted before a restart: those after a waiting row cannot be acknowledged yet."""
+        """Record rows that were emitted before a restart. Rows after a waiting row cannot be acknowledged yet."""
         if not self.clocks.lateness_ns:
             return
         for stream_id in np.unique(taken.stream_ids).tolist():
@@ -225,7 +224,8 @@ class EventOrder:
             self._floor_received |= chunk.received
 
     def _references(self, rows: Stack) -> Ids:
-        """Return the reference of each row: without lateness its own id, because rows are emitted in id order."""
+        """Return the reference of each row. Without lateness it is the row's own id, because rows are emitted in id
+        order."""
         is_record = ~(rows.are_ends | rows.are_ticks)
         if not self.clocks.lateness_ns:
             return np.where(is_record, rows.message_ids, np.uint64(NO_REFERENCE))
@@ -251,13 +251,14 @@ def _received(rows: ArrivedRows) -> dict[int, int | None]:
 
 
 def _led(lead: _Lead, ids: Ids, least: int) -> Ids:
-    """Return the id to acknowledge after each of these ids of a stream, emitted in this order, while `least` waits."""
+    """Return the id to acknowledge after each of these ids of a stream, which are emitted in this order while `least`
+    waits."""
     known = np.concatenate((lead.ahead, ids))
     turns = np.concatenate((np.zeros(len(lead.ahead), np.int64), np.arange(1, len(ids) + 1)))
     order = np.argsort(known)
     known, turns = known[order], turns[order]
     settled = int(np.searchsorted(known, np.uint64(least), "left"))
-    # An id may be acknowledged once it and all below it are emitted.
+    # An id may be acknowledged when it and all lower ids are emitted.
     whole = np.maximum.accumulate(turns[:settled]) if settled else turns[:0]
     counts = np.searchsorted(whole, np.arange(1, len(ids) + 1), "right")
     before = NO_REFERENCE if lead.safe is None else lead.safe

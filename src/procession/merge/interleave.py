@@ -1,8 +1,8 @@
 """Interleaves the ordered logs of several gateways, each sorted, into one sequence. Pure.
 
-Invariant: rows are ordered by (order time, stream id, message id), whichever gateway they came through, so the sequence
-is the one that a single gateway would make. A stream is at one gateway at a time, so the order is total.
-`spark/log_source` splits the ordered logs; `spark/tasks` reads them.
+Invariant: rows are ordered by (order time, stream id, message id), regardless of their gateway. So the sequence is the
+same as that of a single gateway. A stream is at one gateway at a time, so the order is total. `spark/log_source` splits
+the ordered logs; `spark/tasks` reads them.
 """
 
 from __future__ import annotations

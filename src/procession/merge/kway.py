@@ -1,8 +1,8 @@
 """The k-way merge: merges sorted paths into one sorted sequence, in whole batches. Pure.
 
 Invariant: rows are compared only by their order key, in columns and never one by one. Two rows with the same key are an
-error, because a sequential run has none. The last key of each path's current batch is its frontier, so an empty or
-finished path holds nothing back. Merges the runs of an exchange, or of the plan's last chains.
+error, because a sequential run has no such rows. The last key of each path's current batch is its frontier, so an empty
+or finished path holds nothing back. Used for the runs of an exchange, and of the plan's last chains.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def merged(paths: Iterable[Iterable[pa.RecordBatch]], columns: Sequence[str] | N
         live.sort(key=lambda path: path.first)
         head = live[0]
         if head.last < live[1].first:
-            # The whole batch comes before all others: the common case with contiguous ranges, and free.
+            # The whole batch comes before all others, which is common with contiguous ranges and costs nothing.
             yield _chosen(head.take(), columns)
         else:
             frontier = min(path.last for path in live)
@@ -103,7 +103,7 @@ def _in_order(parts: Sequence[pa.RecordBatch], columns: Sequence[str] | None) ->
     if (row := _first_duplicate([column[order] for column in varying])) is not None:
         raise _disorder(tuple(int(column[order[row]]) for column in keys))
     starts = np.cumsum([0, *(part.num_rows for part in parts)])
-    # A stretch is broken where the next row is not the next of the same part.
+    # A stretch ends where the next row is not the next row of the same part.
     is_broken = np.diff(order) != 1
     is_broken |= np.isin(order[1:], starts[1:-1])
     breaks = np.concatenate(([0], np.flatnonzero(is_broken) + 1, [len(order)]))

@@ -1,9 +1,9 @@
-"""The order of lanes: which lanes are read next, which one is waited for, and which records are late. Pure.
+"""The order of lanes: decides which lanes are read next, which are waited for, and which records are late. Pure.
 
-Invariant: a lane becomes readable by whole epochs, and every lane has every epoch. So nothing of an epoch can be
-ordered before all lanes have it, and all of it can be then: a merger takes one epoch of all lanes in each *turn*. A
-lane that was skipped after a time-out is *behind*: each of its missing epochs is a separate turn when it arrives, and
-the lane is waited for again when it has caught up. `sdk/lane_merge` reads the lanes.
+Invariant: a lane becomes readable by whole epochs, and every lane has every epoch. So a merger emits no record of an
+epoch before all lanes have the epoch; then it can emit all of them, in one *turn*. A lane that was skipped after a
+time-out is *behind*: each of its missing epochs is a separate turn when it arrives. When the lane has caught up, the
+merger waits for it again. `sdk/lane_merge` reads the lanes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NOTHING = -1
 
 
 class LaneTurn(NamedTuple):
-    """One epoch of some lanes, to be merged and emitted."""
+    """One epoch of some lanes, which is merged and emitted."""
 
     epoch: int
     lanes: tuple[int, ...]
     passed: tuple[int, ...] = ()
     """Lanes that were passed over in this turn."""
     is_late: bool = False
-    """Whether a later turn was emitted before: these records come too late."""
+    """Whether a later turn was emitted before, so that these records come too late."""
 
 
 class LaneOrder:
@@ -45,14 +45,14 @@ class LaneOrder:
         self.merged = merged
         self.behind = set(behind)
         self.waiting_for: tuple[int, ...] = ()
-        """The lanes without which there is no next turn, while others have more."""
+        """The lanes that the next turn waits for while other lanes have epochs."""
         self._names = names
 
     def next(self, heads: Sequence[int | None], *, is_overdue: bool = False) -> LaneTurn | None:
-        """The next turn; None: lanes must be waited for.
+        """Return the next turn. None: lanes must be waited for.
 
         Args:
-            heads: The next epoch that can be read of each lane; None: there is none so far.
+            heads: The next readable epoch of each lane. None: there is none so far.
             is_overdue: Pass over the lanes that are waited for.
         """
         self.waiting_for = ()
@@ -83,14 +83,14 @@ class LaneOrder:
 
 
 class Emitted:
-    """The greatest key that was emitted, for counting the records that come after a greater one."""
+    """The greatest emitted key, with which records after a greater key are counted."""
 
     def __init__(self, greatest: Sequence[int] = ()) -> None:
         self.greatest: Key = tuple(greatest)
         """The epoch, then the order key. Empty: nothing was emitted."""
 
     def late_rows(self, epoch: int, batch: pa.RecordBatch) -> int:
-        """How many rows of a sorted batch, from its first on, come after a greater key."""
+        """Return the number of rows of a sorted batch, from its first on, that come after a greater key."""
         if not self.greatest or not batch.num_rows or epoch > self.greatest[0]:
             return 0
         if epoch < self.greatest[0]:
@@ -102,7 +102,8 @@ class Emitted:
             self.greatest = max(self.greatest, (epoch, *(int(column[-1]) for column in key_columns(batch))))
 
     def first_disorder(self, epoch: int, batch: pa.RecordBatch) -> Key | None:
-        """The first key of a batch that is not greater than the one before it; None: the batch continues the order."""
+        """Return the first key of a batch that is not greater than the previous key. None: the batch continues the
+        order."""
         keys = key_columns(batch)
         if not batch.num_rows:
             return None
@@ -122,6 +123,6 @@ class Emitted:
 
 def _lost(lane: str, what: str) -> StorageError:
     return StorageError(
-        f"The lane {lane} {what}: the lanes are not those of one output, or one of them was changed.",
+        f"The lane {lane} {what}: the lanes do not belong to one output, or a lane was changed.",
         next_step="Restore the lanes from one copy, or run the pipeline again with a new place for its lanes.",
     )

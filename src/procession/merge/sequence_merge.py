@@ -1,9 +1,9 @@
 """Merges ordered sequences by event time: the outputs of several pipelines become one sequence. Pure.
 
-Invariant: a row is ordered by its *order time*, the greatest event time of its sequence up to it; then by the number of
-its sequence; then by its position in the sequence. This depends only on the sequences, so all mergers produce the same
-result. A row is final when every sequence that has not ended has reached its order time. Used by
-`sdk/event_time_merge`.
+Invariant: rows are ordered by *order time*, then by the number of their sequence, then by their position in it. The
+order time of a row is the greatest event time of its sequence up to the row. This depends only on the sequences, so all
+mergers produce the same result. A row is final when every sequence that has not ended has reached its order time. Used
+by `sdk/event_time_merge`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TimedSequence:
 
     def __init__(self, reached: int = TIME_MIN) -> None:
         self.reached = reached
-        """No later row has an order time below this."""
+        """The order time that the sequence has reached. All later rows have at least this order time."""
         self.is_ended = False
         self.rows: pa.RecordBatch | None = None
         self.times: Times = np.empty(0, np.int64)
@@ -50,7 +50,7 @@ class TimedSequence:
 
 
 def final_counts(sequences: Sequence[TimedSequence]) -> list[int]:
-    """How many of the waiting rows of each sequence are final."""
+    """Return the number of waiting rows of each sequence that are final."""
     bounds = [(sequence.reached, number) for number, sequence in enumerate(sequences) if not sequence.is_ended]
     if not bounds:
         return [len(sequence.times) for sequence in sequences]

@@ -1,8 +1,7 @@
 """Stream clocks: the event time of each stream, which records are late, and which stream a merge waits for. Pure.
 
 Invariant: the result for a record depends only on earlier records of its own stream. So it is the same in every run,
-whatever arrived on other streams, and through whichever gateway. `event_time` puts the records of all streams in one
-order.
+regardless of other streams and of the gateway. `event_time` puts the records of all streams in one order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ STREAM_MAX = 2**64 - 1
 
 
 class WatermarkBound(NamedTuple):
-    """Every later arrival comes after this bound: records with an (order time, stream id) up to it are final."""
+    """A bound in the order: every later arrival comes after it, so records with an (order time, stream id) up to it are
+    final."""
 
     time: int
     stream_id: int
@@ -35,15 +35,16 @@ ALL = WatermarkBound(TIME_MAX, STREAM_MAX)
 
 @dataclass(frozen=True, slots=True)
 class StreamClock:
-    """The clock of one stream: its largest event time, and whether it has ended. An ended stream holds nothing back."""
+    """The clock of one stream: its largest event time, and whether it has ended. An ended stream delays no merge."""
 
     time: int
     is_ended: bool = False
     seen: int | None = None
-    """The largest message id. A stream that moves to another gateway replays from below it if rows still waited."""
+    """The largest message id. A stream that moves to another gateway replays smaller ids if some of its rows still
+    waited."""
 
     def later(self, other: StreamClock | None) -> StreamClock:
-        """Combine two clocks of one stream that saw different parts of it."""
+        """Combine two clocks of one stream, made from different parts of it."""
         if other is None:
             return self
         ids = [clock.seen for clock in (self, other) if clock.seen is not None]
@@ -57,7 +58,7 @@ class JudgedRows(NamedTuple):
     """The time by which each row is ordered: its event time, or its stream's watermark if that is later."""
     are_late: Flags
     are_known: Flags
-    """Rows that the stream's previous gateway emitted, and that are replayed because an earlier row was not."""
+    """Rows that the stream's previous gateway has emitted. They are replayed because an earlier row was not emitted."""
 
 
 class RowKinds(NamedTuple):
@@ -79,7 +80,7 @@ class StreamClocks:
         self.streams = frozenset(streams)
         self.lateness_ns = lateness_ns
         self.known: dict[int, StreamClock] = dict(known or {})
-        """The clocks from records that arrived here. Only these decide whether a record is late."""
+        """The clocks of records that arrived at this gateway. Only these decide whether a record is late."""
         self._remote: dict[int, StreamClock] = {}
 
     def add_remote(self, clocks: Mapping[int, StreamClock]) -> None:
@@ -105,7 +106,7 @@ class StreamClocks:
         return None if clock is None else watermark_of(clock, self.lateness_ns)
 
     def judge(self, stream_ids: Ids, message_ids: Ids, event_times: Numbers, kinds: RowKinds) -> JudgedRows:
-        """Update the clocks with rows in arrival order, and return the result for each row."""
+        """Update the clocks with rows in arrival order. Returns the result for each row."""
         count = len(event_times)
         judged = JudgedRows(event_times.copy(), np.zeros(count, np.bool_), np.zeros(count, np.bool_))
         by_stream = np.argsort(stream_ids, kind="stable")
@@ -167,7 +168,8 @@ class StreamClocks:
         return None if watermark is None else WatermarkBound(watermark, slowest)
 
     def slowest(self, besides: frozenset[int] = frozenset()) -> int | None:
-        """Return the stream that the others wait for: first one without a watermark. None if all have ended."""
+        """Return the stream that the others wait for. Streams without a watermark come first. None: all streams have
+        ended."""
         silent = self.streams - besides - self.known.keys() - self._remote.keys()
         if silent:
             return min(silent)
@@ -176,7 +178,7 @@ class StreamClocks:
         return min(times, default=(0, None))[1]
 
     def tick(self, idle: frozenset[int]) -> int | None:
-        """Return the watermark that idle streams need so that nothing waits for them; None if nothing does."""
+        """Return the watermark that idle streams need so that no merge waits for them. None: no merge waits."""
         slowest = self.slowest(besides=idle)
         if slowest is None:
             time = max((clock.time for clock in self.known.values()), default=None)

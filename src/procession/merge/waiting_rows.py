@@ -1,8 +1,8 @@
 """Waiting rows: rows that have arrived and whose order is not final yet, in sorted stacks. Pure.
 
-Invariant: rows leave in the order of (order time, stream id, message id, sequence), whatever their arrival order. Rows
-that arrive together are sorted once, and stacks of similar size are merged. So there are few stacks, and the final rows
-of each are its beginning. Used by `event_time`.
+Invariant: rows leave in the order of (order time, stream id, message id, sequence), regardless of their arrival order.
+Rows that arrive together are sorted once, and stacks of similar size are merged. So there are few stacks, and the
+final rows of each are its beginning. Used by `event_time`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def together(stacks: Sequence[Stack]) -> Stack:
 
 
 def _compacted(stack: Stack) -> Stack:
-    """Return the same rows, copied if most of the memory that they refer to belongs to rows that are gone."""
+    """Return the same rows. They are copied if most of their memory belongs to rows that are gone."""
     whole = stack.order_times.base
     return stack.picked(np.arange(len(stack))) if whole is not None and len(whole) > 2 * len(stack) else stack
 
@@ -140,6 +140,6 @@ class Waiting:
         return np.concatenate(gone)
 
     def has(self, stream_id: int, bound: WatermarkBound | None = None) -> bool:
-        """Whether a row of this stream waits; with a bound, a row up to it."""
+        """Whether a row of this stream waits; with a bound, whether a row up to it waits."""
         fronts = (stack if bound is None else stack.rows(0, stack.count_up_to(bound)) for stack in self._stacks)
         return any(bool((front.stream_ids == np.uint64(stream_id)).any()) for front in fronts)

@@ -1,1 +1,1 @@
-"""Operators: what runs inside a task, between two exchanges. Pure."""
+"""Operators: the code that runs inside a task, between two exchanges. Pure."""

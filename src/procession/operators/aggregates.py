@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from procession.errors import PlanError
+from procession.operators.column_aggregates import ColumnAdd, add_counts, add_means, add_sums, keep_first, keep_last
 from procession.planner.fingerprints import NOT_IDENTIFYING
 from procession.planner.keys import KeyCodec
 from procession.planner.ownership import own
@@ -28,7 +29,7 @@ KEYS = KeyCodec(has_any_enum=True)
 """Encodes values that are only compared."""
 
 TOP_MAX = 100_000
-"""The largest n of `top`: its whole state is written whenever it changes."""
+"""Maximum n of `top`, because its whole state is written whenever it changes."""
 
 By = Callable[[Any], Any]
 
@@ -45,11 +46,12 @@ class Aggregate:
         create: Returns the state before the first record.
         add: `add(state, record)` returns the state after one more record.
         finish: `finish(state)` returns the result. It may be called several times, and must not change the state.
-        combine: `combine(earlier, later)` returns the state of two sessions that became one. Needed for session windows
-            only.
-        is_holding: Whether the state may contain the records themselves, or parts of them that can be changed.
-        form: A name for what the state consists of. A checkpoint stores it, and a program whose aggregate has another
-            form does not continue with the states. Empty: nothing is compared.
+        combine: `combine(earlier, later)` returns the state of two joined sessions. Only session windows need it.
+        is_holding: Whether the state may contain the records themselves, or mutable parts of them.
+        add_many: `add_many(state, number)` returns the state after this number of further records. Only for an
+            aggregate that does not depend on the records, such as `count`.
+        form: A name for the structure of the state. A checkpoint stores it, and a program whose aggregate has another
+            form does not continue with the states. Empty: the form is not checked.
 
     Example:
         >>> from procession import Aggregate
@@ -62,19 +64,18 @@ class Aggregate:
     add: Callable[[Any, Any], Any]
     finish: Callable[[Any], Any] = same
     combine: Callable[[Any, Any], Any] | None = None
-    """Combines the states of two sessions that became one, the earlier one first."""
     is_holding: bool = True
-    """Whether the state may contain the records themselves, or parts of them that can be changed."""
+    add_many: Callable[[Any, int], Any] | None = field(default=None, compare=False, metadata=NOT_IDENTIFYING)
+    over: ColumnAdd | None = field(default=None, compare=False, metadata=NOT_IDENTIFYING)
     form: str = field(default="", compare=False, metadata=NOT_IDENTIFYING)
-    """A name for what the state consists of. Empty: it is not known."""
 
     def step(self, held: Any, value: Any) -> tuple[Any, Any]:
-        """The state after one more record, and the result so far."""
+        """Return the state after one more record, and the result so far."""
         held = self.add(held, value)
         return held, self.finish(held)
 
     def of(self, values: Iterable[Any]) -> Any:
-        """The aggregate of these values, computed at once. Stages give the same result."""
+        """Return the aggregate of these values, computed at once. Stages give the same result."""
         held = self.create()
         for value in values:
             held = self.add(held, value)
@@ -82,29 +83,32 @@ class Aggregate:
 
 
 def count() -> Aggregate:
-    """The number of records."""
-    return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False, form="count")
+    """Count the records."""
+    return Aggregate(int, lambda held, _: held + 1, combine=_added, is_holding=False, add_many=add_counts, form="count")
 
 
 def sum_of(of: By = same) -> Aggregate:
-    """The sum of `of(record)`, added in order."""
-    return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False, form="sum")
+    """Add up `of(record)`, in the order of the records."""
+    over = ColumnAdd(of, add_sums)
+    return Aggregate(int, lambda held, value: held + of(value), combine=_added, is_holding=False, over=over, form="sum")
 
 
 def mean(of: By = same) -> Aggregate:
-    """The mean of `of(record)`. None if there are no records."""
+    """Compute the mean of `of(record)`. The result is None if there are no records."""
     return Aggregate(
         lambda: (0, 0),
         lambda held, value: (held[0] + 1, held[1] + of(value)),
         lambda held: held[1] / held[0] if held[0] else None,
         lambda left, right: (left[0] + right[0], left[1] + right[1]),
         is_holding=False,
+        over=ColumnAdd(of, add_means),
         form="mean",
     )
 
 
 def min_by(by: By = same) -> Aggregate:
-    """The record with the smallest `by(record)`, the first of several. None if there are no records."""
+    """Find the record with the smallest `by(record)`, the first of several. The result is None if there are no
+    records."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         rank = by(value)
@@ -117,7 +121,8 @@ def min_by(by: By = same) -> Aggregate:
 
 
 def max_by(by: By = same) -> Aggregate:
-    """The record with the largest `by(record)`, the first of several. None if there are no records."""
+    """Find the record with the largest `by(record)`, the first of several. The result is None if there are no
+    records."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         rank = by(value)
@@ -129,8 +134,29 @@ def max_by(by: By = same) -> Aggregate:
     return Aggregate(list, add, _second, combine, form="max")
 
 
+def first(of: By = same) -> Aggregate:
+    """Take `of(record)` of the first record in the sequence. The result is None if there are no records."""
+    over = ColumnAdd(of, keep_first)
+    return Aggregate(
+        list,
+        lambda held, value: held or [of(value)],
+        _second,
+        lambda left, right: left or right,
+        over=over,
+        form="first",
+    )
+
+
+def last(of: By = same) -> Aggregate:
+    """Take `of(record)` of the last record in the sequence. The result is None if there are no records."""
+    over = ColumnAdd(of, keep_last)
+    return Aggregate(
+        list, lambda _, value: [of(value)], _second, lambda left, right: right or left, over=over, form="last"
+    )
+
+
 def top(n: int, by: By = same) -> Aggregate:
-    """The n records with the largest `by(record)`, the largest first. Equal ones keep their order.
+    """Find the n records with the largest `by(record)`, the largest first. Equal records keep their order.
 
     Raises:
         PlanError: n is not a number from 1 to 100,000.
@@ -155,7 +181,7 @@ def top(n: int, by: By = same) -> Aggregate:
 
 
 def collect() -> Aggregate:
-    """All records as a list, in order."""
+    """Collect all records in a list, in order."""
 
     def add(held: list[Any], value: Any) -> list[Any]:
         held.append(value)
@@ -165,15 +191,15 @@ def collect() -> Aggregate:
 
 
 def ordered(by: By = same, *, reverse: bool = False) -> Aggregate:
-    """All records as a list, sorted by `by(record)`. Equal ones keep their order.
+    """Collect all records in a list, sorted by `by(record)`. Equal records keep their order.
 
-    For a window or a key whose records fit in memory. `Stage.sort` is for more.
+    The records of the window or key must fit in memory. `Stage.sort` sorts more records.
     """
     return replace(collect(), finish=lambda held: sorted(held, key=by, reverse=reverse))
 
 
 def all_of(**aggregates: Aggregate) -> Aggregate:
-    """Several aggregates at a time: a dict of their results, by the names of the arguments.
+    """Compute several aggregates at a time. The result is a dict of their results, by the names of the arguments.
 
     Example:
         >>> from procession import aggregates
@@ -181,7 +207,7 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
         {'count': 3, 'sum': 6}
     """
     named: Mapping[str, Aggregate] = dict(aggregates)
-    # The first that holds records has the original; each further one has a copy.
+    # The first aggregate that holds records gets the original; each further one gets a copy.
     copying = frozenset([name for name, aggregate in named.items() if aggregate.is_holding][1:])
 
     def add(held: dict[str, Any], value: Any) -> dict[str, Any]:
@@ -203,15 +229,15 @@ def all_of(**aggregates: Aggregate) -> Aggregate:
 
 
 def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any], bool]) -> Aggregate:
-    """An aggregate of the records that were not retracted: a retraction removes the earlier record with the same id.
+    """Aggregate only records that were not retracted. A retraction removes the earlier record with the same id.
 
-    A record with the id of an earlier one replaces it, in its place. A retraction without an earlier record changes
-    nothing. The state holds all records that count, so that every aggregate can be taken of them.
+    A record with the id of an earlier record replaces it, and keeps its position. A retraction without an earlier
+    record changes nothing. The state holds all remaining records, so any aggregate is possible.
 
     Args:
-        aggregate: The aggregate of what is left.
+        aggregate: The aggregate of the remaining records.
         id_of: Returns the id of a record or a retraction: any value that can be a key.
-        is_retraction: Whether a record takes an earlier one back.
+        is_retraction: Returns whether a record retracts an earlier record.
 
     Raises:
         PlanError: An argument is not an aggregate or a function of a record.
@@ -253,7 +279,8 @@ def retracting(aggregate: Aggregate, *, id_of: By, is_retraction: Callable[[Any]
 
 
 def weighted_mean(of: By, weight: By) -> Aggregate:
-    """The mean of `of(record)`, each with `weight(record)`. None if the weights are 0 in sum.
+    """Compute the mean of `of(record)`, weighted by `weight(record)`. The result is None if the sum of the weights is
+    0.
 
     Example:
         >>> from procession import aggregates
@@ -276,10 +303,10 @@ def weighted_mean(of: By, weight: By) -> Aggregate:
 
 
 def quantiles(*shares: float, of: By = same) -> Aggregate:
-    """The smallest `of(record)` that at least this share of the records does not exceed, for each share: a list.
+    """Compute exact quantiles. The result is a list with a value for each share.
 
-    `quantiles(0.5, 0.99)` is the median and the 99th percentile. They are exact, so all values are held: for a window
-    or a key whose values fit in memory. None for each share if there are no records.
+    `quantiles(0.5, 0.99)` is the median and the 99th percentile. The value for a share is the smallest `of(record)`
+    that at least this share of the records does not exceed. Without records it is None. All values stay in memory.
 
     Raises:
         PlanError: A share is not a number above 0 and up to 1.
@@ -309,7 +336,8 @@ def quantiles(*shares: float, of: By = same) -> Aggregate:
 
 
 def distinct(of: By = same) -> Aggregate:
-    """The number of different `of(record)`, exact. The values are keys (docs/reference/values.md), and all are held."""
+    """Count the different values of `of(record)`, exactly. The values are keys (docs/reference/values.md), and all are
+    held."""
 
     def add(held: dict[bytes, bool], value: Any) -> dict[bytes, bool]:
         held[KEYS.encode(of(value))] = True
@@ -319,10 +347,9 @@ def distinct(of: By = same) -> Aggregate:
 
 
 def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
-    """The number of different `of(record)`, estimated by HyperLogLog in 2 to the power of `bits` bytes.
+    """Estimate the number of different values of `of(record)` by HyperLogLog in 2 to the power of `bits` bytes.
 
-    With 12 bits the standard error is 1.6 %; two bits more halve it. The estimate depends on the values alone, not on
-    their order.
+    With 12 bits the standard error is 1.6 %; two more bits halve it. The order of the values has no effect.
 
     Args:
         of: Returns a key (docs/reference/values.md).
@@ -348,7 +375,7 @@ def approximate_distinct(of: By = same, *, bits: int = 12) -> Aggregate:
         correction = {16: 0.673, 32: 0.697, 64: 0.709}.get(count, 0.7213 / (1 + 1.079 / count))
         estimate = correction * count * count / math.fsum(2.0**-register for register in held)
         empty = held.count(0)
-        # Few values: how many registers are empty tells more.
+        # With few values, the number of empty registers gives a better estimate.
         return round(count * math.log(count / empty) if estimate <= 2.5 * count and empty else estimate)
 
     return Aggregate(
@@ -370,4 +397,4 @@ def _added(left: Any, right: Any) -> Any:
 
 
 def _second(held: list[Any]) -> Any:
-    return held[1] if held else None
+    return held[-1] if held else None

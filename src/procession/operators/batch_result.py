@@ -1,7 +1,7 @@
-"""The result of a user's batch function, and which input row each of its rows came from.
+"""The result of a user's batch function, and the input row that each of its rows came from.
 
-Invariant: a row that cannot be traced back to its input is refused where its place in the order matters. A result
-without payloads is always refused. Errors raised here are errors of the record. Used by `operators/chain`. Pure.
+Invariant: a row that cannot be traced back to its input is refused if its place in the order matters. A result without
+payloads is always refused. Errors raised here are errors of the record. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from procession.operators.stage_rows import Numbers, ordinals
 
 
 def read_batch_result(result: Any, rows: Numbers, *, is_placed: bool) -> tuple[pa.Array, Numbers, Numbers]:
-    """The payloads in the result for these rows, the row that each came from, and its number among those of that row.
-    `is_placed`: a later stage needs their order."""
+    """Return the payloads in the result for these rows, the row that each came from, and its number among the results
+    of that row. `is_placed`: a later stage needs their order."""
     placed: Numbers | None = None
     if isinstance(result, pa.RecordBatch | pa.Table):
         if "row" in result.schema.names:
@@ -31,7 +31,8 @@ def read_batch_result(result: Any, rows: Numbers, *, is_placed: bool) -> tuple[p
             " RecordBatch with the column 'row' of the input batch, so that each row can be traced back"
         )
     if placed is None:
-        # The rows cannot be traced back, and no later stage needs their order: count them as results of the first.
+        # The rows cannot be traced back, and no later stage needs their order. So they count as results of the first
+        # row.
         return payload, np.full(len(payload), rows[0], np.int64), np.zeros(len(payload), np.int64)
     if len(placed) and ((np.diff(placed) < 0).any() or placed[0] < rows[0] or placed[-1] > rows[-1]):
         raise TypeError("map_batches returned rows in another order than the input: process each row on its own")

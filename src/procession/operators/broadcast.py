@@ -1,8 +1,8 @@
 """The broadcast operator: each record is processed with the latest record of a second stream.
 
-Invariant: the records of the second stream reach every task, in the same places of the order. So every task has the
-same latest one at the same place, and a record is processed with the one before it in the sequence, whichever task it
-is in. Implements `operators/operator`. Pure.
+Invariant: the records of the second stream reach every task, at the same positions of the order. So every task has the
+same latest record at the same position. A record is processed with the last one before it in the sequence, in any task.
+Implements `operators/operator`. Pure.
 
 State: under `b`, the latest record of the second stream, in a list.
 """
@@ -24,7 +24,7 @@ from procession.planner.ownership import own
 LATEST = b"b"
 
 ONE_KEY = "all"
-"""The key of the stage that combines the records of the second stream: it has one state."""
+"""The key of the stage that combines the records of the second stream. The stage has one state."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ def single_key(record: Any) -> str:
 
 
 def sides_of(rows: StageRows) -> Numbers:
-    """The side of each row: LEFT for records, RIGHT for those of the second stream."""
+    """Return the side of each row: LEFT for records, RIGHT for rows of the second stream."""
     return np.fromiter((side for side, _ in rows.as_list()), np.int64, len(rows))
 
 
 @dataclass(frozen=True)
 class BroadcastOperator(UntimedOperator):
-    """Processes records with the latest record of a second stream. `initial()` is used before the first one."""
+    """Processes records with the latest record of a second stream. Before its first record, `initial()` is used."""
 
     apply: Callable[[Any, Any], Any]
     initial: Callable[[], Any]
     is_harmless: bool = False
-    """Whether `apply` is known to change nothing. Otherwise it gets a copy of the latest record."""
+    """Whether `apply` is known to change no argument. Otherwise it gets a copy of the latest record."""
 
     @property
     def state(self) -> StateSpec:
@@ -80,7 +80,7 @@ class BroadcastOperator(UntimedOperator):
         return rows.records.pick(picked, results)
 
     def _applied(self, latest: Any, value: Any) -> Any:
-        """The result for a record. Neither the function nor a later stage can change the latest record."""
+        """Return the result for a record. Neither the function nor a later stage can change the latest record."""
         if not is_open(latest):
             return self.apply(latest, value)
         return own(self.apply(latest, value)) if self.is_harmless else self.apply(own(latest), value)

@@ -1,8 +1,8 @@
 """The calendar: days, weeks, months, quarters and years in a time zone.
 
 Invariant: a period lasts from one local midnight to another, so a day has 23 or 25 hours when clocks change. If a
-midnight does not exist, the period begins where the clock jumps; if it comes twice, with the first one. Times are in
-nanoseconds. Used by `operators/windows`. Pure: the rules of the time zones are data of the machine.
+midnight does not exist, the period begins when the clock jumps. If a midnight occurs twice, the period begins with the
+first. Times are in nanoseconds. Used by `operators/windows`. Pure: the rules of the time zones are data of the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Period(Enum):
 
 
 def bounds(period: Period, zone: str, time: int) -> tuple[int, int]:
-    """The start and the end of the period that contains this time."""
+    """Return the start and the end of the period that contains this time."""
     start, end = _bounds_at_minute(period, zone, time // _MINUTE)
     if start <= time < end:
         return start, end
@@ -51,7 +51,7 @@ def _bounds(period: Period, zone: str, second: int) -> tuple[int, int]:
 
 
 def _first_day(period: Period, day: date) -> date:
-    """The first day of the period that contains this day."""
+    """Return the first day of the period that contains this day."""
     match period:
         case Period.DAY:
             return day
@@ -66,6 +66,6 @@ def _first_day(period: Period, day: date) -> date:
 
 
 def _midnight(day: date, zone: str) -> int:
-    """The instant at which this day begins."""
+    """Return the instant at which this day begins."""
     local = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(zone))
     return (local.astimezone(UTC) - EPOCH) // timedelta(seconds=1) * NS

@@ -1,9 +1,10 @@
 """The chain: all stages between two exchanges, fused into one function over Arrow batches.
 
-Invariant: rows go in and come out in order, and every row knows the input row that it came from. So an error can
-name the record, and a dead letter has the position of its record. The input is the log (`storage/log`) or the runs of
-an exchange; the output for each sink and exchange is written by `storage/run_store`. Stages with state are operators
-(`operators/operator`). Pure: it only calls the user's functions; awaiting the asynchronous ones is passed in.
+Invariant: rows enter and leave in order, and every row knows the input row that it came from. So an error can name the
+record, and a dead letter has the position of its record. The input is the log (`storage/log`) or the runs of an
+exchange; the output for each sink and exchange is written by `storage/run_store`. Stages with state are operators
+(`operators/operator`). Pure: it only calls the user's functions; the caller passes a function that awaits asynchronous
+functions.
 """
 
 from __future__ import annotations
@@ -109,28 +110,28 @@ class Chain:
         self.turn = self.task = turn
         self.steps = plan.steps(number)
         self.joinings = joinings_at({index: plan.node(index).function for index in self.planned.stages}, copies or {})
-        # How far this task's records have advanced the watermark of each timed stage after it.
+        # The progress of the watermark of each later timed stage, from this task's records.
         self.reached: defaultdict[int, InputSteps] = defaultdict(InputSteps)
         ending = None if root is None else plan.endings.get(root)
         self.ends: list[EndOfInput | InputChange] = [] if ending is None else [*find_ends(ending, states, changes)]
         inputs = None if root is None else plan.inputs.get(root)
         self.watermark = None if inputs is None else Watermark(inputs, states, changes)
         if self.watermark is not None:
-            # At the same position, the end of one input comes before the end of all.
+            # At the same position, the end of a single input comes before the end of all inputs.
             together = [*self.watermark.ends, *self.ends]
             self.ends = sorted(together, key=lambda end: (end.sequence, type(end) is EndOfInput))
         self.late = 0
         self.columns = column_stages(graph)
         self.counts = states.counts
-        """What functions have added to the counters of the app."""
+        """The amounts that functions have added to the counters of the app."""
 
     @property
     def input(self) -> int | None:
-        """The input that all output of this chain belongs to. None: each record belongs to that of its stream."""
+        """The input that all output of this chain belongs to. None: each record belongs to the input of its stream."""
         return self.plan.origins[self.planned.number]
 
     def run_all(self, pieces: Iterable[ChainRows]) -> Iterator[ChainOutput]:
-        """The output of all rows of an epoch, and of the ends between them."""
+        """Yield the output of all rows of an epoch, and of the ends between them."""
         ends = deque(self.ends)
         for rows in pieces:
             start = 0
@@ -146,7 +147,7 @@ class Chain:
             self.watermark.keep()
 
     def _end(self, end: EndOfInput | InputChange) -> Iterator[ChainOutput]:
-        """The input of the first stage has ended, or one of its inputs. What that fires comes after all else at that
+        """Handle the end of the first stage's input, or of one of its inputs. Its results come after all others at that
         position."""
         root = self.planned.root
         assert root is not None
@@ -163,7 +164,7 @@ class Chain:
             yield from _Pass(self, row, rows_of_results(results)).outputs()
 
     def run(self, rows: ChainRows) -> Iterator[ChainOutput]:
-        """The output of these rows, in slices of bounded size."""
+        """Yield the output of these rows, in slices of bounded size."""
         for start in range(0, len(rows), CHAIN_RECORDS_MAX):
             yield from _Pass(self, rows.slice(start, CHAIN_RECORDS_MAX)).outputs()
             self.turn += 1
@@ -189,18 +190,18 @@ class _Pass(Delivery):
     # Stages
 
     def _traced(self, index: int, flow: StageRows) -> StageRows:
-        """The output of a stage, without order keys if no later stage needs them."""
+        """Return the output of a stage, without order keys if no later stage needs them."""
         return flow if index in self.plan.traced else replace(flow, tail=())
 
     def _in_blocks(self, step: Sequence[int]) -> StageRows:
-        """Consecutive stages with functions of one record, in blocks of records."""
+        """Run consecutive stages with functions of one record, in blocks of records."""
         before = self._before(step[0])
         while step and self._is_on_columns(step[0], before):
             before = self._traced(step[0], self._on_columns(step[0], before))
             step = step[1:]
         if not step:
             return before
-        # For sinks, bytes and text need not be distinguished: they write both alike.
+        # For sinks, bytes and text need not be distinguished, because sinks write both in the same way.
         behind = [self.plan.node(index) for index in self.plan.graph.children(step[-1])]
         as_it_is = (PayloadCodec.BYTES, PayloadCodec.TEXT)
         is_final = all(node.kind is Kind.SINK and not node.key and node.codec in as_it_is for node in behind)
@@ -218,7 +219,7 @@ class _Pass(Delivery):
         return concatenated(pieces)
 
     def _fused(self, stages: tuple[int, ...], before: StageRows) -> StageRows:
-        """Stages with at most one result per record, as one loop."""
+        """Run stages with at most one result per record as one loop."""
         nodes = [self.plan.node(index) for index in stages]
         functions = [node.function for node in nodes if node.function is not None]
 
@@ -237,13 +238,16 @@ class _Pass(Delivery):
         if index == self.chain.planned.root:
             if self.fired is not None:
                 return self.fired
-            came = StageRows(self.rows.decoded(self.chain.values), keys=self.rows.keys)
+            if node.operator is not None and not node.operator.state.reads_records:
+                return self._operated(index, node.operator, StageRows(pa.nulls(len(self.rows)), keys=self.rows.keys))
+            kind = self.chain.columns.arriving.get(index)
+            came = StageRows(self.rows.decoded(self.chain.values, kind), keys=self.rows.keys)
             return came if node.operator is None else self._operated(index, node.operator, came)
         if node.kind is Kind.SOURCE:
             return self._source(index, node)
         before = self._before(index)
         match node.kind:
-            case Kind.MERGE | Kind.REBALANCE:  # a rebalance with nothing to do
+            case Kind.MERGE | Kind.REBALANCE:  # a rebalance that moves no records
                 return before
             case Kind.MAP_BATCHES:
                 return self._map_batches(index, node)
@@ -274,7 +278,7 @@ class _Pass(Delivery):
         return self.plan.graph.is_fused and node.kind in LINES and not node.is_asking
 
     def _listed(self, index: int, node: Node) -> Callable[[Any], list[Any]]:
-        """The function of a stage with several results per record, as a list. Results are copied where that matters."""
+        """Return the function of a stage with several results per record. It returns a list, with copies if needed."""
         assert node.function is not None
         is_exposed, is_changing = (index in those for those in (self.plan.sharing.exposed, self.plan.sharing.changing))
         if node.kind is Kind.HASH_JOIN:
@@ -282,11 +286,11 @@ class _Pass(Delivery):
         return as_result_list(node.function, is_exposed=is_exposed, is_changing=is_changing)
 
     def _kept_apart(self, index: int, flow: StageRows) -> StageRows:
-        """The output of a stage, copied if its function may still hold it and a later stage may change it."""
+        """Return the output of a stage, copied if its function may still hold it and a later stage may change it."""
         return self._owned(index, flow) if index in self.plan.sharing.borrowing else flow
 
     def _before(self, index: int) -> StageRows:
-        """The input of a stage, from those of its parents that this chain runs."""
+        """Return the input of a stage, from those of its parents that this chain runs."""
         parents = [parent for parent in self.plan.node(index).parents if parent in self.flows]
         flows = [self._branch(parent, index, self._given(parent, index)) for parent in parents]
         if self.plan.node(index).kind is not Kind.MERGE:
@@ -299,14 +303,14 @@ class _Pass(Delivery):
         return joined(flows, of, is_kept=is_kept)
 
     def _on_time(self, index: int, flow: StageRows, are_late: npt.NDArray[np.bool_]) -> StageRows:
-        """The records that are not late. The others are handled as the pipeline says."""
+        """Return the records that are not late. Late records are handled as the pipeline declares."""
         are_late = are_late if flow.origins is None else are_late[flow.origins]
         for row in np.flatnonzero(are_late).tolist():
             self.dead_letters.late(index, flow, row)
         return flow.take(np.flatnonzero(~are_late))
 
     def _operated(self, index: int, operator: Operator, came: StageRows) -> StageRows:
-        """What a stage with state emits for the rows that came over its exchange."""
+        """Return the output of a stage with state for the rows that arrived over its exchange."""
         rows, watermark = self.rows, self.chain.watermark
         reach: Reach | None = None
         if watermark is not None:
@@ -337,7 +341,7 @@ class _Pass(Delivery):
             try:
                 return flow.with_values(flow.values.cast(pa.string()))  # type: ignore[union-attr]
             except pa.ArrowInvalid:
-                pass  # one by one, to find the invalid one
+                pass  # one by one, to find the invalid value
         if index in self.chain.columns and isinstance(node.typed, SchemaJson):
             found = parsed(node.typed, flow.values)
             for row, error in found.errors:
@@ -370,7 +374,7 @@ class _Pass(Delivery):
         if not pieces:
             return before.pick([], pa.array([], pa.binary())).numbered(0)
         values, picked, numbers = zip(*pieces, strict=True)
-        if picked[0] is rows:  # one result per row: nothing has to be picked
+        if picked[0] is rows:  # one result per row, so no row has to be picked
             return before.with_values(values[0]).numbered(numbers[0])
         flow = before.pick(np.concatenate(picked), pa.concat_arrays(values))
         return flow.numbered(np.concatenate(numbers))
@@ -378,8 +382,8 @@ class _Pass(Delivery):
     def _bisect(
         self, stage: int, function: Callable[[Any], Any], table: pa.RecordBatch, before: StageRows, whole: Numbers
     ) -> Iterator[tuple[pa.Array, Numbers, Numbers]]:
-        """Run the function. If it raises, halve the batch until the record that causes it is alone. Yields payloads,
-        the row that each came from, and its number among those of that row."""
+        """Run the function. If it raises, halve the batch until the record that causes the error is alone. Yields
+        payloads, the row that each came from, and its number among the results of that row."""
         if not table.num_rows:
             return
         rows = whole if table.num_rows == len(whole) else table.column("row").to_numpy()

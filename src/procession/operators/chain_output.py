@@ -1,6 +1,6 @@
 """The output of one pass of a chain, for each sink and each exchange after it.
 
-Invariant: the output is what the stages produced, in order, as bytes. A value that cannot be encoded is an error of
+Invariant: the output has the results of the stages, in order, as bytes. A value that cannot be encoded is an error of
 the stage that made it. Used by `operators/chain`; written by `storage/run_store`. Pure, except that it calls the user's
 keys, times and codecs.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +19,10 @@ from procession.operators.broadcast import sides_of
 from procession.operators.chain_rows import INPUT, TIME, ChainOutput, ChainRows, batch_of
 from procession.operators.codecs import ENCODE
 from procession.operators.column_json import encoded
-from procession.operators.column_stages import as_values, computed, kept_rows
-from procession.operators.column_values import NotColumnar, is_records
+from procession.operators.column_values import is_records
 from procession.operators.context import with_contexts
 from procession.operators.dead_letters import DeadLetters
-from procession.operators.expressions import Expression
+from procession.operators.function_calls import FunctionCalls
 from procession.operators.partitioning import (
     partition_by,
     partition_evenly,
@@ -42,32 +40,30 @@ from procession.planner.keys import NO_KEY, RecordKey, of_bytes
 from procession.planner.ownership import own, own_all
 from procession.planner.strategies import Routing, is_timed, key_of, routing_of
 from procession.record import COLUMNS
-from procession.times import all_nanoseconds, nanoseconds
 
 if TYPE_CHECKING:
     from procession.operators.chain import Chain
 
 END = 2**31 - 1
-"""Beyond the end of every payload: longer ones do not fit into a column."""
+"""An offset beyond the end of every payload. Longer payloads do not fit into a column."""
 
 PASSING_ON = frozenset({Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.REBALANCE, Kind.OUTPUT})
 
 
-class Delivery:
+class Delivery(FunctionCalls):
     """One slice of rows in a chain, and its output. `flows` is the output of each stage so far."""
 
     def __init__(self, chain: Chain, rows: ChainRows) -> None:
+        super().__init__(chain.plan, chain.keys, DeadLetters(chain.plan, rows, chain.find))
         self.chain = chain
-        self.plan = chain.plan
         self.rows = rows
-        self.dead_letters = DeadLetters(chain.plan, rows, chain.find)
         self.flows: dict[int, StageRows] = {}
         self.encoded: dict[tuple[int, PayloadCodec], tuple[StageRows, list[int] | None]] = {}
-        """What left a stage as bytes, and which of its rows these are (None: all of them)."""
+        """The output of a stage as bytes, and which of its rows these are (None: all rows)."""
         self._taken: tuple[Numbers | None, pa.RecordBatch] = None, None
 
     def delivered(self) -> Iterator[ChainOutput]:
-        """The output for every sink and every exchange after the chain, and the dead letters."""
+        """Yield the output for every sink and every exchange after the chain, and the dead letters."""
         plan, planned = self.plan, self.chain.planned
         for index in planned.sinks:
             for parent in plan.node(index).parents:
@@ -77,85 +73,43 @@ class Delivery:
                 yield from self._for_exchange(index, parent)
         yield from (ChainOutput(*dead_letters) for dead_letters in self.dead_letters.batches())
 
-    def _each(
-        self, stage: int, function: Callable[[Any], Any], before: StageRows
-    ) -> tuple[list[Any], list[int] | None]:
-        """The result of the function for each row, and the rows that have one (None: all of them)."""
-        values = before.as_list()
-        results: list[Any] = []
-        failed: list[int] = []
-        left = iter(values)
-        while len(results) + len(failed) < len(values):
-            try:
-                # The fastest loop in Python. If it raises, the number of results gives the row.
-                for value in left:
-                    results.append(function(value))  # noqa: PERF401  (the results before an error are kept)
-            except Exception as error:  # user code may raise any exception
-                row = len(results) + len(failed)
-                self.dead_letters.add(stage, before, row, error)
-                failed.append(row)
-        if not failed:
-            return results, None
-        refused = set(failed)
-        return results, [row for row in range(len(values)) if row not in refused]
-
     def _with_contexts(self, function: Callable[..., Any], flow: StageRows) -> Callable[[Any], Any]:
-        """A function that takes a `Context`, for these rows."""
+        """Return a function of the value from a function that takes a `Context`, for these rows."""
         return with_contexts(function, self._keys(flow), self._others(flow), self.chain.keys, self.chain.counts)
-
-    def _called_alone(self, index: int, node: Node, before: StageRows) -> StageRows:
-        """The output of a map, a split, a filter or a peek that is not fused with others."""
-        assert node.function is not None
-        results, rows = self._each(index, node.function, before)
-        if node.kind in (Kind.MAP, Kind.SPLIT):
-            return before.pick(rows, results)
-        if node.kind is Kind.PEEK:
-            return before.only(rows)
-        called = range(len(results)) if rows is None else rows
-        return before.only([row for row, is_kept in zip(called, results, strict=True) if is_kept])
 
     def _is_on_columns(self, index: int, before: StageRows) -> bool:
         return index in self.chain.columns and is_records(before.values)
-
-    def _on_columns(self, index: int, before: StageRows) -> StageRows:
-        """A filter or a map with an expression, computed for whole columns."""
-        node = self.plan.node(index)
-        assert isinstance(node.function, Expression)
-        found = computed(node.function, before.values)
-        for row, error in found.errors:
-            self.dead_letters.add(index, before, row, error)
-        if node.kind is Kind.MAP:
-            return before.pick(found.rows, as_values(found.values))
-        return before.take(kept_rows(found))
 
     def _branch(self, parent: int, index: int, flow: StageRows) -> StageRows:
         branch = self.chain.branches.get((parent, index))
         return flow if branch is None else flow.numbered(branch)
 
     def _given(self, parent: int, index: int) -> StageRows:
-        """The output of a stage, for one of the next stages: a copy, if another stage holds it too."""
+        """Return the output of a stage for one of the next stages. It is a copy if another stage holds the output,
+        too."""
         flow = self.flows[parent]
         return self._owned(parent, flow) if (parent, index) in self.plan.sharing.copied else flow
 
     def _owned(self, stage: int, flow: StageRows) -> StageRows:
-        """Copies of the output of a stage. A value that cannot be copied is an error of the stage that made it."""
+        """Return copies of the output of a stage. A value that cannot be copied is an error of the stage that made
+        it."""
         if not isinstance(flow.values, list):
             return flow
         try:
             return flow.with_values(own_all(flow.values))
-        except Exception:  # a copy may call the user's code; one by one, to find the value
+        except Exception:  # a copy may call the user's code; copied one by one, to find the value
             results, rows = self._each(self._maker(stage), own, flow)
             return flow.pick(rows, results)
 
     def _keys(self, flow: StageRows) -> pa.Array:
-        """The encoded keys of these rows: those that a stage has set, or that they came with."""
+        """Return the encoded keys of these rows: those that a stage has set, or those that they came with."""
         if flow.keys is not None:
             return flow.keys
         came = self._came_with(flow).column("key")
         return of_bytes(came) if self.rows.is_ingress else came
 
     def _plain_keys(self, flow: StageRows) -> pa.Array:
-        """The keys as plain bytes, for functions of batches and for the connections of sinks."""
+        """Return the keys as plain bytes, for functions of batches and for the connections of sinks."""
         if flow.keys is None and self.rows.is_ingress:
             return self._came_with(flow).column("key")
         return self.chain.keys.shown(self._keys(flow))
@@ -164,7 +118,8 @@ class Delivery:
         return self._others(flow).column("event_time")
 
     def _others(self, flow: StageRows) -> pa.RecordBatch:
-        """The columns of these rows beside payload and key: those that they came with, or that a stage has set."""
+        """Return the columns of these rows other than payload and key: those that they came with, or that a stage has
+        set."""
         came = self._came_with(flow).select(COLUMNS[1:])
         if flow.times is None:
             return came
@@ -175,14 +130,14 @@ class Delivery:
         assert self.rows.columns is not None
         if flow.origins is None:
             return self.rows.columns.select(COLUMNS)
-        # Stages with one result per row pass the same rows on: they are taken once.
+        # Stages with one result per row pass the same rows on, so the columns are taken only once.
         if self._taken[0] is not flow.origins:
             self._taken = flow.origins, self.rows.columns.select(COLUMNS).take(pa.array(flow.origins))
         return self._taken[1]
 
     def _encoded(self, stage: int, codec: PayloadCodec) -> StageRows:
-        """The output of a stage as an Arrow column of bytes. A value that cannot be encoded is an error of that stage,
-        and is reported once, however many stages read it."""
+        """Encode the output of a stage as an Arrow column of bytes. A value that cannot be encoded is an error of that
+        stage. It is reported once, even if several stages read it."""
         return self._encoded_rows(stage, codec)[0]
 
     def _encoded_rows(self, stage: int, codec: PayloadCodec) -> tuple[StageRows, list[int] | None]:
@@ -207,7 +162,7 @@ class Delivery:
         return flow.pick(rows, pa.array(results, pa.binary())), rows
 
     def _maker(self, stage: int) -> int:
-        """The stage that made the values which leave this one: some stages pass on what they get."""
+        """Return the stage that made the output values of this stage: some stages pass on their input."""
         while _is_passing_on(self.plan.node(stage)) and stage != self.chain.planned.root:
             (stage,) = self.plan.node(stage).parents
         return stage
@@ -226,7 +181,7 @@ class Delivery:
             yield ChainOutput(index, 0, whole)
             return
         match self.plan.graph.order_at(node):
-            case Order.TOTAL:  # lanes: a path stays in one, so that it is sorted
+            case Order.TOTAL:  # for lanes: a path stays in one lane, so that the lane is sorted
                 path = self.plan.path_of(index, self.chain.planned.number, self.chain.task)
                 yield ChainOutput(index, path % node.lanes, whole)
             case Order.KEY:
@@ -239,7 +194,8 @@ class Delivery:
                 yield from partition_evenly(index, whole, node.connections, self.chain.turn)
 
     def _with_columns(self, index: int, parent: int) -> tuple[StageRows, list[tuple[str, pa.Array]]]:
-        """What goes to a sink that takes blocks, and the keys and event times that its records are written with."""
+        """Return the rows for a sink that takes blocks, and the keys and event times that its records are written
+        with."""
         node = self.plan.node(index)
         flow, rows = self._encoded_rows(parent, node.codec)
         if node.key is None:
@@ -253,12 +209,13 @@ class Delivery:
         return flow, [("key", self._written_keys(keys)), ("event_time", self._written_times(flow))]
 
     def _written_keys(self, keys: pa.Array) -> pa.Array:
-        """Encoded keys as plain bytes; no key if it is None, or empty bytes, which producers without keys send."""
+        """Return encoded keys as plain bytes. A key that is None or empty, as from producers without keys, becomes
+        null."""
         is_none = pc.is_in(keys, value_set=pa.array([NO_KEY, self.chain.keys.encode(None)], pa.binary()))
         return pc.if_else(is_none, pa.scalar(None, pa.binary()), self.chain.keys.shown(keys))
 
     def _written_times(self, flow: StageRows) -> pa.Array:
-        """The event times. 0, which producers without event times send, becomes null."""
+        """Return the event times. 0, as from producers without event times, becomes null."""
         times = self._times(flow)
         return pc.if_else(pc.equal(times, 0), pa.scalar(None, pa.int64()), times)
 
@@ -280,6 +237,8 @@ class Delivery:
         if (time := node.time) is not None:
             flow, times = self._timed_by(index, time, flow)
             flow = flow.numbered(times)
+        if is_records(flow.values) and node.operator is not None and not node.operator.state.reads_records:
+            flow = flow.with_values(pa.repeat(pa.scalar(b"", pa.binary()), len(flow)))
         flow, forms = self._packed(parent, flow)
         if node.time is not None or is_sided:
             flow, last = replace(flow, tail=flow.tail[:-1]), flow.tail[-1]
@@ -303,59 +262,22 @@ class Delivery:
         yield from partition_rows(index, node, whole, flow.keys, following.tasks, turn=turn, reached=reached)
 
     def _inputs(self, flow: StageRows) -> Ids:
-        """The inputs of these rows, for a next stage that has several."""
+        """Return the inputs of these rows, for a next stage with several inputs."""
         if self.chain.input is not None:
             return np.full(len(flow), self.chain.input, np.uint64)
         return input_ids(self.plan.graph, self._came_with(flow).column("stream_id").to_numpy())
-
-    def _keyed_by(self, index: int, key: Callable[[Any], Any], flow: StageRows) -> StageRows:
-        """These rows with the keys that a user's function returns."""
-        if (
-            isinstance(key, Expression)
-            and is_records(flow.values)
-            and (keys := self._key_column(key, flow)) is not None
-        ):
-            return replace(flow, keys=keys)
-        results, rows = self._each(index, key, flow)
-        flow = flow.only(rows)
-        try:
-            return replace(flow, keys=self.chain.keys.column(results))
-        except (TypeError, ValueError):  # one by one, to find the invalid one
-            encoded, rows = self._each(index, self.chain.keys.encode, flow.with_values(results))
-            return replace(flow.only(rows), keys=pa.array(encoded, pa.binary()))
-
-    def _key_column(self, key: Expression, flow: StageRows) -> pa.Array | None:
-        """The encoded keys that an expression returns, if they are plain numbers or texts without exception."""
-        try:
-            kind = key.type_in(flow.values.type)  # type: ignore[union-attr]
-        except NotColumnar:
-            return None
-        found = computed(key, flow.values) if kind in (pa.string(), pa.int64()) else None
-        if found is None or found.rows is not None or isinstance(found.values, list) or found.values.null_count:
-            return None
-        return self.chain.keys.of_column(found.values)
-
-    def _timed_by(self, index: int, time: Callable[[Any], Any], flow: StageRows) -> tuple[StageRows, Numbers]:
-        """These rows, and the times that a user's function returns, in nanoseconds."""
-        unit = self.plan.node(index).unit
-        results, rows = self._each(index, time, flow)
-        flow = flow.only(rows)
-        if (times := all_nanoseconds(results, unit)) is not None:
-            return flow, times
-        results, rows = self._each(index, partial(nanoseconds, unit=unit), flow.with_values(results))
-        return flow.only(rows), np.array(results, np.int64)
 
     def _packed(self, stage: int, flow: StageRows) -> tuple[StageRows, Forms]:
         try:
             payload, forms = self.chain.values.pack(flow.values)
             return flow.with_values(payload), forms
-        except (TypeError, ValueError):  # one by one, to find the invalid one
+        except (TypeError, ValueError):  # one by one, to find the invalid value
             results, rows = self._each(self._maker(stage), self.chain.values.packed_value, flow)
             payload = pa.array([data for data, _ in results], pa.binary())
             return flow.pick(rows, payload), np.array([form for _, form in results], np.uint8)
 
     def _order(self, flow: StageRows) -> tuple[Numbers, ...]:
-        """The whole order key of each row."""
+        """Return the whole order key of each row."""
         own = self.rows.order if flow.origins is None else tuple(column[flow.origins] for column in self.rows.order)
         return (*own, *flow.tail)
 

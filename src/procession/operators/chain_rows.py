@@ -1,7 +1,7 @@
-"""The rows that go into a chain, and those that come out of it for each sink and each exchange.
+"""The input rows of a chain, and its output rows for each sink and each exchange.
 
-Invariant: rows are in order, and carry their order key if the order has to be restored later. Read from
-`storage/log` and `storage/run_store`; used by `operators/chain`. Pure.
+Invariant: rows are in order, and carry their order key if the order has to be restored later. Read from `storage/log`
+and `storage/run_store`; used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from procession.operators.column_unpack import unpacked_records
 from procession.operators.stage_rows import Numbers
-from procession.operators.value_codec import Forms, ValueCodec
+from procession.operators.value_codec import VALUE, Forms, ValueCodec
 from procession.record import COLUMNS, ORDER
 
 TIME = "time"
@@ -30,33 +31,33 @@ TICK = 3
 
 @dataclass(frozen=True)
 class ChainRows:
-    """Rows in order. `order` is their order key, with the sequence first. `columns` are the ingress records, or COLUMNS
-    of rows that came over an exchange, if the exchange carries them."""
+    """Rows in order. `order` is their order key, with the sequence first. `columns` are the ingress records. For rows
+    that arrived over an exchange, they are COLUMNS, if the exchange carries them."""
 
     payload: pa.Array
     order: tuple[Numbers, ...]
     forms: Forms | None = None
-    """How values that came over an exchange are encoded. None: these are payloads as they were received."""
+    """How values that arrived over an exchange are encoded. None: these are payloads as they were received."""
     columns: pa.RecordBatch | None = None
     keys: pa.Array | None = None
-    """The keys of rows that came over an exchange to a stage with state."""
+    """The keys of rows that arrived over an exchange to a stage with state."""
     times: Numbers | None = None
-    """Their event times, if that stage has a watermark."""
+    """The event times of the rows, if that stage has a watermark."""
     inputs: npt.NDArray[np.uint64] | None = None
-    """Their inputs, if that stage has several (`planner/inputs`)."""
+    """The inputs of the rows, if that stage has several (`planner/inputs`)."""
     are_late: npt.NDArray[np.bool_] | None = None
-    """Which of them are late for the watermark of their stream. None: none is."""
+    """Which rows are late for the watermark of their stream. None: no row is late."""
 
     @classmethod
     def of_ingress(
         cls, records: pa.RecordBatch, sequence: Numbers, are_late: npt.NDArray[np.bool_] | None = None
     ) -> ChainRows:
-        """The records of a range of the log."""
+        """Create rows from the records of a range of the log."""
         return cls(records.column("payload"), (sequence,), columns=records, are_late=are_late)
 
     @classmethod
     def of_exchange(cls, batch: pa.RecordBatch) -> ChainRows:
-        """Rows that came over an exchange, as `batch_of` packed them."""
+        """Create rows from a batch that arrived over an exchange, as `batch_of` packed it."""
         names = batch.schema.names
         order = tuple(batch.column(name).to_numpy() for name in names if name.startswith(ORDER))
         columns = batch.select(COLUMNS) if COLUMNS[-1] in names else None
@@ -70,24 +71,38 @@ class ChainRows:
 
     @property
     def is_ingress(self) -> bool:
-        """Whether these are records as they were received. Their keys are plain bytes; those of other rows are
-        encoded."""
+        """Whether these are records as they were received, whose keys are plain bytes. Other rows have encoded keys."""
         return self.forms is None
 
     @property
     def are_ticks(self) -> npt.NDArray[np.bool_]:
-        """Which of them only advance a watermark."""
+        """Which rows only advance a watermark."""
         assert self.forms is not None
         are_ticks: npt.NDArray[np.bool_] = self.forms == TICK
         return are_ticks
 
-    def decoded(self, codec: ValueCodec) -> pa.Array | list[Any]:
-        """The values that came over an exchange. The value of a tick is None."""
+    def decoded(self, codec: ValueCodec, kind: pa.StructType | None = None) -> pa.Array | list[Any]:
+        """Decode the values that arrived over an exchange. The value of a tick is None. With `kind`, records of this
+        type become a column, if all of them were in columns before the exchange."""
         assert self.forms is not None
-        if self.times is None:  # no watermark, so no ticks
+        if kind is not None and (records := self._in_columns(kind)) is not None:
+            return records
+        if self.times is None:  # without a watermark there are no ticks
             return codec.unpack(self.payload, self.forms)
         read, rows = codec.read, zip(self.forms.tolist(), self.payload.to_pylist(), strict=True)
         return [None if form == TICK else read[form](data) for form, data in rows]
+
+    def _in_columns(self, kind: pa.StructType) -> pa.StructArray | None:
+        """The records as a column. None if they were not in columns before the exchange. A tick, which has no record,
+        gets that of another row."""
+        assert self.forms is not None
+        are_records = np.equal(self.forms, VALUE)
+        if are_records.all():
+            return unpacked_records(self.payload, kind)
+        if not np.logical_or(are_records, self.are_ticks).all() or not are_records.any():
+            return None
+        found = unpacked_records(self.payload.filter(pa.array(are_records)), kind)
+        return None if found is None else found.take(pa.array(np.maximum(np.cumsum(are_records) - 1, 0)))
 
     def slice(self, start: int, count: int) -> ChainRows:
         end = start + count
@@ -114,6 +129,6 @@ class ChainOutput:
 
 
 def batch_of(payload: pa.Array, order: Sequence[Numbers], more: Sequence[tuple[str, pa.Array]] = ()) -> pa.RecordBatch:
-    """Rows for a run: the payload, a column for each part of the order key, and further columns."""
+    """Return rows for a run: the payload, a column for each part of the order key, and further columns."""
     columns = {"payload": payload, **{f"{ORDER}{place}": pa.array(column) for place, column in enumerate(order)}}
     return pa.record_batch({**columns, **dict(more)})

@@ -1,11 +1,11 @@
 """The process operator with timers by the clock: ticks of a clock, which are records of the log, fire them.
 
-Invariant: ticks have a place in the sequence, and nothing else moves the watermark. So timers fire at the same place
-when an epoch is run again, at any parallelism. A timer counts from the next tick after the record that sets it: it
-never fires early, however long the clock was silent before. A timed operator (`operators/timed`). Pure.
+Invariant: ticks have a position in the sequence, and only ticks move the watermark. So timers fire at the same position
+when an epoch is run again, at any parallelism. A timer counts from the next tick after the record that sets it. So it
+never fires early, even if the clock was silent for long. A timed operator (`operators/timed`). Pure.
 
-State: as that of `operators/process`, and the timers that wait for the next tick: pairs of the step at which each was
-set and its length in nanoseconds.
+State: that of `operators/process`, and the timers that wait for the next tick. Each is a pair of the step at which it
+was set and its length in nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from procession.operators.timed import Progress
 from procession.times import in_unit
 
 TICK_STEP_NS = 1_000_000
-"""Ticks are told apart if they are this far apart, in nanoseconds."""
+"""Minimum distance of two ticks that are distinguished, in nanoseconds."""
 BEFORE_CLOCK_S = -(2**31)
 """The time of records: before every tick, so that they do not move the watermark."""
 
 
 def before_clock(_: Any) -> int:
-    """The time of a record."""
+    """Return the time of a record, which is before every tick."""
     return BEFORE_CLOCK_S
 
 
 def tick_key(_: Any) -> str:
-    """The key of ticks. No state is kept for it."""
+    """Return the key of ticks, for which no state is kept."""
     return ""
 
 
 def tick_time(tick: Any) -> Any:
-    """The time of a tick: the value of its record."""
+    """Return the time of a tick, which is the value of its record."""
     return tick
 
 
 @dataclass(slots=True)
 class ClockTimers(KeyTimers):
-    """The state of a key, its timers, and those that wait for the next tick."""
+    """The state of a key, its timers, and the timers that wait for the next tick."""
 
     waiting: list[list[int]]
 
@@ -98,7 +98,7 @@ class ClockProcess(ProcessOperator):
         super().set_timers(progress, held, context)
 
     def take_due(self, progress: Progress, held: KeyTimers) -> Iterator[tuple[Place, Any]]:
-        """Start the timers that have waited for this tick, and fire those that are due."""
+        """Start the timers that have waited for this tick, and fire the timers that are due."""
         assert isinstance(held, ClockTimers)
         for step, delay in held.waiting:
             if step < progress.step:

@@ -1,7 +1,7 @@
-"""Codecs: how a payload's bytes become a value for the user's functions, and how values become bytes again at a sink.
+"""Codecs: convert a payload's bytes to a value for the user's functions, and values to bytes at a sink.
 
-Invariant: a codec is a pair of functions, of one payload and of one value; what they raise is an error of the
-record. Nothing that a peer sends is ever executed. Used by `operators/chain`. Pure.
+Invariant: a codec is a pair of functions, of one payload and of one value. An exception in them is an error of the
+record. Data of a peer is never executed. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def _json_text(value: Any, *, is_ascii: bool) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """The JSON value for a key, or a part of a result, that JSON cannot represent itself."""
+    """Return the JSON value for a key, or a part of a result, that JSON cannot represent itself."""
     if isinstance(value, bytes | bytearray):
         return value.decode(errors="backslashreplace")
     return _as_plain(value, "JSON")
 
 
 def _as_plain(value: Any, codec: str) -> Any:
-    """The text, number or dict for a value that the codec cannot represent itself."""
-    if isinstance(value, date | time):  # a datetime is a date
+    """Return the text, number or dict for a value that the codec cannot represent itself."""
+    if isinstance(value, date | time):  # every datetime is also a date
         return value.isoformat()
     if isinstance(value, Decimal | UUID):
         return str(value)
@@ -78,13 +78,13 @@ def _as_msgpack(value: Any) -> Any:
 
 
 def from_arrow(payload: bytes) -> pa.Table:
-    """The table in an Arrow IPC stream."""
+    """Read the table in an Arrow IPC stream."""
     with pa.ipc.open_stream(payload) as stream:
         return stream.read_all()
 
 
 def to_arrow(value: Any) -> bytes:
-    """A table or a record batch as an Arrow IPC stream."""
+    """Write a table or a record batch as an Arrow IPC stream."""
     if not isinstance(value, pa.Table | pa.RecordBatch):
         raise TypeError(f"the function returned {type(value).__name__}: return an Arrow table or record batch")
     buffer = pa.BufferOutputStream()
@@ -110,5 +110,5 @@ ENCODE: dict[PayloadCodec, Callable[[Any], bytes]] = {
 
 
 def decoder_of(source: Node) -> Callable[[bytes], Any]:
-    """How a source decodes a payload."""
+    """Return the function with which a source decodes a payload."""
     return DECODE[source.codec] if source.typed is None else source.typed.decode

@@ -1,8 +1,8 @@
 """Records in columns as JSON payloads, a whole batch at once.
 
-Invariant: the bytes are those that `operators/codecs` writes for each record. Rows with a value that Arrow might write
-in another way (a text that must be escaped, a float that is not finite, a time before the year 1000) are doubtful, and
-are written by that codec. Used by `operators/chain_output`. Pure.
+Invariant: the bytes are those that `operators/codecs` writes for each record. Arrow might write some values in another
+way: a text that must be escaped, a float that is not finite, a time before the year 1000. Rows with such values are
+doubtful, and that codec writes them. Used by `operators/chain_output`. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECOND = 1_000_000
 
 
 def encoded(records: pa.StructArray) -> Settled:
-    """The payloads of these records."""
+    """Return the payloads of these records."""
     column = json_column(records)
     if column.doubts is None:
         return Settled(column.values, None, [])
@@ -37,7 +37,7 @@ def encoded(records: pa.StructArray) -> Settled:
 
 
 def json_column(records: pa.StructArray) -> ColumnValues:
-    """The payloads of these records, and which of them are doubtful."""
+    """Return the payloads of these records, and which of them are doubtful."""
     parts: list[pa.Array | pa.Scalar] = []
     doubts: list[Flags | None] = []
     for place, field in enumerate(records.type):
@@ -50,14 +50,14 @@ def json_column(records: pa.StructArray) -> ColumnValues:
 
 
 def _texts(values: pa.Array) -> ColumnValues:
-    """The JSON texts of the values of a field; null for None."""
+    """Return the JSON texts of the values of a field. None becomes null."""
     kind = values.type
     if types.is_string(kind):
         return ColumnValues(_quoted(values), _flags(pc.match_substring_regex(values, ESCAPED)))
     if types.is_boolean(kind):
         return ColumnValues(pc.if_else(values, "true", "false"))
     if types.is_float64(kind):
-        listed = values.to_pylist()  # Python writes floats: Arrow writes 1.0 as 1
+        listed = values.to_pylist()  # written by Python, because Arrow writes 1.0 as 1
         texts = pa.array([None if number is None else repr(number) for number in listed], pa.string())
         return ColumnValues(texts, _flags(pc.invert(pc.is_finite(values))))
     if types.is_integer(kind):
@@ -72,7 +72,7 @@ def _texts(values: pa.Array) -> ColumnValues:
 
 
 def _times(times: pa.Array) -> ColumnValues:
-    """Times as `isoformat` writes them: microseconds only if there are some."""
+    """Return times as `isoformat` writes them, with microseconds only if there are some."""
     plain = times.cast(pa.int64())
     is_whole = pc.equal(pc.multiply(pc.divide(plain, SECOND), SECOND), plain)
     local = times.cast(pa.timestamp("us"))
@@ -83,7 +83,7 @@ def _times(times: pa.Array) -> ColumnValues:
 
 
 def _is_far(times: pa.Array) -> pa.Array:
-    """Which of these times have a year that is not four digits in Arrow and in Python."""
+    """Whether each of these times has a year that Arrow or Python does not write with four digits."""
     return pc.or_(pc.less(times, pa.scalar(EARLIEST, times.type)), pc.greater(times, pa.scalar(LATEST, times.type)))
 
 

@@ -1,8 +1,8 @@
 """Records in columns as stored values, a whole batch at once.
 
-Invariant: `operators/value_codec` decodes each of them to the record that it would have encoded by itself: equal, with
-values of the same types, in the same order of fields. The bytes are MessagePack, with numbers and texts in their
-longest form, which has one length for all rows. Used by `operators/value_codec`, for exchanges. Pure.
+Invariant: `operators/value_codec` decodes each of them to an equal record, with values of the same types, in the same
+order of fields. The bytes are MessagePack, with numbers and texts in their longest form, which has one length for all
+rows. Used by `operators/value_codec`, for exchanges. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOTHING = pa.scalar(b"", pa.binary())
 
 
 def packed_records(records: pa.StructArray) -> pa.Array | None:
-    """These records as a column of stored values. None if a field has a type that is stored in another way."""
+    """Return these records as a column of stored values. None: a field has a type that is stored in another way."""
     fields = list(records.type)
-    if any(_is_other(field.type) for field in fields):
+    if unpacked_field(records.type) is not None:
         return None
     parts: list[pa.Array | pa.Scalar] = [pa.scalar(bytes([MAP32]) + len(fields).to_bytes(4, "big"), pa.binary())]
     for place, field in enumerate(fields):
@@ -33,12 +33,17 @@ def packed_records(records: pa.StructArray) -> pa.Array | None:
     return pc.binary_join_element_wise(*parts, NOTHING)
 
 
+def unpacked_field(records: pa.StructType) -> pa.Field | None:
+    """Return the first field of records of this type that is stored in another way, or None."""
+    return next((field for field in records if _is_other(field.type)), None)
+
+
 def _is_other(kind: pa.DataType) -> bool:
     return not (types.is_string(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_float64(kind))
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """Numbers and flags. None stays None."""
+    """Return numbers and flags as stored values. None stays None."""
     if types.is_boolean(values.type):
         return pc.if_else(values, pa.scalar(TRUE, pa.binary()), pa.scalar(FALSE, pa.binary()))
     if types.is_float64(values.type):
@@ -58,7 +63,7 @@ def _texts(values: pa.Array) -> pa.Array:
 
 
 def _tagged(tag: int, numbers: npt.NDArray[np.generic], width: int) -> pa.Array:
-    """A column of a tag and a number of this many bytes in each row."""
+    """Return a column with a tag and a number of this many bytes in each row."""
     rows = np.empty((len(numbers), width + 1), np.uint8)
     rows[:, 0] = tag
     rows[:, 1:] = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, width)

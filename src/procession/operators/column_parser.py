@@ -1,10 +1,10 @@
 """The column parser: JSON payloads as one Arrow column of records, a whole batch at once.
 
 Invariant: each payload yields exactly one row, and the row is what `SchemaJson.decode` returns for this payload. A
-payload begins with `{` and ends with `}`, so it holds at least one object, and none reaches over its end: `}` and `{`
-with only a line break between them end one object and begin another. So as many rows as payloads are one row each. A
-payload that is not of this form, or has a value that Arrow might read in another way, goes through `decode`. Used by
-`operators/chain`. Pure.
+payload begins with `{` and ends with `}`, so it holds at least one object. No object continues in the next payload,
+because `}` and `{` with only a line break between them end one object and begin another. So if there are as many rows
+as payloads, each payload is one row. A payload of another form, or with a value that Arrow might read in another way,
+goes through `decode`. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from procession.operators.record_schema import SchemaJson
 
 PIECE_RECORDS = 8192
 PIECES = 8
-"""A piece that Arrow refuses is cut into this many, twice at most; what is left goes through Python."""
+"""Number of pieces into which a piece that Arrow refuses is cut, at most twice. Pieces that Arrow still refuses go
+through Python."""
 PIECE_RECORDS_MIN = PIECE_RECORDS // PIECES**2
 DEPTH_MAX = 100
-"""Arrow has no limit for nested objects. A payload with more brackets goes through Python, which has one."""
+"""Maximum number of brackets in a payload that Arrow parses, because Arrow has no limit for nested objects. Python has
+a limit."""
 PAYLOAD_BYTES_MAX = 256 * 1024
-"""Larger payloads go through Python, one by one."""
+"""Maximum size of a payload that Arrow parses. Larger payloads go through Python, one by one."""
 JSON_SPACE = " \t\r\n"
 END = 2**31 - 1
 
@@ -38,7 +40,7 @@ DAY = r"^[12]\d{3}-\d{2}-\d{2}$"
 
 
 class ParsedRecords(NamedTuple):
-    """Records as a column, the rows that have one (None: all of them), and the errors of the others."""
+    """Records as a column, the rows that have a record (None: all rows), and the errors of the others."""
 
     values: pa.Array
     rows: list[int] | None
@@ -46,23 +48,23 @@ class ParsedRecords(NamedTuple):
 
 
 def why_not(codec: SchemaJson) -> str:
-    """Why records of this schema are not parsed as columns; empty if they are."""
+    """Return why records of this schema are not parsed as columns. Empty: they are."""
     nested = next((field.name for field in codec.schema if types.is_nested(field.type)), None)
     return "" if nested is None else f"its field {nested!r} is nested"
 
 
 def parsed(codec: SchemaJson, payloads: pa.Array) -> ParsedRecords:
-    """The records in these payloads."""
+    """Parse the records in these payloads."""
     values: list[pa.Array] = []
     rows: list[int] = []
     errors: list[tuple[int, Exception]] = []
     start = 0
     for part, column in _pieces(codec, payloads, PIECE_RECORDS):
-        one = settled(column, lambda row, part=part: codec.decode(part[row].as_py()))  # type: ignore[misc]
-        assert not isinstance(one.values, list), "what the codec decodes fits the schema"
-        values.append(one.values)
-        rows += range(start, start + len(part)) if one.rows is None else [start + row for row in one.rows]
-        errors += [(start + row, error) for row, error in one.errors]
+        records = settled(column, lambda row, part=part: codec.decode(part[row].as_py()))  # type: ignore[misc]
+        assert not isinstance(records.values, list), "what the codec decodes fits the schema"
+        values.append(records.values)
+        rows += range(start, start + len(part)) if records.rows is None else [start + row for row in records.rows]
+        errors += [(start + row, error) for row, error in records.errors]
         start += len(part)
     whole = joined_columns(values) if values else pa.array([], codec.record_type)
     assert not isinstance(whole, list)
@@ -70,7 +72,7 @@ def parsed(codec: SchemaJson, payloads: pa.Array) -> ParsedRecords:
 
 
 def _pieces(codec: SchemaJson, payloads: pa.Array, count: int) -> Iterator[tuple[pa.Array, ColumnValues]]:
-    """The payloads in pieces, each with its records."""
+    """Yield the payloads in pieces, each with its records."""
     for start in range(0, len(payloads), count):
         part = payloads.slice(start, count)
         try:
@@ -84,9 +86,9 @@ def _pieces(codec: SchemaJson, payloads: pa.Array, count: int) -> Iterator[tuple
 
 
 def _column(codec: SchemaJson, payloads: pa.Array) -> ColumnValues:
-    """Payloads as a column of records. Raises ArrowInvalid if they are not all one object each, or have values of other
-    types."""
-    text = pc.ascii_trim(payloads.cast(pa.string()), JSON_SPACE)  # what is no UTF-8 is refused
+    """Parse payloads as a column of records. Raises ArrowInvalid if not each is exactly one object, or if values have
+    other types."""
+    text = pc.ascii_trim(payloads.cast(pa.string()), JSON_SPACE)  # Arrow refuses text that is not UTF-8
     are_odd = ~_flags(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}")))
     are_odd |= _flags(pc.greater(pc.binary_length(text), PAYLOAD_BYTES_MAX))
     lines = pc.binary_replace_slice(text.cast(pa.binary()), start=END, stop=END, replacement=b"\n")
@@ -115,13 +117,13 @@ def _column(codec: SchemaJson, payloads: pa.Array) -> ColumnValues:
 
 
 def _read_as(kind: pa.DataType) -> pa.DataType:
-    """The type that Arrow reads a field as. Texts that mean something else are converted afterwards."""
+    """Return the type as which Arrow reads a field. Texts of other types are converted afterwards."""
     is_text = types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind)
     return pa.string() if is_text else kind
 
 
 def _typed(values: pa.Array, kind: pa.DataType) -> ColumnValues:
-    """The values of a field, and those that Python might read in another way."""
+    """Convert the values of a field. Also returns those that Python might read in another way."""
     if types.is_float64(kind):
         numbers = pc.fill_null(values, 1.0).to_numpy()
         # Python reads -0 as an integer, which has no sign.
@@ -144,7 +146,7 @@ def _typed(values: pa.Array, kind: pa.DataType) -> ColumnValues:
 
 
 def _plain_form(kind: pa.DataType) -> str:
-    """The texts of which Arrow and Python make the same value."""
+    """Return a pattern for texts from which Arrow and Python make the same value."""
     if types.is_timestamp(kind):
         return LOCAL if kind.tz is None else ZONED
     if types.is_date(kind):
@@ -155,7 +157,7 @@ def _plain_form(kind: pa.DataType) -> str:
 
 
 def _data(lines: pa.Array) -> pa.Buffer:
-    """The bytes of these lines, one after the other."""
+    """Return the bytes of these lines, one after the other."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     return data.slice(int(ends[0]), int(ends[-1] - ends[0])) if len(lines) else pa.py_buffer(b"")

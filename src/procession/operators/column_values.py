@@ -1,8 +1,8 @@
-"""Values in Arrow columns, and the rows of which Arrow and Python might think differently.
+"""Values in Arrow columns, and the rows for which Arrow and Python might have different results.
 
-Invariant: a row that is *doubtful* is computed by Python, record by record, and takes its place among the others again.
-So columns change the speed and never a result. Used by `operators/expressions`, `operators/column_parser` and
-`operators/stage_rows`. Pure.
+Invariant: Python computes each *doubtful* row alone, and the result takes its place among the others. So columns change
+the speed and never a result. Used by `operators/expressions`, `operators/column_parser` and `operators/stage_rows`.
+Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyarrow import types
 Flags = npt.NDArray[np.bool_]
 
 EXACT_MAX = 2**53
-"""Larger integers are not all exact as floats."""
+"""Integers up to this size are exact as floats. Larger integers may not be."""
 
 
 class NotColumnar(Exception):
@@ -28,25 +28,25 @@ class NotColumnar(Exception):
 
 
 class ColumnValues(NamedTuple):
-    """The values of an expression, and the rows that are doubtful (None: none is)."""
+    """The values of an expression, and the doubtful rows (None: there are none)."""
 
     values: pa.Array
     doubts: Flags | None = None
 
 
 class Settled(NamedTuple):
-    """Values of which none is doubtful any more."""
+    """Values without doubtful rows."""
 
     values: pa.Array | list[Any]
-    """A list, if one of them does not fit the column."""
+    """A column, or a list if a value does not fit the column."""
     rows: list[int] | None
-    """The rows that have a value (None: all of them)."""
+    """The rows that have a value (None: all rows)."""
     errors: list[tuple[int, Exception]]
-    """What Python raised for the other rows."""
+    """The errors that Python raised for the other rows."""
 
 
 def settled(column: ColumnValues, value_of: Callable[[int], Any]) -> Settled:
-    """The values of a column, where doubtful ones are what Python says."""
+    """Return the values of a column, with doubtful values computed by Python."""
     values, doubts = column
     if doubts is None or not doubts.any():
         return Settled(values, None, [])
@@ -70,7 +70,7 @@ def settled(column: ColumnValues, value_of: Callable[[int], Any]) -> Settled:
 
 
 def _replaced(values: pa.Array, found: dict[int, Any], kept: Flags) -> pa.Array:
-    """The values that are kept, with others in some places. Raises if one does not fit."""
+    """Return the remaining values, with some of them replaced. Raises if a value does not fit."""
     if not found:
         return values.filter(pa.array(kept))
     others = pa.array(list(found.values()), values.type)
@@ -82,13 +82,13 @@ def _replaced(values: pa.Array, found: dict[int, Any], kept: Flags) -> pa.Array:
 
 
 def as_objects(values: pa.Array) -> list[Any]:
-    """The values of a column as Python objects: those that the codec of the source would have made."""
+    """Return the values of a column as the Python objects that the source's codec would make."""
     kind = values.type
     if types.is_struct(kind):
         names = [field.name for field in kind]
         columns = [as_objects(values.field(place)) for place in range(kind.num_fields)]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    if types.is_timestamp(kind) and kind.tz is not None:  # Arrow has another object for UTC than Python
+    if types.is_timestamp(kind) and kind.tz is not None:  # Arrow and Python have different objects for UTC
         local = values.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).to_pylist()
         return [None if time is None else time.replace(tzinfo=UTC) for time in local]
     listed: list[Any] = values.to_pylist()
@@ -101,12 +101,12 @@ def is_records(values: pa.Array | list[Any]) -> bool:
 
 
 def nulls(values: pa.Array) -> Flags | None:
-    """Which of these are None."""
+    """Return which values are None."""
     return pc.is_null(values).to_numpy(zero_copy_only=False) if values.null_count else None
 
 
 def large(values: pa.Array) -> Flags | None:
-    """Which of these integers are not surely exact as floats."""
+    """Return which of these integers may not be exact as floats."""
     if values.type != pa.int64():
         return None
     numbers = pc.fill_null(values, 0).to_numpy()
@@ -115,7 +115,7 @@ def large(values: pa.Array) -> Flags | None:
 
 
 def any_of(*flags: Flags | None) -> Flags | None:
-    """Which rows have at least one of these flags."""
+    """Return which rows have at least one of these flags."""
     found: Flags | None = None
     for more in flags:
         if more is not None:
@@ -124,7 +124,7 @@ def any_of(*flags: Flags | None) -> Flags | None:
 
 
 def joined_columns(parts: Sequence[pa.Array | list[Any]]) -> pa.Array | list[Any]:
-    """The values of these parts, one after the other: as a column, if all are columns of one type."""
+    """Return the values of these parts, one after the other: as a column, if all are columns of one type."""
     kinds = {None if isinstance(part, list) else part.type for part in parts}
     if len(kinds) == 1 and None not in kinds:
         return pa.concat_arrays(parts)

@@ -1,7 +1,7 @@
-"""The context: what a record has besides its value, for functions that ask for it.
+"""The context: a record's data besides its value, for functions that ask for it.
 
-Invariant: a function asks by a second parameter that is annotated with `Context`; other functions cost nothing more.
-Upstream: `api/stage`, which inspects the function; downstream: `operators/chain`, which calls it. Pure.
+Invariant: a function asks by a second parameter that is annotated with `Context`; other functions have no extra cost.
+`api/stage` inspects the function, and `operators/chain` calls it. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a record has besides its value, for functions of `map`, `filter` and `flat_map` that ask for it.
+    """A record's data besides its value, for functions of `map`, `filter` and `flat_map` that ask for it.
 
     The result of a window or a join has the context of the record that fired it.
 
@@ -48,12 +48,12 @@ class Context:
     def counter(self, name: str, add: int = 1) -> None:
         """Add to a counter of the app.
 
-        Its value is that of all committed epochs: a record counts once, however often its epoch ran. `run` prints it at
-        the end (docs/how-to/monitor.md). What a call has counted stays if it raises after that.
+        Its value is the sum over all committed epochs: a record counts once, even if its epoch ran several times. `run`
+        prints it at the end (docs/how-to/monitor.md). If the function raises later, the amount still counts.
 
         Args:
-            name: Name of the counter: one of a few, not one for each record.
-            add: How much to add. It may be negative.
+            name: Name of the counter. Use a few fixed names, not a name for each record.
+            add: The amount to add, which may be negative.
 
         Raises:
             PlanError: The name is not valid.
@@ -105,7 +105,7 @@ def with_contexts(
     codec: KeyCodec,
     counts: Counter[str],
 ) -> Callable[[Any], Any]:
-    """The function as one of the value alone. It must be called once per record, in order."""
+    """Convert the function to a function of only the value. It must be called once per record, in order."""
     contexts = _contexts(keys, others, codec, counts)
     return lambda value: function(value, next(contexts))
 

@@ -1,8 +1,7 @@
-"""Dead letters: what happens to records on which a function raised, and to late records.
+"""Dead letters: handles records on which a function raised, and late records.
 
-Invariant: an error names its record. It stops the epoch, or becomes a dead letter in the record's place, after the
-dead letters of earlier stages. `operators/chain` catches the exceptions; dead letters go to the dead-letter sink.
-Pure.
+Invariant: an error names its record. It stops the epoch, or becomes a dead letter in the record's place, after the dead
+letters of earlier stages. `operators/chain` catches the exceptions; dead letters go to the dead-letter sink. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from procession.planner.plan import Plan
 @dataclass(frozen=True)
 class DeadLetter:
     """A record on which a function raised. `place` orders the dead letters of one pass: by the input row, by the stage,
-    then by the numbers of the row. `key` orders those of several chains."""
+    then by the numbers of the row. `key` orders the dead letters of several chains."""
 
     stage: int
     place: tuple[int, ...]
@@ -45,7 +44,7 @@ class DeadLetters:
         self._rows = rows
         self._find = find
         self._letters: list[DeadLetter] = []
-        # Dead letters of several chains are merged: by sequence, by stage, then by the rest of the order key.
+        # Dead letters of several chains are merged by sequence, by stage, then by the rest of the order key.
         self._key_length = 1 + max(map(len, plan.keys)) if plan.are_dead_letters_merged else 0
 
     def add(self, stage: int, flow: StageRows, row: int, error: Exception) -> None:
@@ -101,7 +100,8 @@ class DeadLetters:
         )
 
     def failed_call(self, stage: int, flow: StageRows, row: int, error: BaseException) -> RoundError:
-        """The error for an asynchronous call that failed: not an error of the record, so there is no dead letter."""
+        """Return the error for a failed asynchronous call. It is not an error of the record, so there is no dead
+        letter."""
         name = self._plan.node(stage).name
         record = self._record(flow.origin(row))
         return RoundError(
@@ -114,7 +114,7 @@ class DeadLetters:
         )
 
     def _remedy(self, stage: int) -> str:
-        """What makes the error go away: a source decodes, and has no function of the user."""
+        """Return what the user can do about the error. A source only decodes, and has no function of the user."""
         is_source = self._plan.node(stage).kind is Kind.SOURCE
         return "let the producer send what the codec of the source reads" if is_source else "correct the function"
 
@@ -126,7 +126,7 @@ class DeadLetters:
         return self._find(int(self._rows.order[0][origin]))
 
     def batches(self) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """The dead letters as rows for the dead-letter sink: (sink, bucket, rows)."""
+        """Yield the dead letters as rows for the dead-letter sink: (sink, bucket, rows)."""
         if not self._letters:
             return
         sink = next(index for index, node in enumerate(self._plan.graph.nodes) if node is self._plan.graph.dead_letter)

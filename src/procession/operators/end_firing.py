@@ -21,7 +21,7 @@ from procession.planner.keys import NO_KEY
 
 
 def find_ends(ending: EndCondition, states: StateAccess, changes: Sequence[StreamChange]) -> list[EndOfInput]:
-    """The ends of a stage's input in this epoch. What the next epoch must know is stored with the stage's states."""
+    """Find the ends of a stage's input in this epoch. Data for the next epoch is stored with the stage's states."""
     if not changes:
         return []
     mark = states.take([ENDS]).setdefault(ENDS, new_mark())
@@ -31,7 +31,7 @@ def find_ends(ending: EndCondition, states: StateAccess, changes: Sequence[Strea
 
 
 def row_of_end(key: Sequence[int], end: EndOfInput | InputChange, *, is_carrying: bool) -> ChainRows:
-    """A row that stands for the end, with this order key. It is the origin of the results."""
+    """Return a row that stands for the end, with this order key. It is the origin of the results."""
     columns = {
         "key": pa.array([NO_KEY], pa.binary()),
         "event_time": pa.array([end.time], pa.int64()),

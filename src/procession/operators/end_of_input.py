@@ -1,9 +1,9 @@
 """The end of input: where in the sequence the input of a stage has ended.
 
-Invariant: an end depends on the sequence alone. The input of a stage ends where the last open stream of its sources
-ends. Every task learns from all tasks before it what the log says about streams (`StreamChange`), and tracks it from
-epoch to epoch. So all tasks find the same ends, whether they have records or not. `StreamChanges` reads the log; used
-by `operators/chain`. Pure.
+Invariant: an end depends only on the sequence. The input of a stage ends where the last open stream of its sources
+ends. Every task gets the stream changes in the log (`StreamChange`) from all tasks before it, and tracks them from
+epoch to epoch. So all tasks find the same ends, with or without records. `StreamChanges` reads the log; used by
+`operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ NO_STREAM = -1
 NO_TIME = -(2**63)
 
 BEYOND = 2**63 - 2**20
-"""Results of an end have this plus the number of the stage in their order key: they come after all else there."""
+"""A number in the order key of an end's results, to which the number of the stage is added. They come after all other
+results at that position."""
 
 ENDS = b"e"
-"""The name of the state in which a stage stores what it knows about its streams."""
+"""The name of the state in which a stage stores its knowledge about streams."""
 
 
 class StreamChange(NamedTuple):
-    """A stream begins (again) or ends at this position of the log. `time` is the greatest event time before it, as far
-    as the task knows."""
+    """A stream begins (again) or ends at this position of the log. `time` is the greatest event time before it that the
+    task knows."""
 
     sequence: int
     stream: int
@@ -84,7 +85,7 @@ class StreamChanges:
 
 class EndOfInput(NamedTuple):
     """The end of a stage's input: its position in the sequence, the stream that ended last, and the greatest event time
-    of all records before it."""
+    of all earlier records."""
 
     sequence: int
     stream: int
@@ -93,8 +94,8 @@ class EndOfInput(NamedTuple):
 
 @dataclass(frozen=True)
 class EndCondition:
-    """When the input of a stage has ended: when all streams of these sources that have begun have ended, and all
-    `awaited` streams, even if they have not begun."""
+    """The condition under which the input of a stage has ended: all streams of these sources that have begun have
+    ended, and all `awaited` streams have, even if they have not begun."""
 
     sources: tuple[str, ...]
     awaited: frozenset[int] = frozenset()
@@ -105,7 +106,7 @@ class EndCondition:
         return self.streams.takes(stream)
 
     def follow(self, mark: dict[str, Any], changes: Iterable[StreamChange]) -> list[EndOfInput]:
-        """The ends among these changes. `mark` is what was known before, and is updated."""
+        """Return the ends among these changes. `mark` is the earlier state, and is updated."""
         ends: list[EndOfInput] = []
         for change in changes:
             mark["time"] = max(mark["time"], change.time)
@@ -126,13 +127,13 @@ class EndCondition:
 
 
 def new_mark() -> dict[str, Any]:
-    """The mark before the first change."""
+    """Return the mark before the first change."""
     return {"open": {}, "ended": {}, "is_over": False, "time": NO_TIME}
 
 
 def find_endings(graph: Graph) -> Mapping[int, EndCondition]:
-    """The stages that fire at an end, and the condition of each. Raises PlanError if a stage needs the end of a source
-    that never ends."""
+    """Find the stages that fire at an end, and the condition of each. Raises PlanError if a stage needs the end of a
+    source that never ends."""
     endings = {}
     for index, node in enumerate(graph.nodes):
         if node.operator is None or not node.operator.state.fires_at_end:
@@ -152,7 +153,7 @@ def find_endings(graph: Graph) -> Mapping[int, EndCondition]:
 
 
 def sources_before(graph: Graph, index: int) -> list[Node]:
-    """The sources whose records come to a stage."""
+    """Return the sources whose records reach a stage."""
     found = {index}
     for number in range(index, -1, -1):
         if number in found:
@@ -161,7 +162,7 @@ def sources_before(graph: Graph, index: int) -> list[Node]:
 
 
 def ending_of(graph: Graph, sources: list[Node]) -> EndCondition:
-    """The condition under which these sources have ended."""
+    """Return the condition under which these sources have ended."""
     names = tuple(source.name for source in sources)
     awaited: frozenset[int] = frozenset().union(*(source.awaited for source in sources))
     return EndCondition(names, awaited, streams_of(graph, sources))

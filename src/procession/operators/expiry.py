@@ -1,8 +1,8 @@
 """Expiry: the state of a key is removed when no record of the key has arrived for a while, in event time.
 
-Invariant: a state lasts for its time to live after the latest record of its key, measured by the watermark. Every
-task learns the watermark, so states of quiet keys expire too. A result of an expired state has the position of the
-record that advanced the watermark, then the time of expiry, then its key. A timed operator (`operators/timed`). Pure.
+Invariant: a state lasts for its time to live after the latest record of its key, measured by the watermark. Every task
+learns the watermark, so states of quiet keys expire, too. A result of an expired state has the position of the record
+that advanced the watermark, then the time of expiry, then its key. A timed operator (`operators/timed`). Pure.
 
 State: under `k` and the key, the time of expiry and the state.
 """
@@ -25,14 +25,14 @@ from procession.planner.ownership import own, separate
 from procession.times import in_unit
 
 STEPS = 8
-"""The watermark moves in steps of the time to live divided by this. A state may last one step longer."""
+"""Number of steps of the watermark per time to live. A state may last one step longer than its time to live."""
 
 OnEvict = Callable[[Any, Any], Any]
 
 
 @dataclass(slots=True)
 class LiveState(KeyState):
-    """The time at which the state of a key expires, and the state. A state of None: the key has none."""
+    """The time at which the state of a key expires, and the state. A state of None means that the key has no state."""
 
     expires: int
     state: Any
@@ -92,7 +92,7 @@ class ExpiringState(TimedOperator[LiveState]):
             progress.emit(result, number)
 
     def _stepped(self, state: Any, value: Any) -> tuple[Any, list[Any]]:
-        """The next state, and what is emitted."""
+        """Return the next state, and the results to emit."""
         if self.returns is StepResult.FIRST:
             return True, [value] if state is None else []
         assert self.step is not None
@@ -125,5 +125,5 @@ class ExpiringState(TimedOperator[LiveState]):
         return NOTHING if result is None else result
 
     def _due(self, expires: int) -> int:
-        """The first step at which a state that expires at this time is removed."""
+        """Return the first step at which a state that expires at this time is removed."""
         return -(-expires // self.step_ns)

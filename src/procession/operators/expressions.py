@@ -1,9 +1,9 @@
 """Column expressions: functions of a record that can also be computed for whole Arrow columns.
 
-Invariant: an expression is a function of one record, and that function says what it means. `over` computes it for many
-records at once and returns the same values; rows for which Arrow might differ from Python (None, a division by zero, a
-large number) are *doubtful*, and are computed one by one. Upstream: `col` in the app; downstream: `operators/chain`,
-through `operators/column_stages`. Pure.
+Invariant: an expression is a function of one record, which defines its meaning. `over` computes it for many records at
+once and returns the same values. Rows for which Arrow might differ from Python (None, a division by zero, a large
+number) are *doubtful*, and are computed one by one. Apps make expressions with `col`; `operators/chain` computes them,
+as `operators/column_stages` decides. Pure.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ ADDED = {
 }
 DIVIDED = {"/": (operator.truediv, None), "//": (operator.floordiv, None), "%": (operator.mod, None)}
 NUMPY = {"/": np.true_divide, "//": np.floor_divide, "%": np.remainder}
-"""They divide as Python does; Arrow rounds towards 0."""
+"""Operations of numpy, which divide as Python does. Arrow rounds towards 0."""
 OPERATIONS: Mapping[str, tuple[Callable[[Any, Any], Any], Any]] = COMPARED | COMBINED | ADDED | DIVIDED
 
 
 class Expression:
-    """A function of one record that can be computed for whole columns. Made of `col`."""
+    """A function of one record that can be computed for whole columns. Expressions are made with `col`."""
 
     def __call__(self, record: Any) -> Any:
-        """The value for one record."""
+        """Return the value for one record."""
         raise NotImplementedError
 
     def type_in(self, fields: pa.StructType) -> pa.DataType:
-        """The type of its values. Raises NotColumnar if it cannot be computed for columns of these types."""
+        """Return the type of the values. Raises NotColumnar if the expression cannot be computed for columns of these
+        types."""
         raise NotImplementedError
 
     def over(self, records: pa.StructArray) -> ColumnValues:
-        """The values for many records. Raises ArrowInvalid if they do not fit a column."""
+        """Compute the values for many records. Raises ArrowInvalid if they do not fit a column."""
         raise NotImplementedError
 
-    # Python compares functions with other things, such as classes, by itself.
+    # Python itself compares functions with other objects, such as classes.
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]
         return Operation("==", self, _operand(other)) if _is_operand(other) else NotImplemented
 
@@ -116,11 +117,11 @@ class Expression:
         return Operation("%", self, _operand(other))
 
     def is_null(self) -> Expression:
-        """Whether the value is None."""
+        """Return an expression that is true if the value is None."""
         return IsNull(self)
 
     def is_in(self, values: Any) -> Expression:
-        """Whether the value is one of these."""
+        """Return an expression that is true if the value is one of these."""
         return IsIn(self, tuple(_literal(value) for value in values))
 
     def __bool__(self) -> bool:
@@ -165,7 +166,7 @@ class Field(Expression):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Literal(Expression):
-    """The same value for every record."""
+    """A fixed value for every record."""
 
     value: Any
 
@@ -190,7 +191,7 @@ class Literal(Expression):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Operation(Expression):
-    """An operation with two operands, as Python has it."""
+    """An operation with two operands, with Python's semantics."""
 
     sign: str
     left: Expression
@@ -234,7 +235,7 @@ class Operation(Expression):
 
     def _divided(self, left: pa.Array, right: pa.Array, doubts: Flags | None) -> ColumnValues:
         upper, lower = (pc.fill_null(column, 1).to_numpy() for column in (left, right))
-        # Python raises for 0; the least int64 divided by -1 is none.
+        # Python raises for a division by 0, and the least int64 divided by -1 does not fit.
         are_odd = (lower == 0) if self.sign == "/" else (lower == 0) | (lower == -1)
         doubts = any_of(doubts, are_odd if are_odd.any() else None, large(left), large(right))
         lower = np.where(are_odd, np.ones_like(lower), lower)
@@ -341,11 +342,12 @@ class Struct(Expression):
 
 
 def col(name: str) -> Expression:
-    """The field of a record, as an expression that is computed for whole columns.
+    """Return an expression for the field of a record. It can be computed for whole columns.
 
-    Expressions are made of fields, values and `+ - * / // % == != < <= > >= & | ~`, `is_null()` and `is_in([…])`. They
-    are functions of a record and mean what Python means by them, so they may stand wherever a stage takes a function of
-    one record. Behind a source with a `schema`, `filter` and `map` compute them for whole columns.
+    Expressions consist of fields, values and `+ - * / // % == != < <= > >= & | ~`, `is_null()` and `is_in([…])`. They
+    are functions of a record with the semantics of Python. So you can use them wherever a stage takes a function of one
+    record. After a source with a `schema`, the expressions of `filter`, `map`, `key_by`, `add_timestamps`, and of the
+    keys and times of stages with state, are computed for whole columns.
 
     Args:
         name: Name of the field.
@@ -362,7 +364,7 @@ def col(name: str) -> Expression:
 
 
 def struct(**fields: Any) -> Expression:
-    """A record with these fields, as an expression: a dict of their values.
+    """Return an expression for a record with these fields. Its value is a dict.
 
     Args:
         fields: Expressions or plain values, by the name of the field.

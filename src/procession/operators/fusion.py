@@ -1,9 +1,9 @@
 """Fusion: consecutive functions of one record, called in one `for` loop.
 
 Invariant: each function is called once for a record, and not for a record that an earlier function dropped or raised
-on. The loop is generated code with a line for each stage, because nothing in Python calls functions as quickly. The
-user's functions are its arguments, or are inlined (`operators/inlining`). Nothing is counted while nothing fails: when
-a function raises, the line number gives the stage, and what was produced and dropped so far gives the row. Used by
+on. The loop is generated code with a line for each stage, because Python has no faster way to call functions. The
+user's functions are its arguments, or are inlined (`operators/inlining`). The loop counts no rows. When a function
+raises, the line number gives the stage, and the numbers of results and dropped rows give the row. Used by
 `operators/chain`. Pure.
 """
 
@@ -29,10 +29,10 @@ LINES = {
     Kind.FILTER: "if not ({call}): our_dropped.append(our_count(our_results)); continue",
     Kind.PEEK: "{call}",
 }
-"""The line of the loop for each kind of stage that can be fused: those with at most one result per record."""
+"""The line of the loop for each kind of stage that can be fused: stages with at most one result per record."""
 MAPPING = frozenset({Kind.MAP, Kind.SPLIT})
 OWNED = "our_value = our_own({call})"
-"""A map whose function may still hold a reference to its result."""
+"""The line for a map whose function may still hold a reference to its result."""
 
 VALUE = f"{OURS}value"
 
@@ -54,8 +54,8 @@ def fused(
     lines_of: LinesOf | None = None,
     are_owned: tuple[bool, ...] = (),
 ) -> tuple[list[Any], Numbers | None]:
-    """Apply the functions to these values. Returns the results, and the row of each (None: one for every row). With
-    `lines_of`, functions that are a single expression are inlined into the loop. `are_owned` says of which maps the
+    """Apply the functions to these values. Returns the results, and the row of each (None: one result for every row).
+    With `lines_of`, functions that are a single expression are inlined into the loop. `are_owned` marks the maps whose
     result is copied before the next stage gets it."""
     bodies, names = _bodies(functions, lines_of)
     loop = FunctionType(_loop(kinds, bodies, are_owned or (False,) * len(kinds)), names)
@@ -79,8 +79,8 @@ def fused(
 
 
 def _note(error: Exception, code: CodeType) -> None:
-    """Add the location of the function to the error, since the traceback does not show it. The class of the error may
-    not allow that, or the note may be there already."""
+    """Add the location of the function to the error, because the traceback does not show it. The class of the error may
+    not allow notes, or the note may exist already."""
     note = f'in {code.co_name}, File "{code.co_filename}", line {code.co_firstlineno}'
     with suppress(Exception):
         if note not in getattr(error, "__notes__", ()):
@@ -90,9 +90,9 @@ def _note(error: Exception, code: CodeType) -> None:
 def _bodies(
     functions: Sequence[Callable[[Any], Any]], lines_of: LinesOf | None
 ) -> tuple[tuple[str | None, ...], dict[str, Any]]:
-    """The expression of each function that is inlined, and None for each that is called. Also the globals that the
-    expressions use: the dictionary itself, since its values may change."""
-    # Debuggers, profilers and coverage must see the functions called.
+    """Return the expression of each function that is inlined, and None for each that is called. Also returns the
+    globals that the expressions use: the dictionary itself, because its values may change."""
+    # Debuggers, profilers and coverage must see the calls of the functions.
     if lines_of is None or sys.gettrace() is not None or sys.getprofile() is not None:
         return (None,) * len(functions), {}
     found = [body_of(function, VALUE, lines_of) for function in functions]
@@ -105,7 +105,7 @@ def _bodies(
 
 
 def _kept(count: int, dropped: Sequence[int]) -> Numbers:
-    """The row of each of this many results: its number plus the number of rows dropped before it."""
+    """Return the row of each of this many results: its number plus the number of rows dropped before it."""
     drops = np.bincount(np.fromiter(dropped, np.int64, len(dropped)), minlength=count)[:count]
     rows: Numbers = np.arange(count, dtype=np.int64) + np.cumsum(drops)
     return rows
@@ -113,7 +113,7 @@ def _kept(count: int, dropped: Sequence[int]) -> Numbers:
 
 @cache
 def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tuple[bool, ...]) -> CodeType:
-    """The code of the loop over stages of these kinds: the head, then a line for each stage."""
+    """Return the code of the loop over stages of these kinds: the head, then a line for each stage."""
     names = [f"our_function{place}" for place in range(len(kinds))]
     head = (line.format(functions=", ".join(names)) for line in _HEAD)
     calls = (body or f"{name}({VALUE})" for name, body in zip(names, bodies, strict=True))
@@ -126,7 +126,7 @@ def _loop(kinds: tuple[Kind, ...], bodies: tuple[str | None, ...], are_owned: tu
 
 
 def _line(error: Exception) -> int:
-    """The line of the loop in which this was raised, counted from 0; -1 if it was not in the loop."""
+    """Return the line of the loop in which this was raised, counted from 0; -1 if it was raised elsewhere."""
     trace = error.__traceback__
     inside = trace.tb_next if trace is not None else None
     return -1 if inside is None else inside.tb_lineno - 1

@@ -1,9 +1,8 @@
 """Inlining: puts the expression of a one-expression function where the function would be called.
 
-Invariant: the inlined expression compiles to exactly the function's own code. If it does not, or if there is no
-source to compare, the function is called. A call costs some 40 ns before the function has done anything, often more
-than a filter or a map itself. Takes the user's functions and the lines of their files, which the task reads; used by
-`operators/fusion`. Pure.
+Invariant: the inlined expression compiles to exactly the function's own code. If it does not, or if there is no source
+to compare, the function is called. A call alone costs about 40 ns, often more than the work of a filter or a map. The
+task reads the lines of the source files. Used by `operators/fusion`. Pure.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ CALLED = frozenset(
     function.__name__
     for function in (abs, bool, bytes, chr, divmod, float, hash, int, len, max, min, ord, pow, repr, round, str)
 )
-"""Functions that an inlined expression may call, beside methods of its argument and of literals: they do not inspect
-their caller. Others may, such as loggers, `warnings.warn` or `locals`, and would see the loop, not the function."""
+"""Functions that an inlined expression may call, in addition to methods of its argument and of literals. They do not
+inspect their caller. Other functions, such as loggers, `warnings.warn` or `locals`, may do so, and would see the loop
+instead of the user's function."""
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
@@ -44,11 +44,11 @@ class FunctionBody:
 
     text: str
     is_closed: bool
-    """Whether it uses no name but its argument, so that it means the same in every module."""
+    """Whether its argument is the only name that the expression uses. Then it means the same in every module."""
 
 
 def body_of(function: Callable[[Any], Any], variable: str, lines_of: LinesOf) -> FunctionBody | None:
-    """The expression of the function. None if the function has to be called."""
+    """Return the expression of the function. None: the function has to be called."""
     return _body(function.__code__, variable, lines_of) if type(function) is FunctionType else None
 
 
@@ -84,7 +84,7 @@ def _found(code: CodeType, variable: str, lines: Sequence[str]) -> FunctionBody 
 
 
 def _is_known(part: ast.AST, argument: str) -> bool:
-    """Whether this is no call, or a call of something that does not inspect its caller."""
+    """Whether this is not a call, or is a call of a function that does not inspect its caller."""
     if not isinstance(part, ast.Call):
         return True
     if isinstance(part.func, ast.Name):
@@ -96,7 +96,7 @@ def _is_known(part: ast.AST, argument: str) -> bool:
 
 
 def _candidates(code: CodeType, lines: Sequence[str]) -> Iterator[tuple[ast.expr, str]]:
-    """The expressions that functions on this line of the file return, and the text before the expression."""
+    """Yield the expressions that functions on this line of the file return, and the text before each expression."""
     tree = ast.parse("".join(lines))
     (argument,) = code.co_varnames
     for node in ast.walk(tree):
@@ -119,7 +119,7 @@ def is_same_code(text: str, code: CodeType) -> bool:
 
 
 def _compiled(text: str, code: CodeType) -> CodeType | None:
-    """The code of the only function in this text, compiled with the `__future__` features of that code's file."""
+    """Compile the only function in this text, with the `__future__` features of that code's file. Returns its code."""
     whole = compile(text, "", "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
     return next((constant for constant in whole.co_consts if isinstance(constant, CodeType)), None)
 

@@ -1,8 +1,8 @@
 """JSON views: stored values and keys of any type as JSON, without the classes of the app.
 
-Invariant: a view of a key that `as_json` returns names exactly this key when `key_from` reads it. A view of another
-value is for reading: a tuple becomes a list. Nothing is imported by a name in a file. What JSON lacks is an object with
-one field whose name begins with `$`, such as `{"$decimal": "1.50"}`. Used by `verify/committed_states`. Pure.
+Invariant: `key_from` reads the view of a key back as exactly this key. The view of another value is only for reading: a
+tuple becomes a list. No module is imported because of a name in a file. A value that JSON lacks is an object with one
+field whose name begins with `$`, such as `{"$decimal": "1.50"}`. Used by `verify/committed_states`. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procession.planner.keys import KeyCodec
 
 
 class TypeNames(NamedTypes):
-    """Stands for the classes of an app that is not loaded: a value becomes its fields and the name of its class."""
+    """Stands for the classes of an app that is not loaded. A value becomes its fields and the name of its class."""
 
     def member(self, name: str, member: str | None, value: Any) -> Any:
         return {"$enum": [name, value if member is None else member]}
@@ -42,7 +42,7 @@ VALUES, KEYS = ValueCodec(TypeNames()), KeyCodec(TypeNames())
 
 
 def as_json(value: Any) -> Any:
-    """The view of a value that `VALUES` or `KEYS` decoded: plain JSON values."""
+    """Return the view of a value that `VALUES` or `KEYS` decoded, in plain JSON values."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -95,8 +95,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def keys_from(text: str) -> list[bytes]:
-    """The encoded keys that a user may mean by this text: the JSON view of a key, or the text itself, as text and as
-    bytes. Raises UsageError for a view of something that is not a key."""
+    """Return the encoded keys that a user may mean by this text: the JSON view of a key, or the text itself, as text
+    and as bytes. Raises UsageError for a view of another value."""
     plain = [KEYS.encode(text), KEYS.encode(text.encode())]
     try:
         view = json.loads(text)
@@ -107,7 +107,7 @@ def keys_from(text: str) -> list[bytes]:
 
 
 def key_from(view: Any) -> bytes:
-    """The encoded key with this view. Raises UsageError if it is not the view of a key."""
+    """Return the encoded key with this view. Raises UsageError if it is not the view of a key."""
     enums: list[type[Any]] = []
 
     def read(part: Any) -> Any:

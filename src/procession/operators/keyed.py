@@ -1,10 +1,10 @@
 """Keyed stages: a step takes a key's state and a record, and returns the next state and the output.
 
-Invariant: a key's records come in order, and a step depends only on its state and its record. The output of a step
+Invariant: a key's records arrive in order, and a step depends only on its state and its record. The output of a step
 never shares objects with the state, which later steps may change. Implements `operators/operator`; the states are in
 `storage/state_store`. States that expire are in `operators/expiry`. Pure.
 
-State: under the key itself, what the step returned.
+State: under the key itself, the state that the step returned.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from procession.operators.aggregates import Aggregate
+from procession.operators.column_aggregates import is_count
 from procession.operators.operator import OperatorRows, Refuse, Result, StateAccess, StateSpec, UntimedOperator
-from procession.operators.stage_rows import StageRows, ordinals
+from procession.operators.stage_rows import Numbers, StageRows, ordinals
 from procession.operators.value_codec import PLAIN, ValueCodec
 from procession.planner.ownership import SCALARS, own, separate
 
@@ -32,7 +33,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class StepResult(Enum):
-    """What the result of a step is."""
+    """The kinds of results of a step."""
 
     ONE = "a record"
     KEEP = "whether the record is kept"
@@ -50,23 +51,31 @@ class KeyedOperator(UntimedOperator):
 
     @property
     def state(self) -> StateSpec:
-        return StateSpec(function=self.step, outputs=output_functions(self.step), is_made_by_user=True)
+        return StateSpec(
+            function=self.step,
+            outputs=output_functions(self.step),
+            is_made_by_user=True,
+            reads_records=not _is_counting(self.step),
+        )
 
     def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
-        """Run the step on each record. If it raises, the state of the key is what the step has left of it, and a new
-        key gets no state."""
+        """Run the step on each record. If it raises, the key keeps the state as the step has left it, and a new key
+        gets no state."""
         records = rows.records
         assert records.keys is not None
-        values = records.as_list()
         encoded = records.keys.dictionary_encode()
-        names, slots = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
+        names = encoded.dictionary.to_pylist()
         known = states.take(names)
+        if _is_counting(self.step):
+            return records.with_values(_counted(states, known, names, encoded.indices.to_numpy()))
+        slots = encoded.indices.to_pylist()
         if self.returns is StepResult.FIRST:
             kept = _firsts(known, names, slots)
             states.touch([names[slots[row]] for row in kept])
-            return records.pick(kept, [values[row] for row in kept])
-        # A list instead of the dictionary: a record then costs no hash. None: the key has no state.
+            return records.take(np.asarray(kept, np.int64))
+        # A list instead of the dictionary, so that a record needs no hash. None: the key has no state.
         held = list(map(known.get, names))
+        values = records.as_list()
         run = _ones if self.returns is StepResult.ONE else _some
         results, picked = run(self, held, slots, values, refuse)
         for name, state in zip(names, held, strict=True):
@@ -82,20 +91,21 @@ class KeyedOperator(UntimedOperator):
 
 
 def explained_error(error: Exception) -> Exception:
-    """The error; or words for it, if the function did not return a pair, which Python reports where we unpack it."""
+    """Return the error. If the function did not return a pair, which Python reports here, returns an error that says
+    so."""
     is_raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
     return TypeError(NO_PAIR) if is_raised_here and "unpack" in str(error) else error
 
 
 def flattened(before: StageRows, results: Sequence[Sequence[Any]], rows: Sequence[int] | None) -> StageRows:
-    """Several results for each of these rows (None: all rows), numbered within their row."""
+    """Return several results for each of these rows (None: all rows), numbered within their row."""
     counts = np.fromiter(map(len, results), np.int64, len(results))
     parents = np.arange(len(results), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
     return before.pick(np.repeat(parents, counts), list(chain.from_iterable(results))).numbered(ordinals(counts))
 
 
 def output_functions(step: Step | None) -> tuple[Callable[..., Any], ...]:
-    """The user's functions whose results a step returns."""
+    """Return the user's functions whose results a step returns."""
     aggregate = getattr(step, "__self__", None)
     if isinstance(aggregate, Aggregate):
         return aggregate.create, aggregate.add, aggregate.finish
@@ -105,7 +115,8 @@ def output_functions(step: Step | None) -> tuple[Callable[..., Any], ...]:
 def _ones(
     operator: KeyedOperator, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Run steps that return one record per record. They are the most frequent, so this loop has the least overhead."""
+    """Run steps that return one record per record. These are the most frequent steps, so this loop has the least
+    overhead."""
     results: list[Any] = []
     failed: list[int] = []
     step, initial = operator.step, operator.initial
@@ -113,7 +124,7 @@ def _ones(
     pairs = zip(slots, values, strict=True)
     while len(results) + len(failed) < len(slots):
         try:
-            # After an error it continues with the next record. The number of results gives the row that raised.
+            # After an error, the loop continues with the next record. The number of results gives the row that raised.
             for slot, value in pairs:
                 state = held[slot]
                 state, result = step(initial() if state is None else state, value)
@@ -134,7 +145,7 @@ def _ones(
 def _some(
     operator: KeyedOperator, held: list[Any], slots: Sequence[int], values: Sequence[Any], refuse: Refuse
 ) -> tuple[list[Any], list[int] | None]:
-    """Steps that return any number of records, or whether to keep the record."""
+    """Run steps that return any number of records, or whether to keep the record."""
     results: list[Any] = []
     rows: list[int] = []
     step, initial, is_many = operator.step, operator.initial, operator.returns is StepResult.MANY
@@ -159,6 +170,25 @@ def _some(
     return results, rows
 
 
+def _is_counting(step: Step | None) -> bool:
+    """Whether a step gives the number of records so far."""
+    aggregate = getattr(step, "__self__", None)
+    return isinstance(aggregate, Aggregate) and is_count(aggregate)
+
+
+def _counted(states: StateAccess, known: dict[bytes, Any], names: Sequence[bytes], slots: Numbers) -> list[int]:
+    """The number of records of its key so far, for each row. `slots` says which of the keys it has."""
+    before = np.array([known.get(name) or 0 for name in names], np.int64)
+    numbers = np.bincount(slots, minlength=len(names))
+    rows = np.argsort(slots, kind="stable")
+    places = np.empty(len(slots), np.int64)
+    places[rows] = ordinals(numbers)
+    known.update(zip(names, (before + numbers).tolist(), strict=True))
+    states.touch(names)
+    found: list[int] = (before[slots] + places + 1).tolist()
+    return found
+
+
 def _firsts(known: dict[bytes, Any], names: Sequence[bytes], slots: Sequence[int]) -> list[int]:
     rows = []
     is_new = [name not in known for name in names]
@@ -178,7 +208,7 @@ def is_open(state: Any) -> bool:
 
 
 def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]:
-    """Returns a function that makes the initial state of a key: a new object for each key."""
+    """Return a function that makes the initial state of a key: a new object for each key."""
     if callable(initial):
         return lambda: own(initial())  # it may return the same object every time
     if type(initial) in SCALARS:
@@ -188,7 +218,8 @@ def starting_with(initial: Any, values: ValueCodec = PLAIN) -> Callable[[], Any]
 
 
 def reducing(function: Callable[[Any, Any], Any]) -> Step:
-    """The step that combines a record with the previous result. The state is a tuple, since the result may be None."""
+    """Return the step that combines a record with the previous result. The state is a tuple, because the result may be
+    None."""
 
     def step(state: Any, value: Any) -> tuple[Any, Any]:
         whole = value if state is None else function(state[0], value)

@@ -23,7 +23,7 @@ class NamedTypes:
 
     @classmethod
     def of(cls, classes: Iterable[type[Any]]) -> NamedTypes:
-        """These types. Raises PlanError if one cannot be stored, or two have one name."""
+        """Create the list of these types. Raises PlanError if a type cannot be stored, or two types have one name."""
         listed: dict[str, type[Any]] = {}
         for kind in classes:
             if not is_storable(kind):
@@ -39,21 +39,21 @@ class NamedTypes:
         return cls(tuple(listed.values()))
 
     def including(self, classes: Iterable[type[Any]]) -> NamedTypes:
-        """These types and others."""
+        """Return these types and others."""
         return NamedTypes.of([*self.classes, *classes])
 
     def name_of(self, kind: type[Any]) -> str:
-        """The name that values of this type are stored with. Raises TypeError if the app does not list it."""
+        """Return the name with which values of this type are stored. Raises TypeError if the app does not list it."""
         if kind not in self.classes:
             raise TypeError(f"{kind.__name__} is not listed: write Pipeline(…, types=[{kind.__name__}])")
         return kind.__name__
 
     def made_model(self, name: str, *state: Any) -> Any:
-        """The pydantic model that a stored value describes, as `model_parts` returns it."""
+        """Create the pydantic model that a stored value describes, as `model_parts` returns it."""
         return _model(self.named(name), *state)
 
     def named(self, name: str) -> type[Any]:
-        """The type with this name in stored values. Raises PlanError if the app does not list it."""
+        """Return the type with this name in stored values. Raises PlanError if the app does not list it."""
         for kind in self.classes:
             if kind.__name__ == name:
                 return kind
@@ -64,11 +64,12 @@ class NamedTypes:
         )
 
     def member(self, name: str, member: str | None, value: Any) -> Any:
-        """The member of this enum, by its name, or by its value if it has none. Raises PlanError if there is none."""
+        """Return the member of this enum, by its name, or by its value if it has no name. Raises PlanError if there is
+        none."""
         return _member(self.named(name), member, value)
 
     def made(self, name: str, values: Mapping[str, Any]) -> Any:
-        """A value of this dataclass or named tuple. Raises PlanError if its fields have changed."""
+        """Create a value of this dataclass or named tuple. Raises PlanError if its fields have changed."""
         return _made(self.named(name), values)
 
 
@@ -92,7 +93,7 @@ def is_model(kind: type[Any]) -> bool:
 
 
 def model_parts(value: Any) -> list[Any]:
-    """The fields, the fields that were set, the extra fields and the private attributes of a pydantic model."""
+    """Return the fields, the fields that were set, the extra fields and the private attributes of a pydantic model."""
     state = value.__getstate__()
     extra, private = state["__pydantic_extra__"], state["__pydantic_private__"]
     return [state["__dict__"], sorted(state["__pydantic_fields_set__"]), extra, private]
@@ -106,7 +107,7 @@ def _member(kind: type[Any], member: str | None, value: Any) -> Any:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A named tuple or a dataclass with these fields. `__init__` is not called, as in a copy."""
+    """Create a named tuple or a dataclass with these fields. `__init__` is not called, as in a copy."""
     if is_named_tuple(kind):
         whole = {**kind._field_defaults, **values}
         if set(whole) != set(kind._fields):
@@ -132,7 +133,7 @@ def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _model(kind: type[Any], values: dict[str, Any], names: list[str], extra: Any, private: Any) -> Any:
-    """A pydantic model with these fields. Nothing is validated again, as in a copy."""
+    """Create a pydantic model with these fields. The fields are not validated again, as in a copy."""
     if not is_model(kind):
         raise _changed(kind, "no fields of a model")
     known = kind.model_fields

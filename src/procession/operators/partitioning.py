@@ -1,4 +1,4 @@
-"""Partitioning: which rows go to which task after an exchange, and to which connection of a sink.
+"""Partitioning: assigns rows to tasks after an exchange, and to connections of a sink.
 
 Invariant: every row goes to exactly one bucket, and rows keep their order within a bucket. If rows are distributed by
 key, the same key always goes to the same bucket, in every process and every version. If the next stage has a watermark,
@@ -25,12 +25,13 @@ from procession.planner.ownership import separate
 from procession.planner.strategies import Routing, routing_of
 
 SHARES = 4096
-"""Keys are hashed into this many shares, whatever the number of tasks. Of n tasks, each has every n-th share."""
+"""Number of shares into which keys are hashed, for any number of tasks. With n tasks, each has every n-th share."""
 
 
 def split_evenly(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int, int]]:
-    """Split rows evenly: (bucket, first row, number of rows). Ranges are contiguous, so nothing is copied and a merge
-    finds long stretches. `turn` is the first bucket to fill, so that small batches do not all go to bucket 0."""
+    """Split rows evenly. Yields (bucket, first row, number of rows). The ranges are contiguous, so no row is copied,
+    and a merge finds long stretches. `turn` is the first bucket to fill, so that small batches do not all go to bucket
+    0."""
     edges = [rows * number // buckets for number in range(buckets + 1)]
     for number in range(buckets):
         if count := edges[number + 1] - edges[number]:
@@ -38,8 +39,8 @@ def split_evenly(rows: int, buckets: int, turn: int) -> Iterator[tuple[int, int,
 
 
 def split_by_key(keys: pa.Array, buckets: int) -> Iterator[tuple[int, Numbers]]:
-    """Split rows by their key: (bucket, rows in their order)."""
-    # Each distinct key is hashed once. The arithmetic is that of `share_of`, vectorised.
+    """Split rows by their key. Yields (bucket, rows in their order)."""
+    # Each distinct key is hashed once, with the same arithmetic as `share_of`.
     encoded = keys.dictionary_encode()
     hashes = np.fromiter(map(zlib.crc32, encoded.dictionary.to_pylist()), np.uint32, len(encoded.dictionary))
     of_key = (hashes % SHARES % buckets).astype(np.uint16)
@@ -66,8 +67,9 @@ def share_of(key: bytes) -> int:
 def as_result_list(
     function: Callable[[Any], Any], *, is_exposed: bool = True, is_changing: bool = True
 ) -> Callable[[Any], list[Any]]:
-    """The function with its results as a list, each as it was when the function produced it. `is_exposed`: a later
-    stage may change a result. `is_changing`: the function itself may change one before it produces the next."""
+    """Return a function that collects the results of `function` in a list. A result is copied when it is produced if it
+    may change later: `is_exposed` means that a later stage may change it, `is_changing` that the function itself
+    may."""
     if not is_exposed and not is_changing:
         return lambda value: list(function(value))
 
@@ -81,8 +83,8 @@ def as_result_list(
 def partition_rows(
     index: int, node: Node, rows: pa.RecordBatch, keys: pa.Array | None, tasks: int, *, turn: int, reached: InputSteps
 ) -> Iterator[ChainOutput]:
-    """The rows for each task of the stage with this index: by key, or evenly from task `turn` on. `reached` is how far
-    this task's records have moved the watermark so far; it is updated."""
+    """Yield the rows for each task of the stage with this index: by key, or evenly from task `turn` on. `reached` is
+    the progress of the watermark from this task's records, and is updated."""
     if routing_of(node) is not Routing.BY_KEY:
         yield from partition_evenly(index, rows, tasks, turn)
         return
@@ -97,20 +99,20 @@ def partition_rows(
 
 
 def partition_evenly(index: int, rows: pa.RecordBatch, buckets: int, turn: int) -> Iterator[ChainOutput]:
-    """Rows, split evenly from bucket `turn` on."""
+    """Yield the rows, split evenly from bucket `turn` on."""
     for bucket, start, count in split_evenly(rows.num_rows, buckets, turn):
         yield ChainOutput(index, bucket, rows.slice(start, count))
 
 
 def partition_by(index: int, rows: pa.RecordBatch, parts: Iterable[tuple[int, Numbers]]) -> Iterator[ChainOutput]:
-    """Rows, split into these parts."""
+    """Yield the rows, split into these parts."""
     for bucket, indexes in parts:
-        # If all rows are in one part, nothing is copied.
+        # If all rows are in one part, no row is copied.
         yield ChainOutput(index, bucket, rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes)))
 
 
 def partition_sides(index: int, rows: pa.RecordBatch, sides: Numbers, buckets: int, turn: int) -> Iterator[ChainOutput]:
-    """Rows of two sides: those of the right side for every bucket, those of the left split evenly."""
+    """Yield rows of two sides: every bucket gets all rows of the right side, and an even share of the left side."""
     left, right = np.flatnonzero(sides == LEFT), np.flatnonzero(sides == RIGHT)
     own = {bucket: left[start : start + count] for bucket, start, count in split_evenly(len(left), buckets, turn)}
     for bucket in range(buckets) if len(right) else own:
@@ -121,7 +123,8 @@ def partition_sides(index: int, rows: pa.RecordBatch, sides: Numbers, buckets: i
 def with_ticks(
     rows: pa.RecordBatch, parts: Iterator[tuple[int, Numbers]], ticks: Numbers, buckets: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each bucket. Rows of other buckets that move the watermark are among them as ticks, in order."""
+    """Yield the rows of each bucket. Rows of other buckets that move the watermark are among them as ticks, in
+    order."""
     own_rows = dict(parts)
     for bucket in range(buckets):
         own_indexes = own_rows.get(bucket, np.empty(0, np.int64))

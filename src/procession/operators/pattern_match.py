@@ -1,9 +1,9 @@
 """The pattern operator: finds sequences of records of a key that match a pattern.
 
-Invariant: each record for which the first condition holds begins a partial match. A record changes a partial match in
-one way only, so what matches depends on the sequence of the key's records alone. A match has the place of the record
-that completed it; one that time completes has the place of the record that advanced the watermark. A partial match
-ends when the watermark is further than the bound behind its first record. A timed operator (`operators/timed`). Pure.
+Invariant: each record for which the first condition holds begins a partial match. A record can change a partial match
+in only one way, so matches depend only on the sequence of the key's records. A match has the position of the record
+that completed it. If time completed it, it has the position of the record that advanced the watermark. A partial match
+ends when the watermark is past its first record by more than the bound. A timed operator (`operators/timed`). Pure.
 
 State: under `k` and the key, its partial matches in the order of their first records, each as [time of the first
 record, time of the last, number of the step, records of each step].
@@ -29,10 +29,10 @@ from procession.planner.ownership import own
 from procession.times import Unit, in_unit
 
 STEPS = 8
-"""The watermark moves in steps of the bound divided by this. A partial match may last one step longer."""
+"""Number of steps of the watermark per bound. A partial match may last one step longer than the bound."""
 
 HELD_MAX = 100_000
-"""Maximum number of records in the partial matches of one key. More stop the pipeline."""
+"""Maximum number of records in the partial matches of one key. The pipeline stops if a key has more."""
 
 
 @dataclass(slots=True)
@@ -47,11 +47,11 @@ class PartialMatch:
     """The records of each step so far."""
 
     def as_list(self) -> list[Any]:
-        """The form in which it is stored."""
+        """Return the form in which it is stored."""
         return [self.start, self.last, self.step, self.records]
 
     def taking(self, step: int, record: Any, time: int) -> PartialMatch:
-        """This match with one more record."""
+        """Return this match with one more record."""
         records = [list(own_records) for own_records in self.records]
         if step == len(records):
             records.append([])
@@ -106,20 +106,21 @@ class PatternOperator(TimedOperator[PartialMatches]):
         return np.floor_divide(times - self.lateness, self.step_ns)
 
     def _due(self, start: int) -> int:
-        """The step at which a partial match ends: the first that is further than the bound behind its first record."""
+        """Return the step at which a partial match ends: the first step past its first record by more than the
+        bound."""
         return (start + self.within) // self.step_ns + 1
 
     def load(self, stored: list[Any] | None) -> PartialMatches:
         return PartialMatches([] if stored is None else list(starmap(PartialMatch, stored)))
 
     def add_record(self, progress: Progress, value: Any, time: int, held: PartialMatches) -> None:
-        """Take all partial matches of the key further, and begin another. If a predicate raises, nothing changes."""
+        """Extend all partial matches of the key, and begin another. If a predicate raises, nothing changes."""
         if progress.step >= self._due(time):
             raise late_record(time, progress.watermark)
         going: list[PartialMatch] = []
         complete: list[PartialMatch] = []
         for partial in held.matches:
-            # A record that comes too late for a partial match neither takes it further nor ends it: time ends it.
+            # A record that is too late for a partial match neither extends nor ends it: time ends the match.
             moved = partial if time - partial.start > self.within else self._moved(partial, value, time)
             if moved is not None:
                 is_complete = moved is not partial and self._is_full(moved) and not self.pattern.without_after
@@ -139,7 +140,7 @@ class PatternOperator(TimedOperator[PartialMatches]):
             progress.emit(self._match(progress.key, partial), number)
 
     def _moved(self, partial: PartialMatch, value: Any, time: int) -> PartialMatch | None:
-        """The partial match after a record: with the record, the same as before, or None if the record ends it."""
+        """Return the partial match after a record: with the record, unchanged, or None if the record ends it."""
         steps, number = self.pattern.steps, partial.step
         step, matched = steps[number], self._matched(partial)
         is_strict = step.is_next
@@ -166,14 +167,15 @@ class PatternOperator(TimedOperator[PartialMatches]):
         return {step.name: records for step, records in zip(self.pattern.steps, partial.records, strict=False)}
 
     def _match(self, key: bytes, partial: PartialMatch) -> dict[str, Any]:
-        """What comes out for a match."""
+        """Return the result of a match."""
         times = {"start": in_unit(partial.start, self.unit), "end": in_unit(partial.last, self.unit)}
         return {"key": self.keys.decode(key), **times, "matched": self._matched(partial)}
 
     def take_due(self, progress: Progress, held: PartialMatches) -> Iterable[tuple[Place, Any]]:
         over = [partial for partial in held.matches if self._due(partial.start) <= progress.step]
         held.matches = [partial for partial in held.matches if self._due(partial.start) > progress.step]
-        # Those that are left when their time is over are complete only if nothing must come after the last step.
+        # A match that is left when its time is over is complete only if the pattern excludes records after the last
+        # step.
         complete = [partial for partial in over if self.pattern.without_after and self._is_full(partial)]
         complete.sort(key=lambda partial: partial.start)
         if self.skip is SkipRule.PAST_LAST and complete:

@@ -1,6 +1,6 @@
 """Patterns: the sequence of records of a key that a stage searches for.
 
-Invariant: a pattern is a value that says which record takes a match further, and which one ends it. It holds no
+Invariant: a pattern is a value that defines which records extend a match, and which records end it. It holds no
 records; `operators/pattern_match` does. Pure.
 
     >>> from procession import patterns
@@ -30,17 +30,17 @@ Predicate = Callable[..., bool]
 
 
 class SkipRule(Enum):
-    """What happens to other matches of the key that have begun, when one is complete."""
+    """The rules for the incomplete matches of a key when one of its matches is complete."""
 
     PAST_LAST = "past-last"
-    """They are dropped, so matches do not overlap."""
+    """Incomplete matches are dropped, so matches do not overlap."""
     NONE = "none"
-    """They continue."""
+    """Incomplete matches continue."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A predicate of a user, and whether it also takes what has been matched so far."""
+    """A predicate of a user. It may also take the records that were matched so far."""
 
     predicate: Predicate
     is_of_two: bool
@@ -65,29 +65,29 @@ class PatternStep:
     at_least: int = 1
     at_most: int = 1
     is_next: bool = False
-    """Whether no other record of the key may come in between."""
+    """Whether other records of the key in between are excluded."""
     without: tuple[Condition, ...] = ()
-    """What must not come between the step before and this one."""
+    """Conditions of records that must not come between the previous step and this step."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A sequence of steps, as `begin` and its methods make it."""
+    """A sequence of steps, made by `begin` and the methods of the pattern."""
 
     steps: tuple[PatternStep, ...]
     without_after: tuple[Condition, ...] = ()
-    """What must not come after the last step."""
+    """Conditions of records that must not come after the last step."""
 
     def then(self, name: str, predicate: Predicate, *, at_least: int = 1, at_most: int | None = None) -> Pattern:
-        """Add a step. Other records of the key may come in between.
+        """Add a step. Other records of the key may be in between.
 
         Args:
             name: Name of the step in the match.
-            predicate: Takes a record and returns whether it belongs to the step. With two parameters it also gets what
-                has been matched so far, as lists of records by the names of the steps.
+            predicate: Takes a record and returns whether it belongs to the step. With two parameters, it also gets the
+                records matched so far, as lists by the names of the steps.
             at_least: Number of records that the step needs.
-            at_most: Number of records that it takes. Without it, as many as it needs. A record that also belongs to
-                the following step goes there.
+            at_most: Maximum number of records of the step. None: `at_least`. A record that also belongs to the
+                following step goes there.
 
         Raises:
             PlanError: A name occurs twice, a number is out of range, or the predicate has other parameters.
@@ -95,13 +95,13 @@ class Pattern:
         return self._add("then", name, predicate, at_least, at_most, is_next=False)
 
     def next(self, name: str, predicate: Predicate, *, at_least: int = 1, at_most: int | None = None) -> Pattern:
-        """Add a step whose records come directly after those of the step before, among the records of the key."""
+        """Add a step whose records come directly after those of the previous step, among the records of the key."""
         return self._add("next", name, predicate, at_least, at_most, is_next=True)
 
     def without(self, predicate: Predicate) -> Pattern:
-        """Say what must not come here: before the step that is added next, or after the last step until time is up.
+        """Exclude records here: before the step that is added next, or after the last step until the time is over.
 
-        A match that has such a record is dropped. If nothing is added after it, a match is complete when `within_s` has
+        If such a record arrives, the match is dropped. If no step follows, a match is complete when `within_s` has
         passed since its first record.
         """
         return replace(self, without_after=(*self.without_after, Condition.of(predicate, "without")))
@@ -116,7 +116,7 @@ class Pattern:
 
     @property
     def shape(self) -> str:
-        """A description that is the same for equal patterns, except for their predicates."""
+        """A description that is equal for equal patterns, except for their predicates."""
         steps = [
             f"{'next ' * step.is_next}{step.name} {step.at_least}-{step.at_most} without {len(step.without)}"
             for step in self.steps
@@ -144,7 +144,7 @@ def _takes_two(predicate: Any) -> bool:
     """Whether a predicate needs two arguments."""
     try:
         parameters = inspect.signature(predicate).parameters.values()
-    except (TypeError, ValueError):  # some of Python's own have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [

@@ -1,8 +1,8 @@
 """The process operator: a keyed stage whose functions set timers in event time.
 
 Invariant: a timer fires when the watermark reaches its time, in the order of times and then of keys, before the record
-that advanced the watermark is processed. A timer that is due when it is set fires right after the record that set it.
-Every task learns the watermark, so timers of quiet keys fire too. A timed operator (`operators/timed`). Pure.
+that advanced the watermark is processed. If a timer is due when it is set, it fires right after the record that set it.
+Every task learns the watermark, so timers of quiet keys fire, too. A timed operator (`operators/timed`). Pure.
 
 State: under `k` and the key, the state and the times of the timers, in order.
 """
@@ -30,12 +30,12 @@ from procession.planner.ownership import separate
 from procession.times import TIME_MAX, Unit, in_unit, length, nanoseconds
 
 TIMERS_MAX = 10_000
-"""Maximum number of timers of one key. More stop the pipeline."""
+"""Maximum number of timers of one key. The pipeline stops if a key has more."""
 
 
 @dataclass(slots=True)
 class ProcessContext:
-    """What the functions of `process` know about the call, and how they set timers.
+    """The context of a call of the functions of `process`, with methods to set and cancel timers.
 
     Attributes:
         key: The key of the record or the timer.
@@ -52,25 +52,25 @@ class ProcessContext:
     time: float
     _unit: Unit = "s"
     _after: int | None = None
-    """The time of the timer that fires. None: the call is for a record."""
+    """The time of the firing timer. None: the call is for a record."""
     _asked: dict[int, bool] = field(default_factory=dict)
     """The timers that the function sets (true) and cancels (false), by their times in nanoseconds."""
     _delays: list[int] | None = None
-    """The timers that it sets by the clock, in nanoseconds from now. None: the stage has no clock."""
+    """The timers by the clock that the function sets, in nanoseconds from now. None: the stage has no clock."""
     _is_cancelling: bool = False
-    """Whether it cancels the timers that were set before."""
+    """Whether the function cancels the timers that were set before."""
     _counts: Counter[str] = field(default_factory=Counter)
 
     def timer_at(self, time: float | Decimal | datetime) -> None:
         """Set a timer for this key: `on_timer` is called when event time reaches it.
 
-        A key has at most one timer for a time. A timer that is due already fires right after this record.
+        A key has at most one timer for a time. If the timer is already due, it fires right after this record.
 
         Args:
             time: The event time: a number in the `unit` of the stage since 1970, or a datetime.
 
         Raises:
-            ValueError: `on_timer` sets a timer that is not later than the one that fires.
+            ValueError: `on_timer` sets a timer that is not later than the firing timer.
         """
         at = nanoseconds(time, self._unit)
         if self._after is not None and at <= self._after:
@@ -80,15 +80,15 @@ class ProcessContext:
     def timer_after_s(self, seconds: float | timedelta) -> None:
         """Set a timer by the clock for this key, in a stage with `clock=`.
 
-        It counts from the next tick of the clock, so it never fires early. In `on_timer` it counts from the tick that
-        fires.
+        The time counts from the next tick of the clock, so the timer never fires early. In `on_timer`, it counts from
+        the tick that fires.
 
         Args:
             seconds: The length of time, more than 0.
 
         Raises:
             PlanError: The stage has no clock.
-            ValueError: It is not a positive length of time.
+            ValueError: `seconds` is not a positive length of time.
         """
         if self._delays is None:
             raise PlanError(
@@ -101,22 +101,22 @@ class ProcessContext:
         self._delays.append(delay)
 
     def cancel_timer(self, time: float | Decimal | datetime) -> None:
-        """Cancel the timer of this key for this time. Nothing happens if there is none."""
+        """Cancel the timer of this key for this time. Does nothing if there is none."""
         self._asked[nanoseconds(time, self._unit)] = False
 
     def cancel_timers(self) -> None:
-        """Cancel all timers of this key, also those that this call has set."""
+        """Cancel all timers of this key, including timers that this call has set."""
         self._is_cancelling = True
         self._asked.clear()
         if self._delays:
             self._delays.clear()
 
     def counter(self, name: str, add: int = 1) -> None:
-        """Add to a counter of the app, as `Context.counter` does. What a call has counted stays if it raises.
+        """Add to a counter of the app, like `Context.counter`. If the function raises later, the amount still counts.
 
         Args:
-            name: Name of the counter: one of a few, not one for each record.
-            add: How much to add. It may be negative.
+            name: Name of the counter. Use a few fixed names, not a name for each record.
+            add: The amount to add, which may be negative.
 
         Raises:
             PlanError: The name is not valid.
@@ -132,7 +132,7 @@ OnTimer = Callable[[Any, ProcessContext], tuple[Any, Any]]
 
 
 def pair_of(returned: Any) -> tuple[Any, Any]:
-    """What a function returned, as a pair. Raises TypeError with words for people."""
+    """Return the result of a function as a pair. If it is not a pair, raises TypeError with a sentence for people."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise TypeError(NO_PAIR)
     state, results = returned
@@ -143,7 +143,7 @@ def pair_of(returned: Any) -> tuple[Any, Any]:
 
 @dataclass(slots=True)
 class KeyTimers(KeyState):
-    """The state of a key (None: it has none), and the times of its timers in nanoseconds, in order."""
+    """The state of a key (None: no state), and the times of its timers in nanoseconds, in order."""
 
     state: Any
     timers: list[int]
@@ -171,7 +171,7 @@ class ProcessOperator(TimedOperator[KeyTimers]):
     on_timer: OnTimer
     initial: Callable[[], Any]
     step: int
-    """The watermark moves in steps of this, in nanoseconds."""
+    """Length of the watermark's steps, in nanoseconds."""
     lateness: int = 0
     unit: Unit = "s"
     keys: KeyCodec = PLAIN_KEYS
@@ -201,12 +201,11 @@ class ProcessOperator(TimedOperator[KeyTimers]):
         return KeyTimers(None, []) if stored is None else KeyTimers(*stored)
 
     def add_record(self, progress: Progress, value: Any, time: int, held: KeyTimers) -> None:
-        """Call the function for a record. If it raises, no timer changes, and the state is as the
-        function left it."""
+        """Call the function for a record. If it raises, no timer changes, and the state is as the function left it."""
         self.call(progress, value, self.context_of(progress, time), held)
 
     def context_of(self, progress: Progress, time: int, after: int | None = None) -> ProcessContext:
-        """The context of a call at this time; `after` is that of the timer that fires."""
+        """Return the context of a call at this time; `after` is the time of the firing timer."""
         key = self.keys.decode(progress.key)
         return ProcessContext(key, in_unit(time, self.unit), self.unit, after, _counts=progress.counts)
 
@@ -221,7 +220,7 @@ class ProcessOperator(TimedOperator[KeyTimers]):
             progress.emit(result, number)
 
     def take_due(self, progress: Progress, held: KeyTimers) -> Iterator[tuple[Place, Any]]:
-        """Fire the timers of a key that the watermark has reached, also those that are set meanwhile."""
+        """Fire the timers of a key that the watermark has reached, including timers that are set meanwhile."""
         while held.timers and held.timers[0] <= progress.watermark:
             at = held.timers.pop(0)
             context = self.context_of(progress, at, at)
@@ -245,8 +244,7 @@ class ProcessOperator(TimedOperator[KeyTimers]):
         return self.initial() if held.state is None else held.state
 
     def set_timers(self, progress: Progress, held: KeyTimers, context: ProcessContext) -> None:
-        """Set and cancel the timers that a function asked for. After the end of the input there is no time to set one
-        for."""
+        """Set and cancel the timers that a function asked for. After the end of the input, no timer can be set."""
         if context._is_cancelling:
             held.cancel_all()
         for at, is_set in {} if progress.is_ending else context._asked.items():

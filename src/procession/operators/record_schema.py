@@ -1,9 +1,9 @@
 """Records with a schema: JSON objects that become dicts with the fields of an Arrow schema.
 
-Invariant: a function behind such a source sees dicts that have the schema's fields, in the schema's order, each with a
-value of its type. What does not fit is an error of the record, and says which field and why. A value is the one that an
-Arrow column of that type would return: a decimal has the scale of its type, a time the time zone. Upstream:
-`source(schema=…)`; downstream: `operators/chain`. Pure.
+Invariant: a function after such a source sees dicts that have the schema's fields, in the schema's order, each with a
+value of its type. A payload that does not fit is an error of the record, which names the field and the reason. Values
+are those that an Arrow column of that type would return: a decimal has the scale of its type, a time the time zone.
+Apps declare it with `source(schema=…)`; `operators/chain` decodes the records. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SchemaJson:
 
     @property
     def shown(self) -> str:
-        """The schema, for people."""
+        """The schema as text for people."""
         return ", ".join(map(_shown, self.schema))
 
     @property
@@ -50,15 +50,16 @@ class SchemaJson:
 
     @property
     def classes(self) -> tuple[type[Any], ...]:
-        """The classes in records, which are plain dicts."""
+        """The classes in records. There are none, because records are plain dicts."""
         return ()
 
     def is_record(self, _: Any) -> bool:
-        """Whether a value is one that the codec decodes to. That of a dict is seen only when it is decoded."""
+        """Whether the codec may decode a payload to this value. Whether a dict fits is known only after decoding."""
         return False
 
     def decode(self, payload: bytes) -> dict[str, Any]:
-        """The record in a payload. Raises ValueError with one sentence if the payload does not fit the schema."""
+        """Decode the record in a payload. Raises ValueError with one sentence if the payload does not fit the
+        schema."""
         try:
             record: dict[str, Any] = self.validator.validate_json(payload, strict=True)
         except ValueError as error:
@@ -67,25 +68,25 @@ class SchemaJson:
 
 
 def json_with(schema: pa.Schema, owner: str) -> SchemaJson:
-    """The codec for JSON objects with this schema. Raises PlanError if it is not a schema, or has a type that JSON
-    records cannot have."""
+    """Return the codec for JSON objects with this schema. Raises PlanError if it is not a schema, or has a type that
+    JSON records cannot have."""
     from pydantic_core import SchemaValidator
 
     if not isinstance(schema, pa.Schema):
         raise PlanError(
             f"schema={schema!r} of {owner} is not a pyarrow.Schema",
-            next_step='write schema=pyarrow.schema([("caller", pyarrow.string()), …]); for a class of yours write'
+            next_step='write schema=pyarrow.schema([("caller", pyarrow.string()), …]); for your own class write'
             " codec=json_of(…)",
         )
     names = schema.names
     if not names or len(set(names)) < len(names):
         problem = "has no fields" if not names else f"has two fields {max(names, key=names.count)!r}"
-        raise PlanError(f"the schema of {owner} {problem}", next_step="give each field a name of its own")
+        raise PlanError(f"the schema of {owner} {problem}", next_step="give each field a different name")
     return SchemaJson(schema.remove_metadata(), SchemaValidator(_record(schema, owner, "")))
 
 
 def _record(fields: Any, owner: str, path: str) -> CoreSchema:
-    """The validator of an object with these fields. Others are ignored."""
+    """Return the validator of an object with these fields. Other fields are ignored."""
     from pydantic_core import core_schema
 
     return core_schema.typed_dict_schema(
@@ -95,7 +96,7 @@ def _record(fields: Any, owner: str, path: str) -> CoreSchema:
 
 
 def _field(part: pa.Field, owner: str, path: str) -> CoreSchema:
-    """The validator of a field. A field that may be null may be missing, too."""
+    """Return the validator of a field. A field that may be null may be missing, too."""
     from pydantic_core import core_schema
 
     value = _value(part.type, owner, path)
@@ -148,18 +149,18 @@ def _after(function: Callable[[Any], Any], schema: CoreSchema) -> CoreSchema:
 
 
 def _scaled(precision: int, scale: int, value: Decimal) -> Decimal:
-    """The number with this many digits after the point, as a column has it."""
+    """Return the number with this many digits after the point, as in a column."""
     context = Context(prec=precision, traps=[InvalidOperation, Inexact])
     try:
         scaled = value.quantize(Decimal((0, (1,), -scale)), context=context)
     except (InvalidOperation, Inexact):
         whole = precision - scale
         raise ValueError(f"should have at most {whole} digits before the point and {scale} after it") from None
-    return scaled if scaled else abs(scaled)  # a column has no negative zero
+    return scaled if scaled else abs(scaled)  # because a column has no negative zero
 
 
 def _in_unit(unit: str, is_aware: bool, value: datetime) -> datetime:
-    """The time in UTC, or without a time zone. It must not be more exact than its type."""
+    """Return the time in UTC, or without a time zone. Raises ValueError if it is more exact than its type."""
     if value.microsecond % MICROSECONDS[unit]:
         raise ValueError(f"should be exact to {unit} at most")
     try:

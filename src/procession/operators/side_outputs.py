@@ -1,7 +1,7 @@
 """Side outputs: a split tags each record with the output that it goes to.
 
-Invariant: the tag function is called once for each record, however many outputs there are. Each record goes to exactly
-one output. `api/splits` adds a split and its outputs to the graph; `operators/chain` runs them. Pure.
+Invariant: the tag function is called once for each record, for any number of outputs. Each record goes to exactly one
+output. `api/splits` adds a split and its outputs to the graph; `operators/chain` runs them. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from procession.operators.stage_rows import StageRows
 
 TaggedValue = tuple[int, Any]
-"""What a split emits: the number of the output, and the value that goes there."""
+"""The result of a split: the number of the output, and the value for it."""
 
 YES, NO = 0, 1
 """The outputs of a split without names: the records for which the tag is true, and the others."""
@@ -26,7 +26,7 @@ class Tagging:
     tag: Callable[[Any], Any]
     outputs: tuple[str, ...] = ()
     value: Callable[[Any], Any] | None = None
-    """Returns what goes to the output. None: the record itself."""
+    """Returns the value for the output. None: the record itself."""
 
     def __call__(self, record: Any) -> TaggedValue:
         tag = self.tag(record)
@@ -39,14 +39,14 @@ class Tagging:
         return number, record if self.value is None else self.value(record)
 
     def functions(self) -> Iterator[Callable[[Any], Any]]:
-        """The user's functions."""
+        """Yield the user's functions."""
         yield self.tag
         if self.value is not None:
             yield self.value
 
 
 def rows_of_output(number: int, tagged: StageRows) -> StageRows:
-    """The rows that go to the output with this number."""
+    """Return the rows for the output with this number."""
     values = tagged.as_list()
     rows = [row for row, (output, _) in enumerate(values) if output == number]
     return tagged.pick(rows, [values[row][1] for row in rows])

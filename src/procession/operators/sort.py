@@ -1,12 +1,12 @@
 """Sorting: all records by a rank, emitted when the input has ended.
 
-Invariant: records of equal rank keep their order, so the result depends on the sequence alone. Only one block of
-each run is in memory, however many records there are. Implements `operators/operator`; all records come to one task, in
-order. Pure.
+Invariant: records of equal rank keep their order, so the result depends only on the sequence. For any number of
+records, only one block of each run is in memory. Implements `operators/operator`; all records reach one task, in order.
+Pure.
 
 State: sorted runs of records, in blocks, each under `r`, the number of the run and that of the block. Under `s` is the
 list of runs, in the order of their records, each as [number, blocks, records]. Runs of one size at the end of the list
-are merged into one, so there are few.
+are merged, so there are few runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from procession.planner.keys import NO_KEY
 from procession.planner.order_key import rows_of_results
 
 BLOCK_RECORDS, BLOCK_BYTES = 1024, 256 * 1024
-"""Maximum number of records in a block, and the size in bytes from which a block is full."""
+"""Maximum number of records in a block, and the number of bytes at which a block is full."""
 
 SPILL_BLOCKS = 64
-"""Number of blocks that are written before memory is released."""
+"""Number of blocks after which changed states are written, to release memory."""
 
 FAN_IN = 32
-"""Number of runs of one size that are merged. Two sizes differ by this factor."""
+"""Number of runs of one size that are merged. Consecutive sizes differ by this factor."""
 
 RUNS = b"s"
 
@@ -75,7 +75,7 @@ class SortOperator(UntimedOperator):
         return rows_of_results([])
 
     def end(self, states: StateAccess) -> Iterator[list[Result]]:
-        """The records in their order, a block at a time."""
+        """Yield the records in their order, a block at a time."""
         number = 0
         records = _Runs(self, states).take_all()
         while block := comparing_ranks(lambda: list(islice(records, BLOCK_RECORDS))):
@@ -86,7 +86,7 @@ class SortOperator(UntimedOperator):
 
 @dataclass(frozen=True)
 class SortedRun:
-    """A sorted run: its number, how many blocks it has, and how many records."""
+    """A sorted run: its number, its number of blocks, and its number of records."""
 
     number: int
     blocks: int
@@ -109,7 +109,7 @@ class _Runs:
         self.states = states
 
     def add(self, ranked: Sequence[Ranked]) -> None:
-        """Add a run of records that came after all others."""
+        """Add a run of records that came after all earlier records."""
         runs = self._runs()
         runs.append(self._written(ranked, self._next(runs)))
         self._keep(runs)
@@ -118,7 +118,7 @@ class _Runs:
             self._keep(runs)
 
     def take_all(self) -> Iterator[Ranked]:
-        """The records of all runs, in order. The runs are removed."""
+        """Yield the records of all runs, in order. The runs are removed."""
         yield from self._merged(self._runs())
         self._keep([])
 
@@ -134,11 +134,11 @@ class _Runs:
         return 1 + max((run.number for run in runs), default=0)
 
     def _merged(self, runs: Sequence[SortedRun]) -> Iterator[Ranked]:
-        # Stable: of equal ranks, those of the earlier run come first.
+        # The merge is stable: of equal ranks, the records of the earlier run come first.
         return heapq.merge(*map(self._read, runs), key=_rank, reverse=self.stage.is_reversed)
 
     def _read(self, run: SortedRun) -> Iterator[Ranked]:
-        """The records of a run. Its blocks are removed as they are read."""
+        """Yield the records of a run. Its blocks are removed as they are read."""
         for block in range(run.blocks):
             name = _block_name(run.number, block)
             held = self.states.take([name]).pop(name)
@@ -158,8 +158,8 @@ class _Runs:
 
 
 def check_rank(rank: Any) -> None:
-    """Raise if this rank, or a part of it, cannot be ordered: NaN, which is neither less nor greater than a number, and
-    sets. The output would otherwise depend on which records are compared."""
+    """Raise if this rank, or a part of it, cannot be ordered: a set, or NaN, which is neither less nor greater than a
+    number. With such ranks, the output would depend on which records are compared."""
     if isinstance(rank, tuple | list):
         for part in rank:
             check_rank(part)
@@ -173,7 +173,7 @@ def check_rank(rank: Any) -> None:
 
 
 def comparing_ranks(work: Callable[[], Any]) -> Any:
-    """Do something that compares ranks."""
+    """Run work that compares ranks. Raises PlanError if they cannot be compared."""
     try:
         return work()
     except TypeError as error:
@@ -185,7 +185,7 @@ def comparing_ranks(work: Callable[[], Any]) -> Any:
 
 
 def _block(source: Iterator[Ranked]) -> list[bytes]:
-    """The records of the next block."""
+    """Return the records of the next block."""
     block: list[bytes] = []
     size = 0
     for _, data in islice(source, BLOCK_RECORDS):

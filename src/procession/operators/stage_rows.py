@@ -1,8 +1,7 @@
-"""Rows between two stages of a chain, each with its place in the order.
+"""Rows between two stages of a chain, each with its position in the order.
 
-Invariant: the rows are in order, and each row knows the input row of the task that it came from. If branches meet or
-a merge follows, it also has numbers that order it among the rows of the same input row. Used by `operators/chain`.
-Pure.
+Invariant: the rows are in order, and each row knows the input row of the task that it came from. If branches meet or a
+merge follows, it also has numbers that order it among the rows of the same input row. Used by `operators/chain`. Pure.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StageRows:
-    """Rows between two stages. `values` are what the user's functions get. `origins` are the input rows (None: row i
-    came from input row i), `tail` the numbers after the input row's order key, `keys` the routing keys and `times` the
-    event times (None: those of the input rows)."""
+    """Rows between two stages. `values` are the arguments of the user's functions. `origins` are the input rows (None:
+    row i came from input row i). `tail` has the numbers after the input row's order key. `keys` are the routing keys
+    and `times` the event times (None: those of the input rows)."""
 
     values: pa.Array | list[Any]
     origins: Numbers | None = None
@@ -45,11 +44,11 @@ class StageRows:
         return np.arange(len(self), dtype=np.int64) if self.origins is None else self.origins
 
     def with_values(self, values: pa.Array | list[Any]) -> StageRows:
-        """The same rows with other values."""
+        """Return the same rows with other values."""
         return replace(self, values=values)
 
     def pick(self, rows: Sequence[int] | Numbers | None, values: pa.Array | list[Any]) -> StageRows:
-        """These rows (None: all of them) with other values. A row may be picked several times."""
+        """Return these rows (None: all rows) with other values. A row may be picked several times."""
         if rows is None:
             return self.with_values(values)
         picked = np.asarray(rows, dtype=np.int64)
@@ -62,7 +61,7 @@ class StageRows:
         )
 
     def slice(self, start: int, count: int) -> StageRows:
-        """A number of rows from this one on."""
+        """Return a number of rows, from this row on."""
         end = start + count
         return StageRows(
             self.values[start:end],
@@ -73,30 +72,30 @@ class StageRows:
         )
 
     def only(self, rows: list[int] | None) -> StageRows:
-        """These rows (None: all of them)."""
+        """Return these rows (None: all rows)."""
         return self if rows is None else self.take(np.asarray(rows, dtype=np.int64))
 
     def numbered(self, numbers: Numbers | int) -> StageRows:
-        """The same rows with one more number at the end of each order key."""
+        """Return the same rows with one more number at the end of each order key."""
         column = np.full(len(self), numbers, np.int64) if isinstance(numbers, int) else numbers
         return replace(self, tail=(*self.tail, column))
 
     def padded(self, length: int) -> StageRows:
-        """The same rows with zeros at the end of each order key, up to this many numbers."""
+        """Return the same rows with zeros at the end of each order key, up to this many numbers."""
         flow = self
         while len(flow.tail) < length:
             flow = flow.numbered(0)
         return flow
 
     def take(self, rows: Numbers) -> StageRows:
-        """These rows, with their values."""
+        """Return these rows, with their values."""
         if isinstance(self.values, list):
             return self.pick(rows, [self.values[row] for row in rows.tolist()])
         return self.pick(rows, self.values.take(pa.array(rows)))
 
 
 def concatenated(pieces: Sequence[StageRows]) -> StageRows:
-    """The rows of these pieces, one after the other. All pieces went through the same stages."""
+    """Return the rows of these pieces, one after the other. All pieces went through the same stages."""
     if len(pieces) == 1:
         return pieces[0]
     keys = [piece.keys for piece in pieces if piece.keys is not None]
@@ -116,7 +115,7 @@ def joined(
     *,
     is_kept: bool,
 ) -> StageRows:
-    """The rows of several branches as one, in order if `is_kept`. `of` has the functions for the routing keys and the
+    """Join the rows of several branches, in order if `is_kept`. `of` has the functions for the routing keys and the
     event times of a branch, if a later stage needs them."""
     if len(flows) == 1:
         return flows[0]
@@ -136,6 +135,6 @@ def joined(
 
 
 def ordinals(counts: Numbers) -> Numbers:
-    """0, 1, 2… for each of these counts, one after the other."""
+    """Return 0, 1, 2… up to each of these counts, one after the other."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0, dtype=np.int64) - np.repeat(ends - counts, counts)

@@ -31,17 +31,17 @@ from procession.times import in_unit
 LEFT, RIGHT = 0, 1
 
 STEPS = 8
-"""The watermark of a join moves in steps of its bound divided by this. A record may be held one step longer."""
+"""Number of steps of the watermark per bound. A record may be held one step longer than the bound."""
 
 HELD_MAX = 100_000
 """Default of the maximum number of records that a join holds per key."""
 
 
 class LatePairRule(Enum):
-    """What happens to a record that arrives when possible partners may have been removed already."""
+    """The rules for a record that arrives when possible partners may have been removed already."""
 
     MEET = "meet"
-    """It is paired with those that are still held, and is not held itself."""
+    """The record is paired with records that are still held, and is not held itself."""
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
 
@@ -56,7 +56,7 @@ def as_right(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Sided:
-    """A function of a record of either side."""
+    """A function of a record, with a variant for each side."""
 
     left: Callable[[Any], Any]
     right: Callable[[Any], Any]
@@ -75,13 +75,13 @@ class HeldRecord:
     is_paired: bool
 
     def as_list(self) -> list[Any]:
-        """The form in which it is stored."""
+        """Return the form in which it is stored."""
         return [self.time, self.value, self.is_paired]
 
 
 @dataclass(slots=True)
 class HeldRecords(KeyState):
-    """The records of one key that are held, by side."""
+    """The held records of one key, by side."""
 
     left: list[HeldRecord]
     right: list[HeldRecord]
@@ -128,7 +128,7 @@ class StreamJoin(TimedOperator[HeldRecords]):
         return np.floor_divide(times - self.lateness, self.step_ns)
 
     def _due(self, time: int) -> int:
-        """The step at which a record of this time is removed: the first that is further than the bound behind it."""
+        """Return the step at which a record of this time is removed: the first step past it by more than the bound."""
         return (time + self.within) // self.step_ns + 1
 
     def load(self, stored: list[Any] | None) -> HeldRecords:
@@ -136,8 +136,8 @@ class StreamJoin(TimedOperator[HeldRecords]):
         return HeldRecords(list(starmap(HeldRecord, left)), list(starmap(HeldRecord, right)))
 
     def add_record(self, progress: Progress, value: Any, time: int, held: HeldRecords) -> None:
-        """Pair a record with all that are held of the other side within the bound, then hold it unless it is late. If
-        `join` raises, nothing changes."""
+        """Pair a record with all held records of the other side within the bound. Then hold the record, unless it is
+        late. If `join` raises, nothing changes."""
         side, record = value
         due = self._due(time)
         is_late = progress.step >= due
@@ -192,5 +192,5 @@ class StreamJoin(TimedOperator[HeldRecords]):
             ) from error
 
     def _joined(self, left: Any, right: Any) -> Any:
-        """The result of a pair. `join` gets copies, since both records may be held and paired again."""
+        """Return the result of a pair. `join` gets copies, because both records may be held and paired again."""
         return self.join(own(left), own(right))

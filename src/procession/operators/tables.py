@@ -1,8 +1,8 @@
 """Tables: the small tables that a stream is joined with.
 
-Invariant: a table is the same for every task of an epoch. Each worker reads it once, when it needs it. A file that
-changes while the pipeline runs is an error, unless the user asked for it to be refreshed; then the round record says
-which copy an epoch reads. `api/joins` declares the look-up of records in a table.
+Invariant: a table is the same for every task of an epoch. Each worker reads it once, at first use. A file that changes
+while the pipeline runs is an error, unless it is declared with `refresh=True`; then the round record names the copy
+that an epoch reads. `api/joins` declares the look-up of records in a table.
 
     >>> from procession import tables
     >>> table = tables.of_rows([{"id": "a", "name": "Anna"}], by="id")
@@ -27,10 +27,11 @@ from procession.planner.ownership import own
 from procession.times import TIME_MAX, Unit, nanoseconds
 
 ROWS_MAX = 5_000_000
-"""Maximum number of rows of a table: every worker holds all of them."""
+"""Maximum number of rows of a table, because every worker holds all of them."""
 
 SHIPPED_MAX = 100_000
-"""Maximum number of rows given by value: they are sent to every task with the program. Larger tables are files."""
+"""Maximum number of rows that are given by value, because they are sent to every task with the program. Larger tables
+are files."""
 
 Row = Mapping[str, Any]
 By = str | Callable[[Any], Any]
@@ -40,16 +41,16 @@ _KEYS = KeyCodec(has_any_enum=True)
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a table, by their encoded keys."""
+    """Holds the rows of a table by their encoded keys."""
 
     rows: dict[bytes, list[dict[str, Any]]]
     kinds: frozenset[type[Any]]
-    """The types of its keys."""
+    """The types of the table's keys."""
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
-        """The rows of this key, in their order.
+        """Return the rows of this key, in their order.
 
-        Raises TypeError for a key, other than None, whose type no key of the table has: it could never match.
+        Raises TypeError for a key, other than None, whose type no key of the table has, because it could never match.
         """
         found = self.rows.get(_KEYS.encode(key))
         if found is None and key is not None and self.kinds and type(key) not in self.kinds:
@@ -62,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class SideTable:
-    """A table: its rows if it was given by value, else its file and how to read it."""
+    """A table. It has its rows if they were given by value, else its file and the function that reads it."""
 
     by: By
     rows: tuple[dict[str, Any], ...] = ()
@@ -70,13 +71,13 @@ class SideTable:
     is_parquet: bool = False
     is_refreshed: bool = False
     stamp: tuple[int, int] = (0, 0)
-    """Time and size of the file when the program was started."""
+    """Time and size of the file at the start of the program."""
     copy: Path | None = None
-    """An immutable copy of the file that is read instead, if the file may change."""
+    """An immutable copy that is read instead of the file, if the file may change."""
     _table: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def matches(self, key: Any) -> list[dict[str, Any]]:
-        """The rows with this key, in their order."""
+        """Return the rows with this key, in their order."""
         return self.table().matches(key)
 
     def table(self) -> Table:
@@ -96,7 +97,7 @@ class SideTable:
         return self._cached(stamp, self.path)
 
     def _cached(self, version: Any, path: Path) -> Table:
-        """A version of a file. Only the version that was used last stays in memory."""
+        """Return a version of a file. Only the last used version stays in memory."""
         assert self.path is not None
         place = self.path, _identity(self.by)
         if place not in _read or _read[place][0] != version:
@@ -104,7 +105,7 @@ class SideTable:
         return _read[place][1]
 
     def at(self, copy: Path) -> SideTable:
-        """The same table, as it was when this copy was made."""
+        """Return the same table, with the contents of this copy."""
         return replace(self, copy=copy)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class ValidRow:
     unit: Unit = "s"
 
     def of(self, record: Any, rows: Sequence[Any]) -> list[Any]:
-        """The row, or none. Of rows with the same start the last one counts."""
+        """Return a list with the row, or an empty list. If rows have the same start, the last one is chosen."""
         time = nanoseconds(self.time(record), self.unit)
         found: list[Any] = []
         latest = -TIME_MAX
@@ -139,9 +140,10 @@ class ValidRow:
 
 @dataclass(frozen=True)
 class TableJoin:
-    """What a record becomes: `join(record, row, …)` for each matching row, or pair of rows if there are two tables.
+    """Joins a record with tables: `join(record, row, …)` for each matching row, or pair of rows if there are two
+    tables.
 
-    If no row matches, None stands for the row; in an inner join nothing comes out.
+    If no row matches, None stands for the row; an inner join emits nothing.
     """
 
     pairs: tuple[tuple[SideTable, Callable[[Any], Any]], ...]
@@ -150,7 +152,7 @@ class TableJoin:
     is_copying: bool = True
     """Whether `join` receives copies, because it or a later stage may change its arguments."""
     valid: ValidRow | None = None
-    """Which of the matching rows of a table of versions counts. None: all of them."""
+    """Chooses among the matching rows of a table of versions. None: all rows are used."""
 
     def __call__(self, record: Any) -> list[Any]:
         found: list[list[Any]] = [side.matches(key(record)) for side, key in self.pairs]
@@ -166,18 +168,19 @@ class TableJoin:
         return [self.join(copied, *rows) for copied, rows in zip(records, matches, strict=True)]
 
     def at(self, copies: Mapping[str, Path]) -> TableJoin:
-        """The same, with the tables that may change replaced by these copies. `copies` is by the files' paths."""
+        """Return the same join with copies in place of the tables that may change. The keys of `copies` are the files'
+        paths."""
         pairs = ((side.at(copy) if (copy := copies.get(str(side.path))) else side, key) for side, key in self.pairs)
         return replace(self, pairs=tuple(pairs))
 
 
 def joinings_at(functions: Mapping[int, Any], copies: Mapping[str, Path]) -> dict[int, TableJoin]:
-    """The joins among the functions of stages, with these copies of their tables."""
+    """Return the joins among the functions of stages, with these copies of their tables."""
     return {index: join.at(copies) for index, join in functions.items() if isinstance(join, TableJoin)}
 
 
 def refreshed_sides(functions: Iterable[Any], *, is_refreshed: bool = True) -> dict[Path, tuple[SideTable, ...]]:
-    """The tables of joins that are read again when their file changes, or those that are not, by file."""
+    """Return the tables of joins by file: those that are read again when their file changes, or those that are not."""
     found: dict[Path, tuple[SideTable, ...]] = {}
     for function in functions:
         for side, _ in function.pairs if isinstance(function, TableJoin) else ():
@@ -187,7 +190,8 @@ def refreshed_sides(functions: Iterable[Any], *, is_refreshed: bool = True) -> d
 
 
 def _identity(by: Any) -> Hashable:
-    """What identifies a function after it was sent to another process. Its address in memory does not."""
+    """Return the identity of a function after it was sent to another process. Its address in memory does not identify
+    it."""
     code = getattr(by, "__code__", None)
     cells = tuple(repr(cell.cell_contents) for cell in getattr(by, "__closure__", None) or ())
     return repr(by) if code is None else (code, repr(by.__defaults__), cells)
@@ -198,7 +202,7 @@ _read: dict[tuple[Path, Hashable], tuple[Any, Table]] = {}
 
 
 def of_rows(rows: Iterable[Row], *, by: By) -> SideTable:
-    """A table given by value, for up to 100,000 rows.
+    """Make a table of up to 100,000 rows that are given by value.
 
     Args:
         rows: Dicts, or the rows of a Spark DataFrame (`df.collect()`).
@@ -217,18 +221,18 @@ def of_rows(rows: Iterable[Row], *, by: By) -> SideTable:
             next_step="write it to a Parquet file, and use tables.of_parquet",
         )
     side = SideTable(by, given)
-    side.table()  # report a mistake where it was made
+    side.table()  # reports a mistake at the line of the mistake
     return side
 
 
 def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> SideTable:
-    """A table from a file with one JSON object per line.
+    """Make a table from a file with one JSON object per line.
 
     Args:
         path: The file. Every worker must be able to read it.
         by: The key: name of a column, or a function of a row.
-        refresh: Read the file again when its time or size has changed, beginning with one of the next epochs. Which
-            one is not guaranteed. Without it, a change of the file stops the pipeline.
+        refresh: Read the file again when its time or size has changed. One of the next epochs is the first to use the
+            new contents. Without `refresh`, a change of the file stops the pipeline.
 
     Raises:
         PlanError: The file is not valid, or a row has no such key.
@@ -238,7 +242,7 @@ def of_json_lines(path: str | Path, *, by: By, refresh: bool = False) -> SideTab
 
 
 def of_parquet(path: str | Path, *, by: By, refresh: bool = False) -> SideTable:
-    """A table from a Parquet file. The arguments are those of `of_json_lines`."""
+    """Make a table from a Parquet file. The arguments are those of `of_json_lines`."""
     return _of_file(Path(path), by, is_parquet=True, is_refreshed=refresh)
 
 

@@ -1,11 +1,11 @@
-"""Timed operators: operators that a watermark moves. Time windows, stream joins and states that expire.
+"""Timed operators: operators that a watermark moves, such as time windows, stream joins and states that expire.
 
-Invariant: rows are cut into stretches in which the watermark does not move. At the start of a stretch what is due
-fires, then the rows of the stretch are added. So neither the epoch cuts nor the number of tasks show in the output. A
-kind of timed operator says how a record changes what is held for its key, and when a part of that is due; this module
+Invariant: rows are divided into stretches in which the watermark does not move. At the start of a stretch, due results
+fire; then the rows of the stretch are added. So the output depends neither on the epochs nor on the number of tasks.
+Each kind of timed operator defines how a record changes the state of its key, and when results are due; this module
 does the rest. Implements `operators/operator`; uses `operators/watermark_timers`. Pure.
 
-State: under `k` and the key, what is held for it; the rest is in `operators/watermark_timers`.
+State: under `k` and the key, the state of the key; the rest is in `operators/watermark_timers`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ NOTHING = object()
 
 
 class KeyState(StateObject):
-    """What a timed operator holds for one key."""
+    """The state of a timed operator for one key."""
 
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether nothing is held, so that the key needs no state."""
+        """Whether the key needs no stored state."""
 
 
 class Progress:
-    """How far one call of a timed operator has come: its timers, the current record, and the results so far."""
+    """The progress of one call of a timed operator: its timers, the current record, and the results so far."""
 
     def __init__(self, states: StateAccess) -> None:
         self.timers = WatermarkTimers(states)
@@ -59,12 +59,12 @@ class Progress:
         """Whether everything fires because the input has ended."""
 
     def emit(self, value: Any, number: int) -> None:
-        """Emit a result of the current record: after all that its time has fired."""
+        """Emit a result of the current record. It comes after all results that the record's time has fired."""
         self.results.append((self.row, (AFTER, b"", number), self.key, value))
 
 
 class TimedOperator(ABC, Generic[Held]):
-    """What all timed operators have in common. `Held` is what is held for one key."""
+    """The common part of all timed operators. `Held` is the state of one key."""
 
     stops_on: ClassVar[tuple[type[Exception], ...]] = ()
     """Errors of `add_record` that stop the pipeline, instead of being an error of the record."""
@@ -76,23 +76,24 @@ class TimedOperator(ABC, Generic[Held]):
     @property
     @abstractmethod
     def step_ns(self) -> int:
-        """The watermark moves in steps of this length, in nanoseconds."""
+        """Length of the watermark's steps, in nanoseconds."""
 
     @abstractmethod
     def load(self, stored: list[Any] | None) -> Held:
-        """What is held for a key, from what `stored` returned once. None: the key has no state."""
+        """Load the state of a key from its stored form. None: the key has no state."""
 
     @abstractmethod
     def add_record(self, progress: Progress, value: Any, time: int, held: Held) -> None:
-        """Add a record to what is held for its key. Raises LateRecord for a late one, after all else is done."""
+        """Add a record to the state of its key. Raises LateRecord for a late record, after all other work."""
 
     @abstractmethod
     def take_due(self, progress: Progress, held: Held) -> Iterable[tuple[Place, Any]]:
-        """Remove what is due at this step from what is held for a key, with the place where it is emitted."""
+        """Remove the results that are due at this step from the state of a key. Yields each with its place in the
+        order."""
 
     @abstractmethod
     def result_of(self, key: bytes, due: Any) -> Any:
-        """The result of something that was due, or NOTHING."""
+        """Return the result for something that was due, or NOTHING."""
 
     def add(self, states: StateAccess, rows: OperatorRows, refuse: Refuse) -> StageRows:
         progress = Progress(states)
@@ -141,7 +142,7 @@ class TimedOperator(ABC, Generic[Held]):
         progress.timers.keep()
 
     def _fire(self, states: StateAccess, progress: Progress, row: int, keys: Sequence[bytes]) -> None:
-        """Fire what is due for these keys at this row, now that the watermark has advanced."""
+        """Fire the due results of these keys at this row, after the watermark has advanced."""
         if not keys:
             return
         names = [b"k" + key for key in keys]
@@ -175,7 +176,7 @@ class TimedOperator(ABC, Generic[Held]):
     def _fired(
         self, states: StateAccess, progress: Progress, due: Iterator[tuple[int, list[bytes]]]
     ) -> Iterator[list[Result]]:
-        """What fires without a record, step by step."""
+        """Yield the results that fire without a record, step by step."""
         for step, keys in due:
             progress.step, progress.watermark = step, step * self.step_ns
             self._fire(states, progress, 0, keys)

@@ -1,8 +1,9 @@
 """Typed records: JSON that becomes objects of a class of the user, validated when it is decoded.
 
-Invariant: a function behind a typed source sees objects of its class only. What does not fit the class is an error of
-the record, and says which field and why. The validator is made where the pipeline is declared and travels with it, so a
-task need not import the app. Upstream: `json_of` in the app; downstream: `operators/chain`. Pure.
+Invariant: a function after a typed source sees objects of its class only. A payload that does not fit the class is an
+error of the record, which names the field and the reason. The validator is made where the pipeline is declared and is
+sent with it, so a task need not import the app. Apps declare it with `json_of`; `operators/chain` decodes the records.
+Pure.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class TypedJson:
         return self.record.__name__
 
     def is_record(self, value: Any) -> bool:
-        """Whether a value is one that the codec decodes to."""
+        """Whether the codec may decode a payload to this value."""
         return isinstance(value, self.record)
 
     def decode(self, payload: bytes) -> Any:
-        """The object in a payload. Raises ValueError with one sentence if the payload does not fit the class."""
+        """Decode the object in a payload. Raises ValueError with one sentence if the payload does not fit the class."""
         try:
             return self.validator.validate_json(payload, strict=self.is_strict)
         except ValueError as error:
@@ -49,17 +50,18 @@ class TypedJson:
 
 
 def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
-    """A codec for JSON whose records are objects of this class: `source(codec=json_of(Call))`.
+    """Make a codec for JSON whose records are objects of this class: `source(codec=json_of(Call))`.
 
-    Each record is validated when it enters the pipeline. One that does not fit becomes a dead letter with the reason,
-    or stops the pipeline, as any record on which a function raises. Fields that the class does not have are ignored.
-    The class need not be listed in `Pipeline(types=…)`. A sink with `codec="json"` writes such objects as JSON again.
+    Each record is validated when it enters the pipeline. A record that does not fit becomes a dead letter with the
+    reason, or stops the pipeline, like any record on which a function raises. Fields that the class does not have are
+    ignored. The class need not be listed in `Pipeline(types=…)`. A sink with `codec="json"` writes such objects as JSON
+    again.
 
     Args:
-        record: A dataclass or a pydantic model. Its fields may have the types that pydantic knows, such
-            as `Decimal`, `datetime`, `UUID`, enums, `Literal`, lists, and other such classes.
-        strict: Refuse values of another JSON type: "7" is no int, 1 is no bool and no datetime. `False` converts them
-            as pydantic does.
+        record: A dataclass or a pydantic model. Its fields may have the types that pydantic knows, such as `Decimal`,
+            `datetime`, `UUID`, enums, `Literal`, lists, and other such classes.
+        strict: Refuse values of another JSON type: "7" is not an int, 1 is neither a bool nor a datetime. `False`
+            converts them as pydantic does.
 
     Raises:
         PlanError: The class is of another kind, or has a field whose type cannot be validated.
@@ -82,7 +84,7 @@ def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
     if not isinstance(record, type) or not (is_dataclass(record) or is_model(record)):
         raise PlanError(
             f"json_of() was given {record!r}, which is neither a dataclass nor a pydantic model",
-            next_step='give it such a class; for plain values write codec="json"',
+            next_step='pass such a class; for plain values write codec="json"',
         )
     try:
         adapter = TypeAdapter(record)
@@ -96,7 +98,7 @@ def json_of(record: type[Any], *, strict: bool = True) -> TypedJson:
 
 
 def _classes(schema: Any) -> Iterator[type[Any]]:
-    """The classes in pydantic's schema of a class whose values have to be listed to be stored."""
+    """Yield the classes in pydantic's schema of a class whose values have to be listed to be stored."""
     if isinstance(schema, dict):
         yield from (schema[name] for name in ("cls", "function") if is_storable(schema.get(name)))
         for part in schema.values():
@@ -107,7 +109,7 @@ def _classes(schema: Any) -> Iterator[type[Any]]:
 
 
 def reason_of(error: ValueError) -> str:
-    """What is wrong, in one line: the first fields that do not fit."""
+    """Return the reason in one line: the first fields that do not fit."""
     errors = getattr(error, "errors", None)
     if errors is None:  # such as bytes that are not text
         return str(error).splitlines()[0]
@@ -129,7 +131,7 @@ def _problem(problem: dict[str, Any]) -> str:
 
 
 def as_fields(value: Any) -> dict[str, Any] | None:
-    """The fields of a dataclass or a model, for JSON. None if the value is neither."""
+    """Return the fields of a dataclass or a model, for JSON. None: the value is neither."""
     if is_model(type(value)):
         dumped: dict[str, Any] = value.model_dump(by_alias=True)
         return dumped

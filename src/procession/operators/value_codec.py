@@ -58,18 +58,19 @@ _FIRST_DAY = datetime(1, 1, 1)  # noqa: DTZ001  (without a time zone on purpose)
 
 
 def as_column(values: list[Any]) -> pa.Array | list[Any]:
-    """Values as a column if all of them are bytes, otherwise as they are."""
+    """Return values as a column if all of them are bytes, otherwise as they are."""
     is_plain = values and countOf(map(type, values), bytes) == len(values)
     return pa.array(values, pa.binary()) if is_plain else values
 
 
 def as_payloads(values: list[Any]) -> pa.Array | list[Any]:
-    """Values as a column of bytes, as a sink writes them, if all are bytes or text. Otherwise as they are."""
+    """Return values as a column of bytes, as a sink writes them, if all are bytes or text. Otherwise returns them as
+    they are."""
     try:
         column = pa.array(values, pa.binary())
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, UnicodeEncodeError):
         return values
-    return values if column.null_count else column  # Arrow accepts None as a value; we do not
+    return values if column.null_count else column  # Arrow accepts None as a value; this codec does not
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class ValueCodec:
     types: NamedTypes = NO_TYPES
 
     def pack(self, values: pa.Array | list[Any]) -> tuple[pa.Array, Forms]:
-        """The values as a column of bytes, and the form of each. Raises what `packed_value` raises."""
+        """Encode the values as a column of bytes. Also returns the form of each. Raises like `packed_value`."""
         if is_records(values):
             if (records := packed_records(values)) is not None:
                 return records, np.full(len(values), VALUE, np.uint8)
@@ -98,8 +99,8 @@ class ValueCodec:
         return pa.array([data for data, _ in pairs], pa.binary()), np.array([form for _, form in pairs], np.uint8)
 
     def packed_value(self, value: Any) -> tuple[bytes, int]:
-        """One value as bytes, and its form. Raises TypeError or ValueError if it could not be decoded to an equal
-        value."""
+        """Encode one value. Returns its bytes and its form. Raises TypeError or ValueError if it could not be decoded
+        to an equal value."""
         if type(value) is bytes:
             return value, BYTES
         if type(value) is str:
@@ -120,10 +121,10 @@ class ValueCodec:
         return {BYTES: bytes, TEXT: bytes.decode, VALUE: self.decoded_value}
 
     def packed(self, value: Any) -> bytes:
-        """One value of any type, for `decoded_value`. Raises TypeError or ValueError if decoding could not give an
-        equal value."""
+        """Encode one value of any type, for `decoded_value`. Raises TypeError or ValueError if decoding could not give
+        an equal value."""
         data = self._packed(value)
-        # msgpack encodes a bytearray as bytes. Few values contain either, and this is a cheap test for both.
+        # msgpack encodes a bytearray as bytes. Few values contain either, and this is a fast test for both.
         if (b"\xc4" in data or b"\xc5" in data or b"\xc6" in data) and _has_buffer(value):
             data = self._packed(_marked(value))
         return data
@@ -131,7 +132,7 @@ class ValueCodec:
     def _packed(self, value: Any) -> bytes:
         try:
             data: bytes = msgpack.packb(value, default=self._extended, strict_types=True)
-        except UnicodeEncodeError:  # text with a lone surrogate, which JSON may contain. To allow it costs time.
+        except UnicodeEncodeError:  # text with a lone surrogate, which JSON may contain; it is encoded more slowly
             data = msgpack.packb(value, default=self._extended, strict_types=True, unicode_errors="surrogatepass")
         return data
 
@@ -198,7 +199,7 @@ def _has_buffer(value: Any) -> bool:
 
 
 def _marked(value: Any) -> Any:
-    """The same value with each bytearray wrapped, so that it is decoded as one."""
+    """Return the same value with each bytearray wrapped, so that it is decoded as a bytearray."""
     if type(value) is bytearray:
         return msgpack.ExtType(_BYTEARRAY, bytes(value))
     if type(value) is memoryview:

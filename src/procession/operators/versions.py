@@ -1,11 +1,11 @@
 """Versions: each record is joined with the version of its key that was valid at the record's time.
 
-Invariant: of the versions that came before the record in the sequence, the one with the greatest start at or before the
-record's time counts, in whatever order they came. The result has the place of the record. Implements
+Invariant: only versions before the record in the sequence count. Of these, the version with the greatest start at or
+before the record's time is used, regardless of their order. The result has the position of the record. Implements
 `operators/operator`. Pure.
 
 State: under the key itself, the greatest time of a record, whether versions were dropped, and the versions, each as
-[start, version], the earliest first.
+[start, version], earliest first.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _start = itemgetter(0)
 
 
 class LateVersionRule(Enum):
-    """What happens to a version that comes after records for which it was valid, and to a record whose version is no
+    """The rules for a version that comes after records for which it was valid, and for a record whose version is no
     longer kept."""
 
     KEEP = "keep"
-    """The version counts for later records. The record gets the oldest version that is kept."""
+    """The version is used for later records. The record gets the oldest kept version."""
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
 
 
 @dataclass(slots=True)
 class KeyVersions:
-    """What is known about one key. Times are in nanoseconds."""
+    """The state of one key. Times are in nanoseconds."""
 
     greatest: int
     """The greatest time of a record."""
@@ -53,13 +53,13 @@ class KeyVersions:
     versions: list[list[Any]]
 
     def as_list(self) -> list[Any]:
-        """The form in which it is stored."""
+        """Return the form in which it is stored."""
         return [self.greatest, self.is_cut, self.versions]
 
 
 @dataclass(frozen=True)
 class VersionJoin(UntimedOperator):
-    """A join with the version that was valid. Its rows are those of both sides: records, and versions."""
+    """A join with the valid version. Its rows are those of both sides: records, and versions."""
 
     join: Callable[[Any, Any], Any]
     time: Callable[[Any], Any]
@@ -105,7 +105,7 @@ class VersionJoin(UntimedOperator):
         return records.pick(picked, results)
 
     def _add_version(self, held: KeyVersions, version: Any) -> None:
-        """Add a version. One that starts when another does replaces it. Raises LateRecord for a late one, which is
+        """Add a version. It replaces a version with the same start. Raises LateRecord for a late version, which is
         added before if the rule says so."""
         start = nanoseconds(self.valid_from(version), self.unit)
         is_late = start <= held.greatest
@@ -123,7 +123,8 @@ class VersionJoin(UntimedOperator):
             )
 
     def _joined(self, held: KeyVersions, record: Any) -> tuple[Any, LateRecord | None]:
-        """The result for a record, and why the record is late, if it is. The version is a copy: it may count again."""
+        """Return the result for a record, and the reason why the record is late, if it is. `join` gets a copy of the
+        version, because the version may be used again."""
         time = nanoseconds(self.time(record), self.unit)
         place = bisect_right(held.versions, time, key=_start) - 1
         late = None

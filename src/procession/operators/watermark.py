@@ -1,9 +1,9 @@
 """The watermark of a stage with several inputs: the minimum over those that have not ended.
 
 Invariant: the progress of an input is the greatest time among its records. The watermark is the minimum over the
-inputs, and never decreases. An input that has sent nothing yet holds it back; one that has ended no longer does. Every
-task learns of every record that advances an input, and of every stream that begins or ends. So all tasks have the same
-watermark at the same position, wherever epochs are cut. Uses `planner/inputs`; used by `operators/chain`. Pure.
+inputs, and never decreases. An input without records so far delays the watermark; an ended input does not. Every task
+learns of every record that advances an input, and of every stream that begins or ends. So all tasks have the same
+watermark at the same position, for any division into epochs. Uses `planner/inputs`; used by `operators/chain`. Pure.
 
 State: under `i`, the open streams and the step that each input has reached.
 """
@@ -50,7 +50,7 @@ class InputFrontier:
             self._counts[self.steps.pop(number)] -= 1
 
     def move(self, number: int, step: int) -> None:
-        """Advance an input. An input that has ended, or is not an input of the stage, is ignored."""
+        """Advance an input. An ended input, or a number that is not an input of the stage, is ignored."""
         if number in self.steps:
             self.end(number)
             self._put(number, step)
@@ -63,7 +63,7 @@ class InputFrontier:
 
 
 class _WatermarkEvent(NamedTuple):
-    """What moves the watermark at a row: an input that reaches a step, or inputs that begin or end before the row."""
+    """A change of the watermark at a row: an input that reaches a step, or inputs that begin or end before the row."""
 
     row: int
     input: int = 0
@@ -86,12 +86,12 @@ class Watermark:
         states.touch([INPUTS])
 
     def reached(self, ids: Ids, sequence: Numbers, before: int, steps: Numbers) -> Numbers:
-        """The watermark before these rows and after each. `ids` are their inputs, and `steps` the steps that each would
-        advance its input to."""
+        """Return the watermark before these rows and after each. `ids` are their inputs, and `steps` the steps to which
+        each would advance its input."""
         input_changes = self._begun(int(sequence[-1]))
         frontier = self._frontier
         if not input_changes and len(frontier.steps) == 1 and (ids == ids[0]).all() and int(ids[0]) in frontier.steps:
-            # Only one input, as in most pipelines.
+            # There is only one input, as in most pipelines.
             frontier.move(int(ids[0]), max(frontier.least, int(steps.max())))
             return np.maximum.accumulate(np.concatenate(([before], steps)))
         events = [
@@ -119,7 +119,7 @@ class Watermark:
         return reached
 
     def end(self, change: InputChange) -> int:
-        """An input has ended. Returns the minimum over the others."""
+        """Handle the end of an input. Returns the minimum over the others."""
         for begun in self._begun(change.sequence):
             self._take(begun)
         self._take(change)
@@ -140,7 +140,7 @@ class Watermark:
             self._frontier.end(number)
 
     def _begun(self, sequence: int) -> list[InputChange]:
-        """The inputs that begin up to this position."""
+        """Return the inputs that begin up to this position."""
         found = []
         while self._begins and self._begins[0].sequence <= sequence:
             found.append(self._begins.popleft())

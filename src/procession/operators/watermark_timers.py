@@ -1,10 +1,10 @@
-"""Watermark timers: how far a watermark has come, and which keys are due when it advances.
+"""Watermark timers: the progress of a watermark, and the keys that are due when it advances.
 
-Invariant: the cost of an epoch depends on the keys that it touches, not on all keys. A list of keys is written in
-one epoch and not touched again until the watermark reaches its step. Used by `operators/timed`. Pure.
+Invariant: the cost of an epoch depends on the keys that it touches, not on all keys. A list of keys is written in one
+epoch and not touched again until the watermark reaches its step. Used by `operators/timed`. Pure.
 
-State: under `w` the watermark, in steps, and the list of lists; under `t`, a step and a serial number, the keys of one
-list. What is held for a key is under `k` and the key.
+State: under `w`, the watermark, in steps, and the list of lists; under `t`, a step and a serial number, the keys of one
+list. The state of a key is under `k` and the key.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from procession.operators.operator import Reach, StateAccess
 from procession.operators.stage_rows import Numbers
 
 LOWEST = -(2**62)
-"""Less than every watermark."""
+"""A step below every watermark."""
 
 WATERMARK = b"w"
 LISTS_MAX = 64
-"""Maximum number of lists of keys for one step. More are merged into one."""
+"""Maximum number of lists of keys for one step. More lists are merged into one."""
 
 
 def greatest(before: int, steps: Numbers) -> Numbers:
-    """The watermark of a stage with one input."""
+    """Return the watermark of a stage with one input."""
     reached: Numbers = np.maximum.accumulate(np.concatenate(([before], steps)))
     return reached
 
 
 def by_input(ids: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Numbers]]:
-    """The rows of each input: (input, rows in order)."""
+    """Yield the rows of each input: (input, rows in order)."""
     if not len(ids):
         return
     if (ids == ids[0]).all():
@@ -48,7 +48,7 @@ def by_input(ids: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Numbers]]:
 
 @dataclass
 class InputSteps:
-    """The step that each input of a stage has reached. If there is only one, its number does not matter."""
+    """The step that each input of a stage has reached. If there is only one input, its number does not matter."""
 
     steps: dict[int, int] = field(default_factory=dict)
 
@@ -73,8 +73,8 @@ class WatermarkTimers:
         self._set: set[tuple[int, bytes]] = set()
 
     def stretches(self, steps: Numbers, reach: Reach = greatest) -> Iterator[tuple[int, int, int, list[bytes]]]:
-        """Cut rows with these steps into stretches in which the watermark does not move: (first row, end, step, keys
-        that are due at the start)."""
+        """Divide rows with these steps into stretches in which the watermark does not move. Yields (first row, end,
+        step, keys that are due at the start)."""
         mark = self._mark()
         before = LOWEST if mark["at"] is None else mark["at"]
         reached = reach(before, steps)
@@ -92,7 +92,7 @@ class WatermarkTimers:
         self.pending.setdefault(step, []).append(key)
 
     def set_once(self, step: int, key: bytes) -> None:
-        """As `set`, unless this timer was set before through this object."""
+        """Set a timer like `set`, unless this timer was set before through this object."""
         if (step, key) not in self._set:
             self._set.add((step, key))
             self.set(step, key)
@@ -121,7 +121,7 @@ class WatermarkTimers:
         self.pending = {}
 
     def advance_to(self, step: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Advance the watermark to this step without a record: (step, keys that are due there), in order."""
+        """Advance the watermark to this step without a record. Yields (step, keys that are due there), in order."""
         reached = self._mark()["at"]
         if step == LOWEST or (reached is not None and step <= reached):
             return
@@ -131,8 +131,8 @@ class WatermarkTimers:
         self.states.touch([WATERMARK])
 
     def drain(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Fire all timers, as if the watermark passed them: (step, keys that are due there). Then the watermark is
-        where it was, for records that come after the end."""
+        """Fire all timers, as if the watermark passed them. Yields (step, keys that are due there). Afterwards the
+        watermark has its earlier value, for records that come after the end."""
         reached = self._mark()["at"]
         while due := self._mark()["lists"]:
             step = min(due)

@@ -1,7 +1,7 @@
 """Window types: tumbling, sliding, session, calendar and counting.
 
-Invariant: a window type is a value that says where a window starts and ends, in nanoseconds of event time; it does
-not know what is put into it. `operators/window_operator` fills windows and fires them. Pure.
+Invariant: a window type is a value that defines where windows start and end, in nanoseconds of event time. It does not
+know their records. `operators/window_operator` fills windows and fires them. Pure.
 
     >>> from procession import windows
     >>> windows.tumbling(10).ends(12 * 10**9)
@@ -24,40 +24,40 @@ from procession.planner.event_order import LateRecord
 from procession.times import NS, in_unit, length
 
 SESSION_STEPS = 8
-"""The watermark of a session moves in steps of its gap divided by this, so it may fire up to one step late."""
+"""Number of steps of the watermark per gap of a session. A session may fire up to one step late."""
 
 CALENDAR_STEP = 15 * 60 * NS
-"""The watermark of calendar windows moves in steps of 15 minutes: local midnights are at such times in all zones of
-today. At other midnights a window fires up to one step late."""
+"""Length of the watermark's steps with calendar windows: 15 minutes, because local midnights are at such times in all
+current time zones. At other midnights, a window fires up to one step late."""
 
 SPAN_MAX = 1_000_000_000 * NS
-"""The longest duration, in nanoseconds."""
+"""Maximum duration, in nanoseconds."""
 
 Length = float | Decimal | timedelta
-"""A duration: seconds as a number (a float counts as the decimal number that it prints as), or a timedelta."""
+"""A duration: seconds as a number, or a timedelta. A float means the decimal number that Python prints for it."""
 
 OVERLAPS_MAX = 1_000
 """Maximum number of sliding windows that contain one record."""
 
 
 class LateWindowRule(Enum):
-    """What happens to a record all of whose windows have fired."""
+    """The rules for a record if all of its windows have fired."""
 
     DROP = "drop"
     FIRE = "fire"
     OLDEST = "oldest"
     DEAD_LETTER = "dead-letter"
     UPDATE = "update"
-    """The result of its window is emitted again, corrected, with the one that it replaces."""
+    """The corrected result of its window is emitted, together with the result that it replaces."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A window type, as `tumbling`, `sliding`, `session`, `calendar` and `counting` make it. Times are in nanoseconds.
+    """A window type, made by `tumbling`, `sliding`, `session`, `calendar` or `counting`. Times are in nanoseconds.
 
     `size` is the length of a window, or the gap of a session. `every` is the distance between two windows. With
-    `count`, a window has this many records, whatever their times. With `period`, a window is one of these in the time
-    zone `zone`.
+    `count`, a window has this many records, regardless of their times. With `period`, a window is one such period in
+    the time zone `zone`.
     """
 
     size: int = 0
@@ -69,14 +69,19 @@ class Windows:
 
     @cached_property
     def step(self) -> int:
-        """The watermark moves in steps of this: no window can fire in between."""
+        """Length of the watermark's steps. No window can fire within a step."""
         if self.period is not None:
             return CALENDAR_STEP
         return max(1, self.size // SESSION_STEPS) if self.is_session else self.every
 
     @property
+    def is_tumbling(self) -> bool:
+        """Whether each time is in one window, of a fixed size."""
+        return 0 < self.size == self.every
+
+    @property
     def shape(self) -> str:
-        """A description that is the same for equal window types."""
+        """A description that is equal for equal window types."""
         if self.count:
             return f"{self.count} records"
         if self.period is not None:
@@ -86,7 +91,7 @@ class Windows:
         return f"{in_unit(self.size)} s, every {in_unit(self.every)} s"
 
     def ends(self, time: int) -> tuple[int, ...]:
-        """The ends of the windows that contain this time, the earliest first."""
+        """Return the ends of the windows that contain this time, the earliest first."""
         if self.period is not None:
             return (bounds(self.period, self.zone, time)[1],)
         if self.is_session:
@@ -95,12 +100,12 @@ class Windows:
         return tuple(range(first, time + self.size + 1, self.every))
 
     def start(self, end: int) -> int:
-        """The start of the window with this end. Not for sessions."""
+        """Return the start of the window with this end. Not for sessions."""
         return end - self.size if self.period is None else bounds(self.period, self.zone, end - 1)[0]
 
 
 def tumbling(size_s: Length) -> Windows:
-    """Windows of a fixed size, one after the other, aligned to 1970-01-01.
+    """Make windows of a fixed size, one after the other, aligned to 1970-01-01.
 
     Args:
         size_s: Length of a window in seconds.
@@ -113,7 +118,7 @@ def tumbling(size_s: Length) -> Windows:
 
 
 def sliding(size_s: Length, *, every_s: Length) -> Windows:
-    """Overlapping windows of a fixed size.
+    """Make overlapping windows of a fixed size.
 
     Args:
         size_s: Length of a window in seconds. A multiple of `every_s`.
@@ -132,7 +137,7 @@ def sliding(size_s: Length, *, every_s: Length) -> Windows:
 
 
 def session(gap_s: Length) -> Windows:
-    """Windows that last as long as records follow each other within a gap.
+    """Make windows that last as long as each record follows the previous one within a gap.
 
     Args:
         gap_s: The gap in seconds. A session ends this long after its last record.
@@ -141,7 +146,7 @@ def session(gap_s: Length) -> Windows:
 
 
 def calendar(period: Literal["day", "week", "month", "quarter", "year"], *, tz: str = "UTC") -> Windows:
-    """Windows of the calendar, from one local midnight to another. When clocks change, a day has 23 or 25 hours.
+    """Make windows of the calendar, from one local midnight to another. When clocks change, a day has 23 or 25 hours.
 
     Args:
         period: "day", "week" (from Monday), "month", "quarter" or "year".
@@ -157,7 +162,7 @@ def calendar(period: Literal["day", "week", "month", "quarter", "year"], *, tz: 
         raise PlanError(f"calendar({period!r}) is not known", next_step=f"choose one of {known}") from None
     try:
         ZoneInfo(tz)
-    except (OSError, TypeError, ValueError, KeyError):  # what zoneinfo raises for a name that is not one
+    except (OSError, TypeError, ValueError, KeyError):  # zoneinfo raises these for a name that is not a time zone
         raise PlanError(
             f"the time zone {tz!r} is not known", next_step='pass a name such as "Europe/Berlin" or "UTC"'
         ) from None
@@ -165,7 +170,7 @@ def calendar(period: Literal["day", "week", "month", "quarter", "year"], *, tz: 
 
 
 def counting(records: int) -> Windows:
-    """Windows of a fixed number of records, whatever their times.
+    """Make windows of a fixed number of records, regardless of their times.
 
     Args:
         records: Records per window.
@@ -176,7 +181,8 @@ def counting(records: int) -> Windows:
 
 
 def span(time: Length, what: str, least: int = 1) -> int:
-    """A duration given by a user, exact, in nanoseconds. Raises PlanError if it is below `least` nanoseconds."""
+    """Return the exact nanoseconds of a duration given by a user. Raises PlanError if it is below `least`
+    nanoseconds."""
     ns = length(time)
     if ns is None or not least <= ns <= SPAN_MAX:
         raise PlanError(
@@ -187,12 +193,13 @@ def span(time: Length, what: str, least: int = 1) -> int:
 
 
 def late_record(time: int, watermark: int) -> LateRecord:
-    """The reason for a dead letter: the record is behind the watermark of a stage."""
+    """Return the reason for a dead letter: the record is behind the watermark of a stage."""
     return LateRecord(f"its time {in_unit(time)} s is too far behind the watermark {in_unit(watermark)} s of the stage")
 
 
 def check_updates(windows: Windows, late: str, updates_s: Length | None) -> None:
-    """Check that windows can be corrected: a time limit is given, and a record cannot change the bounds of a window."""
+    """Raise PlanError unless windows can be corrected: there must be a time limit, and a record must not change the
+    bounds of windows."""
     if (late == "update") is not (updates_s is not None):
         raise PlanError(
             f".window() has late={late!r} and updates_s={updates_s!r}, which belong together",

@@ -1,1 +1,1 @@
-"""The planner: a graph in, a plan out. Pure."""
+"""The planner: turns a graph into a plan. Pure."""

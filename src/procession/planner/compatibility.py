@@ -1,9 +1,9 @@
-"""Whether a changed program can continue with the states in a checkpoint.
+"""Compatibility: checks whether a changed program can continue with the states in a checkpoint.
 
-Invariant: states are identified by the name of their stage, its kind, its key and what feeds it. A program whose
-states differ from those in the checkpoint is refused, by stage name and with a next step, before anything changes: not
-even the checkpoint is claimed. Stages without state, and what a stage does with its state, may change freely. A stage
-without a name is identified by what it does, not by its place. Takes the last round record; used by the driver. Pure.
+Invariant: states are identified by the name of their stage, its kind, its key and its inputs. A program whose states
+differ from those in the checkpoint is refused before the checkpoint is claimed or changed; the error names the stage
+and a next step. Stages without state, and the functions that change states, may change freely. A stage without a name
+is identified by its functions, not by its position. Takes the last round record; used by the driver. Pure.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ START_OVER = "start over with another --dir (and an empty output)"
 DROP = "drop its states with `procession upgrade`"
 
 OF_ALL = {Kind.WINDOW_BY_KEY: Kind.WINDOW, Kind.AGGREGATE_BY_KEY: Kind.AGGREGATE}
-"""The kind of the same stage without a key."""
+"""The kind of the same stage without a key, for each kind with a key."""
 
 
 def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
-    """The chains that begin with a stage with state: its name, and its kind and the layout of its states."""
+    """Return the chains that begin with a stage with state: its name, and its kind and the layout of its states."""
     return {
         chain.number: (node.name, f"{node.kind.value}{operator.state.layout}")
         for chain in plan.chains
@@ -39,24 +39,24 @@ def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
 
 
 def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
-    """Raises PlanError if a stage whose tasks have states of their own has another number of tasks than in the
-    checkpoint, because each task holds a part of the pending results."""
+    """Raise PlanError if a stage whose tasks have their own states has another number of tasks than in the checkpoint,
+    because each task holds a part of the pending results."""
     for chain in plan.chains:
         node = None if chain.root is None else plan.node(chain.root)
         if node is None or not is_whole(node) or kept.get(node.name, 0) in (0, chain.tasks):
             continue
         raise PlanError(
             f"stage {node.name!r} had parallelism {kept[node.name]} when the checkpoint was made, and has"
-            f" {chain.tasks} now: what it holds is not redistributed at a start",
+            f" {chain.tasks} now: its states are not redistributed at a start",
             next_step=f"change it with `procession upgrade`, or give it parallelism={kept[node.name]}, or {START_OVER}",
             stage=node.name,
         )
 
 
 def identities(plan: Plan, lines_of: LinesOf = no_lines) -> dict[str, dict[str, str]]:
-    """What identifies each stage with state, beside its name. `key` and `step` are fingerprints of the function of its
-    key and of its step, `form` is what the states of its aggregate consist of, `inputs` are the stages and sources
-    before it, `named` says whether the user gave the name."""
+    """Return the identity of each stage with state, in addition to its name. `key` and `step` are fingerprints of the
+    functions of its key and of its step. `form` is the structure of its aggregate's states. `inputs` are the stages and
+    sources before it. `named` tells whether the user gave the name."""
     inputs = _inputs(plan)
     roots = [(chain.root, plan.node(chain.root)) for chain in plan.chains if chain.root is not None]
     return {
@@ -73,8 +73,8 @@ def identities(plan: Plan, lines_of: LinesOf = no_lines) -> dict[str, dict[str, 
 
 
 def _form(function: Any) -> str:
-    """What the states of an aggregate consist of. Empty: the stage has none, or it is not known."""
-    aggregate = getattr(function, "__self__", function)  # a rolling stage has the bound `step` of its aggregate
+    """Return the structure of an aggregate's states. Empty: the stage has no aggregate, or its form is unknown."""
+    aggregate = getattr(function, "__self__", function)  # of a rolling stage it is the method `step` of its aggregate
     return aggregate.form if isinstance(aggregate, Aggregate) else ""
 
 
@@ -83,7 +83,8 @@ def _fingerprint(function: Any, lines_of: LinesOf) -> str:
 
 
 def _inputs(plan: Plan) -> list[set[str]]:
-    """For each node, the nearest stages with state before it, and the sources that reach it without passing one."""
+    """Return, for each node, the nearest stages with state before it, and the sources that reach it without passing
+    one."""
     found: list[set[str]] = []
     for node in plan.graph.nodes:  # parents come before their children
         inputs: set[str] = set()
@@ -96,17 +97,17 @@ def _inputs(plan: Plan) -> list[set[str]]:
 
 @dataclass(frozen=True)
 class StageIdentity:
-    """What a checkpoint or a program knows about a stage with state."""
+    """The knowledge of a checkpoint or a program about a stage with state."""
 
     kind: str
     identity: Mapping[str, str] = field(default_factory=dict)
 
     def has_same(self, what: str, other: StageIdentity) -> bool:
-        """Whether this fingerprint may be the same: nothing known about both differs."""
+        """Whether this fingerprint may be the same: no known parts differ."""
         return is_same(self.identity.get(what, ""), other.identity.get(what, ""))
 
     def is_like(self, other: StageIdentity) -> bool:
-        """Whether this is the same stage by all that is known about it, except its name."""
+        """Whether this may be the same stage, apart from its name."""
         fingerprints = [(self.identity.get(what, ""), other.identity.get(what, "")) for what in ("key", "step")]
         return self.kind == other.kind and all(
             is_known_same(new, old) or not (new or old) for new, old in fingerprints if self.identity
@@ -139,11 +140,11 @@ def check_continued(
 
 
 def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
-    """Find windows and aggregates that were over all records, and use the key of a `key_by` now."""
+    """Raise PlanError for a window or aggregate that was over all records, and now uses the key of a `key_by`."""
     for node in plan.graph.nodes:
         if node.operator is None or not isinstance(node.key, RecordKey) or node.kind not in OF_ALL:
             continue
-        # The default name has the kind in it, which differs with a key.
+        # The default name contains the kind, which differs with a key.
         name = node.name if node.is_named else node.name.replace("-by-key", "")
         shape = wanted[node.name].kind.removeprefix(node.kind.value)
         if name in kept and kept[name].kind == OF_ALL[node.kind].value + shape:
@@ -156,10 +157,11 @@ def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[
 
 
 def _check_places(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
-    """Stages without a name are named by their position: find those whose position has changed."""
+    """Raise PlanError if a stage without a name has another position, because such stages are named by their
+    position."""
     found = _found_again(kept, wanted)
     moved = moved_stages(kept, wanted)
-    # A name would not help where a stage is new: the checkpoint has no states of it.
+    # If a stage is new, a name would not help: the checkpoint has no states of it.
     added = [name for name in wanted if name not in found.values() and (wanted[name].is_unnamed or name not in kept)]
     if moved and len(added) == len(wanted) - len(kept) > 0:
         raise _has_no_states(added[0])
@@ -186,7 +188,7 @@ def check_edited(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageId
 
 
 def moved_stages(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
-    """The stages without a name that have another position, and so another name, than in the checkpoint."""
+    """Return the stages without a name that have another position, and so another name, than in the checkpoint."""
     return {name: new for name, new in _found_again(kept, wanted).items() if name != new}
 
 
@@ -203,8 +205,8 @@ def check_moved(moved: Mapping[str, str]) -> None:
 
 
 def _found_again(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
-    """For each stage without a name in the checkpoint, its name in the program, found by its functions. Stages with the
-    same functions are distinguished by their inputs, then by their order."""
+    """Return, for each stage without a name in the checkpoint, its name in the program, found by its functions. Stages
+    with the same functions are distinguished by their inputs, then by their order."""
     found: dict[str, str] = {}
     for stage in (stage for stage in kept.values() if stage.is_unnamed):
         old = [name for name, other in kept.items() if other.is_unnamed and stage.is_like(other)]

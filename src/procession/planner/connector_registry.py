@@ -1,9 +1,10 @@
-"""The registry of connectors: which one a URL belongs to. Pure but for finding installed packages.
+"""The registry of connectors: finds the connector of a URL. Pure, except that it finds installed packages.
 
-Invariant: a connector's module is imported when a URL or a command names it, and not before. Ours are found by the
-table here, so they work from a plain checkout; pyproject.toml declares the same ones as entry points. Other packages
-add connectors through entry points of the group `procession.connectors`: the name is a scheme, the value a `Connector`.
-A scheme of ours cannot be replaced. Used by the planner, the supervisor, the driver and the command line.
+Invariant: a connector's module is imported when a URL or a command names it, and not before. A table in this module has
+the connectors of this package, so they work from a plain checkout; pyproject.toml declares the same connectors as entry
+points. Other packages add connectors by entry points of the group `procession.connectors`: the name is a scheme, the
+value a `Connector`. They cannot replace a scheme of this package. Used by the planner, the supervisor, the driver and
+the command line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ OURS = {
     "delta": "procession.connectors.delta_scheme:CONNECTOR",
     "iceberg": "procession.connectors.iceberg_scheme:CONNECTOR",
 }
-"""Our schemes, and where their connectors are. A module that is not there yet is left out of lists."""
+"""The schemes of this package, and the places of their connectors. A module that does not exist yet is omitted from
+lists."""
 
 FILES = "files"
 """The one stream of a source that reads files in event-time order."""
@@ -51,6 +53,7 @@ FILE = Connector(
         packing=Packing.JOINED,
         message_bytes_max=64 * 1024,
         is_repeatable=True,
+        writes_record_file=True,
         rollback="procession.connectors.sink_rollback:FileRollback",
         is_replicated=True,
     ),
@@ -123,16 +126,16 @@ _ADDRESS = re.compile(r"[^:\s]+:[0-9]{1,5}")
 
 
 def connector_of(text: str) -> Connector | None:
-    """The connector of a URL or an address; None if the scheme is unknown."""
+    """Return the connector of a URL or an address. None: the scheme is unknown."""
     scheme = text.partition(":")[0].lower()
     if scheme != FILE.name and _ADDRESS.fullmatch(text):
-        return ADDRESS  # a host may be called as a scheme is
+        return ADDRESS  # a host may have the name of a scheme
     return connector_named(scheme) if SCHEME.fullmatch(scheme) and ":" in text else None
 
 
 @cache
 def connector_named(scheme: str) -> Connector | None:
-    """The connector of a scheme; None if it is unknown."""
+    """Return the connector of a scheme. None: the scheme is unknown."""
     if scheme in OURS:
         return _ours(scheme)
     point = _plugged_in().get(scheme)
@@ -140,7 +143,8 @@ def connector_named(scheme: str) -> Connector | None:
 
 
 def connectors() -> list[Connector]:
-    """All connectors, ours first. One that cannot be loaded is left out: it must not break what does not use it."""
+    """Return all connectors, those of this package first. A connector that cannot be loaded is omitted, so that it does
+    not break other work."""
     found: dict[str, Connector] = {}
     for scheme in OURS:
         connector = connector_named(scheme)
@@ -156,7 +160,7 @@ def connectors() -> list[Connector]:
 
 
 def sink_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
-    """The connector of a sink and its URL, checked. `owner` is the sink, for the error. Raises PlanError."""
+    """Return the connector of a sink and its URL, checked. `owner` is the sink, for the error. Raises PlanError."""
     connector = _known(text, owner, "sink")
     if connector.sink is None:
         raise _one_way(connector, owner, "sink")
@@ -166,7 +170,7 @@ def sink_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
 
 
 def source_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
-    """The connector of a source and its URL, checked. `owner` is the source, for the error. Raises PlanError."""
+    """Return the connector of a source and its URL, checked. `owner` is the source, for the error. Raises PlanError."""
     connector = _known(text, owner, "source")
     if connector.source is None:
         raise _one_way(connector, owner, "source")
@@ -176,8 +180,8 @@ def source_of(text: str, owner: str) -> tuple[Connector, ConnectorUrl]:
 
 
 def check_installed(connector: Connector, owner: str, url: ConnectorUrl | None = None) -> None:
-    """Raises ConfigError, with the command that helps, if a package that the connector's programs need, for this URL if
-    there is one, is missing."""
+    """Raise ConfigError if a package is missing that the connector's programs need, for this URL if there is one. The
+    error has the command that installs it."""
     needed = (*connector.modules, *(connector.modules_for(url) if url is not None else ()))
     missing = [name for name in needed if not _is_there(name)]
     if missing:
@@ -188,7 +192,7 @@ def check_installed(connector: Connector, owner: str, url: ConnectorUrl | None =
 
 
 def load(reference: str) -> Any:
-    """What MODULE:NAME stands for."""
+    """Return the object that MODULE:NAME stands for."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -224,7 +228,7 @@ def _ours(scheme: str) -> Connector | None:
 
 @cache
 def _plugged_in() -> dict[str, EntryPoint]:
-    """The entry points of other packages, by scheme."""
+    """Return the entry points of other packages, by scheme."""
     from importlib.metadata import entry_points  # imported late: Spark's workers and most commands never need it
 
     return {point.name.lower(): point for point in entry_points(group=GROUP) if point.name.lower() not in OURS}
@@ -234,7 +238,7 @@ def _loaded(point: EntryPoint) -> Connector:
     package = point.dist.name if point.dist is not None else point.module
     try:
         connector = point.load()
-    except Exception as error:  # another package's module may raise anything
+    except Exception as error:  # a module of another package may raise anything
         raise ConfigError(
             f"the connector {point.name!r} of the package {package} cannot be loaded: {type(error).__name__}: {error}",
             next_step="correct or uninstall that package",
@@ -250,5 +254,5 @@ def _loaded(point: EntryPoint) -> Connector:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is not there
+    except ModuleNotFoundError:  # its parent package does not exist
         return False

@@ -16,11 +16,11 @@ from procession.errors import PlanError
 URL_CHARACTERS_MAX = 4096
 FLAG, TEXT, NUMBER, LIST = "flag", "text", "number", "list"
 OptionKind: TypeAlias = str | Sequence[str]
-"""The kind of an option: one of those above, or the values that it can have."""
+"""The kind of an option: one of the constants above, or its possible values."""
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 _PASSWORD = re.compile(r"//[^/?#]*:[^/?#]*@|//[^/?#@,]*:(?!\d*(?:[,/?#]|$))[^@?]*@")
-"""Also a password with a `/` in it that is not encoded; what is only digits there is a port."""
+"""Matches a password. The password may contain an unencoded `/`; then a text of only digits counts as a port."""
 _SECRET_VALUE = re.compile(
     r"([?&][^=&]*(?:password|passwd|pwd|secret|token|credential|key)[^=&]*=)[^&]*", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ class ConnectorUrl:
     """
 
     text: str
-    """As the user wrote it."""
+    """The URL as the user wrote it."""
     scheme: str
     place: str
     """Everything between the scheme and the options, such as a directory, `//HOST:PORT/NAME` or another URL."""
@@ -52,12 +52,13 @@ class ConnectorUrl:
 
     @property
     def authority(self) -> str:
-        """What stands between `//` and the next `/`: `USER@HOST:PORT`, or several hosts, separated by commas."""
+        """The text between `//` and the next `/`: `USER@HOST:PORT`, or several hosts, separated by commas."""
         return self.place[2:].partition("/")[0] if self.place.startswith("//") else ""
 
     @property
     def path(self) -> str:
-        """The path after the authority, decoded. It begins with `/` if there is an authority and it is not empty."""
+        """The decoded path after the authority. It begins with `/` if there is an authority and the path is not
+        empty."""
         rest = self.place[2 + len(self.authority) :] if self.place.startswith("//") else self.place
         return unquote(rest)
 
@@ -73,31 +74,31 @@ class ConnectorUrl:
 
     @property
     def host(self) -> str:
-        """The first host, without its port; an IPv6 address without its brackets."""
+        """The first host, without its port. An IPv6 address has no brackets."""
         first = self.hosts[0] if self.hosts else ""
         name = first.rpartition(":")[0] if re.search(r":[0-9]*$", first) else first
         return name.strip("[]")
 
     @property
     def port(self) -> int | None:
-        """The port of the first host, if it is given."""
+        """The port of the first host, or None."""
         first = self.hosts[0] if self.hosts else ""
         found = re.search(r":([0-9]+)$", first)
         return int(found[1]) if found else None
 
     def refuse(self, why: str, next_step: str) -> NoReturn:
-        """Raises the PlanError of a check."""
+        """Raise the PlanError of a check."""
         raise PlanError(f"{self.text!r} {why}", next_step=next_step)
 
     def check_options(self, known: Collection[str]) -> None:
-        """Raises PlanError if the URL has any other option than these."""
+        """Raise PlanError if the URL has other options than these."""
         for name in self.options:
             if name not in known:
                 listed = ", ".join(sorted(known)) or "none"
                 self.refuse(f"has an option {name!r} that is not known", f"the options of {self.scheme}: are {listed}")
 
     def check_values(self, kinds: Mapping[str, OptionKind]) -> None:
-        """Raises PlanError if the value of an option is not of its kind. An option without a kind is text."""
+        """Raise PlanError if the value of an option is not of its kind. An option without a kind is text."""
         for name, value in self.options.items():
             kind = kinds.get(name, TEXT)
             if kind == NUMBER:
@@ -108,7 +109,7 @@ class ConnectorUrl:
                 self.refuse(f"has {name}={value}", f"give {name} one of {', '.join(kind)}")
 
     def count(self, name: str, least: int = 1, most: int = 2**53) -> int | None:
-        """A numeric option; None if it is not given."""
+        """Return a numeric option, or None if it is not given."""
         text = self.options.get(name)
         if text is None:
             return None
@@ -118,20 +119,20 @@ class ConnectorUrl:
 
 
 def without_secrets(text: str) -> str:
-    """What a user wrote as a URL, for display before it is checked."""
+    """Return the text that a user wrote as a URL, without secrets, for display before it is checked."""
     return _SECRET_VALUE.sub(r"\1…", _PASSWORD.sub("//…@", text))
 
 
 def parse_url(text: str, *, password_hint: str = "", is_opaque: bool = False) -> ConnectorUrl:
-    """Parses a URL.
+    """Parse a URL.
 
     Args:
         text: The URL.
-        password_hint: Where the password belongs instead, for the error: "the environment variable PGPASSWORD".
-        is_opaque: Everything behind the scheme is the place, `?` included. File patterns need this.
+        password_hint: Where to put the password instead, for the error: "the environment variable PGPASSWORD".
+        is_opaque: Everything after the scheme is the place, `?` included. File patterns need this.
 
     Raises:
-        PlanError: It is not a URL, or it holds a password or another secret.
+        PlanError: The text is not a URL, or it contains a password or another secret.
     """
     scheme, colon, rest = text.partition(":")
     if len(text) > URL_CHARACTERS_MAX or not colon or not SCHEME.fullmatch(scheme) or not rest.strip():

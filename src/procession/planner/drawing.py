@@ -18,13 +18,13 @@ GAP_X, GAP_Y = 110, 34
 MARGIN = 24
 LABEL_STEP = 4
 LABEL_LETTER = 7
-"""About so wide is a letter of a label."""
+"""Approximate width of a letter of a label."""
 ARROW = 8
-"""The length and width of the head of an arrow, whatever the width of its line."""
+"""The length and width of the head of an arrow, for any width of its line."""
 LETTERS_MAX = 19
-"""So much of a stage's name fits into its box; the whole of it is shown when one points at it."""
+"""Maximum number of characters of a stage's name in its box. The tooltip shows the whole name."""
 
-# One for each chain, in turn: light enough to be written on.
+# The colours of the chains, used in turn. They are light enough for text on them.
 COLOURS = ("#dbeafe", "#dcfce7", "#fef3c7", "#fce7f3", "#ede9fe", "#e0f2fe")
 SINK_COLOUR = "#e5e7eb"
 
@@ -41,7 +41,8 @@ class BoxPosition:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything stands. An edge that passes columns has a place in each of them, so that it crosses no box."""
+    """The positions of all parts. An edge that passes columns has a place in each of them, so that it crosses no
+    box."""
 
     stages: dict[int, BoxPosition]
     passed: dict[tuple[int, int], tuple[BoxPosition, ...]]
@@ -50,7 +51,8 @@ class Layout:
 
 
 def as_svg(plan: Plan) -> str:
-    """The plan as one SVG document: stages from left to right, coloured by chain, each edge with its strategy."""
+    """Return the plan as one SVG document: stages from left to right, coloured by chain, each edge with its
+    strategy."""
     layout = _layout(plan)
     title = f"{plan.graph.name}: order {plan.graph.order.value}"
     letters = _dead_letters(plan, layout)
@@ -66,7 +68,7 @@ def as_svg(plan: Plan) -> str:
         *letters,
         *(_line(layout, edge) for edge in plan.edges),
         *(_box(plan, index, place) for index, place in layout.stages.items()),
-        # Behind all lines, so that none goes through a label.
+        # Labels are drawn in front of all lines, so that no line crosses a label.
         *(_label(layout, edge, taken) for edge in plan.edges),
         "</svg>",
     ]
@@ -74,9 +76,10 @@ def as_svg(plan: Plan) -> str:
 
 
 def _layout(plan: Plan) -> Layout:
-    """A column for each step from the source, and in it the stages in the order in which they were written."""
+    """Return a layout with a column for each step from the source. In a column, stages have the order in which they
+    were written."""
     taken: list[int] = []
-    """How many places of each column are taken."""
+    """Number of places of each column that are taken."""
     column_of: list[int] = []
     stages: dict[int, BoxPosition] = {}
     passed: dict[tuple[int, int], tuple[BoxPosition, ...]] = {}
@@ -100,7 +103,7 @@ def _layout(plan: Plan) -> Layout:
 
 
 def _dead_letters(plan: Plan, layout: Layout) -> list[str]:
-    """A frame around all stages, from which dead letters come, and their sink below it."""
+    """Return a frame around all stages, from which dead letters come, and their sink below it."""
     if plan.graph.dead_letter is None:
         return []
     place = BoxPosition(MARGIN + MARGIN // 2, layout.height + GAP_Y)
@@ -153,7 +156,7 @@ def _line(layout: Layout, edge: Edge) -> str:
 
 
 Area = tuple[int, int, int, int]
-"""From where to where, in x and in y."""
+"""A rectangle: left, top, right, bottom."""
 
 
 def _is_over(area: Area, other: Area) -> bool:
@@ -161,8 +164,8 @@ def _is_over(area: Area, other: Area) -> bool:
 
 
 def _label(layout: Layout, edge: Edge, taken: list[Area]) -> str:
-    """The strategy of an edge, in the middle of the gap before its end, clear of the arrowhead; lower if another label
-    is there."""
+    """Return the strategy of an edge as a label in the middle of the gap before its end, beside the arrowhead. It is
+    lower if another label is there."""
     text = f"{edge.strategy.value} of {edge.paths}" if edge.paths > 1 else edge.strategy.value
     after = layout.stages[edge.after]
     before = (layout.stages[edge.before], *layout.passed[edge.before, edge.after])[-1]

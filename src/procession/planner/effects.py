@@ -1,9 +1,9 @@
-"""Effects: what is known about a user's function from its code, without calling it.
+"""Effects: finds the effects of a user's function from its code, without calling it.
 
-Invariant: both answers are "yes" only if the code proves it; code that is not understood counts as "no". So a wrong
-guess costs a copy and never a wrong result. Methods are judged by name: a method of a user's class that has the name of
-a method of a built-in type, but changes its object, is not detected. Upstream: the functions of a graph; downstream:
-`planner/sharing`, which leaves out unnecessary copies. Pure.
+Invariant: both answers are "yes" only if the code proves it; other code counts as "no". So a wrong "no" costs a copy,
+but never causes a wrong result. Methods are recognized by name: a method of a user's class with the name of a built-in
+type's method is assumed to have the same effects. Reads the functions of a graph for `planner/sharing`, which avoids
+unnecessary copies. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from procession.operators.expressions import Expression
 from procession.planner.ownership import IMMUTABLE
 
 UNKNOWN = object()
-"""The value of a name that is not known before the function runs."""
+"""The value of a name that is unknown before the function runs."""
 
 HARMLESS_CODES = re.compile(
     "LOAD_|STORE_FAST|STORE_DEREF|BINARY_OP|BINARY_SUBSCR|BINARY_SLICE|COMPARE_OP|IS_OP|CONTAINS_OP|UNARY_|BUILD_|POP_"
@@ -42,8 +42,8 @@ HARMLESS_CODES = re.compile(
     "|FOR_ITER|END_FOR|LIST_|SET_ADD|SET_UPDATE|SET_FUNCTION_ATTRIBUTE|MAP_ADD|DICT_|MAKE_|YIELD_VALUE|TO_BOOL"
     "|EXTENDED_ARG|MATCH_|NOT_TAKEN|RERAISE|CHECK_EXC_MATCH|PUSH_EXC_INFO"
 )
-"""Operations that change no object that existed before the call. Those that fill a list, set or dict fill a literal
-that is being built."""
+"""Operations that change no object that existed before the call. Operations that fill a list, set or dict fill a
+literal that is being built."""
 
 CHANGING_METHODS = frozenset().union(
     *(
@@ -87,7 +87,7 @@ class NameUse:
 
 
 def changes_nothing(function: Any) -> bool:
-    """Whether a call changes neither its arguments nor anything that it can reach."""
+    """Whether a call changes neither its arguments nor any object that it can reach."""
     return _is_harmless(function, set())
 
 
@@ -97,7 +97,7 @@ def gives_its_own(function: Any) -> bool:
 
 
 def loaded_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """The globals and closure variables that a function uses, with their names."""
+    """Yield the globals and closure variables that a function uses, with their names."""
     return ((use.name, use.loaded) for use in _uses(function) if use.is_loading)
 
 
@@ -179,7 +179,7 @@ def _is_closed_use(use: NameUse, seen: set[int]) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether this value is immutable, with all its parts."""
+    """Whether this value is immutable, including all its parts."""
     if type(value) in (tuple, frozenset):
         return all(map(_is_fixed, value))
     return type(value) in IMMUTABLE or isinstance(value, Enum)
@@ -190,7 +190,7 @@ def _is_of_library(value: Any) -> bool:
 
 
 def _uses(function: FunctionType) -> Iterator[NameUse]:
-    """The operations of a function and of the functions defined in it."""
+    """Yield the operations of a function and of the functions defined in it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return _uses_of(function.__code__, function.__globals__, {name: _content(cell) for name, cell in cells})
 
@@ -214,7 +214,7 @@ def _uses_of(code: CodeType, names: dict[str, Any], free: dict[str, Any]) -> Ite
 
 
 def _loaded(instruction: dis.Instruction, names: dict[str, Any], free: dict[str, Any]) -> tuple[Any, bool]:
-    """The outside value that an operation loads, and whether it loads one."""
+    """Return the outside value that an operation loads, and whether it loads one."""
     if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
         return names.get(instruction.argval, getattr(builtins, instruction.argval, UNKNOWN)), True
     if instruction.opname == "LOAD_DEREF" and instruction.argval in free:

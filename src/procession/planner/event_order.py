@@ -1,6 +1,6 @@
-"""Event-time order: what a pipeline declares about the order of its streams and about late records.
+"""Event-time order: a pipeline's declaration about the order of its streams and about late records.
 
-Invariant: the order follows from the declared streams and never from timing; an option that gives this up must be
+Invariant: the order follows from the declared streams and never from timing, unless an option that allows this is
 chosen explicitly. Built by `api/pipeline`; used by the gateway, which orders the records, and by
 `operators/dead_letters`, which handles late ones.
 """
@@ -15,14 +15,14 @@ from procession.planner.validation import checked_choice, checked_seconds
 
 
 class OrderBy(StrEnum):
-    """What puts records of several streams in order."""
+    """The ways to order records of several streams."""
 
     ARRIVAL = "arrival"
     EVENT_TIME = "event_time"
 
 
 class LateRule(StrEnum):
-    """What happens to a record that is behind the watermark of its own stream."""
+    """The rules for a record that is behind the watermark of its own stream."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -34,11 +34,11 @@ class EventTime:
     """Streams are merged by (event time, stream id, message id)."""
 
     lateness_s: float = 0.0
-    """How far a record may be behind the latest record of its stream, in seconds."""
+    """Maximum time by which a record may be behind the latest record of its stream, in seconds."""
     late: LateRule = LateRule.FAIL
     idle_timeout_s: float | None = None
-    """How long a silent stream holds the others back, in seconds. None: without limit, so that two runs write the same
-    bytes."""
+    """Maximum time for which a silent stream delays the others, in seconds. None: without limit, so that two runs
+    write the same bytes."""
 
 
 class LateRecord(Exception):
@@ -48,20 +48,20 @@ class LateRecord(Exception):
 def event_time(
     order_by: str, lateness_s: float | None, late: str | None, idle_timeout_s: float | None, owner: str
 ) -> EventTime | None:
-    """The checked settings. None: records are in the order of arrival."""
+    """Return the checked settings. None: records are in the order of arrival."""
     if checked_choice(OrderBy, order_by, "order_by") is OrderBy.ARRIVAL:
         given = {"lateness_s": lateness_s, "late": late, "idle_timeout_s": idle_timeout_s}
         for word, value in given.items():
             if value is not None:
                 raise PlanError(
                     f"{owner} has {word}={value!r}, but its records are in the order of arrival",
-                    next_step=f'leave {word} away, or say order_by="event_time"',
+                    next_step=f'omit {word}, or write order_by="event_time"',
                 )
         return None
     if idle_timeout_s is not None and not checked_seconds(idle_timeout_s, "idle_timeout_s", owner):
         raise PlanError(
             f"idle_timeout_s={idle_timeout_s!r} of {owner} is not a positive number of seconds",
-            next_step="give it the seconds for which a stream may be silent, or leave it away",
+            next_step="give it the seconds for which a stream may be silent, or omit it",
         )
     return EventTime(
         checked_seconds(lateness_s or 0.0, "lateness_s", owner),
@@ -71,16 +71,16 @@ def event_time(
 
 
 def check_declared(name: str, undeclared: list[str], event_time: EventTime, *, has_letters: bool) -> None:
-    """Raise PlanError unless all streams are known, and late records have somewhere to go."""
+    """Raise PlanError unless all streams are known, and late records have a place to go."""
     if undeclared:
         raise PlanError(
             f"pipeline {name!r} is ordered by event time, but source {undeclared[0]!r} does not name its"
-            " streams, so it is not known which streams to wait for",
+            " streams, so the streams to wait for are unknown",
             next_step='name them: source(…, streams=[…]), a file by its path, as Path("a.jsonl"), others by the name'
             " or the id that their producer gives them",
         )
     if event_time.late is LateRule.DEAD_LETTER and not has_letters:
         raise PlanError(
-            f"pipeline {name!r} makes dead letters of late records, but has nowhere to put them",
-            next_step='say Pipeline(…, dead_letter="file:DIR"), or late="drop"',
+            f"pipeline {name!r} makes dead letters of late records, but has no sink for them",
+            next_step='write Pipeline(…, dead_letter="file:DIR"), or late="drop"',
         )

@@ -1,12 +1,13 @@
 """Explain: a plan as a text, as JSON and as a Graphviz file.
 
-Invariant: it shows decisions and makes none; the same plan gives the same text, byte for byte. Upstream:
-`planner/plan`; downstream: `Pipeline.explain()`, `procession explain` and `planner/drawing`.
+Invariant: it shows decisions and makes none; the same plan gives the same text, byte for byte. Shows a `planner/plan`;
+used by `Pipeline.explain()`, `procession explain` and `planner/drawing`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from procession.operators.column_stages import column_stages
@@ -21,7 +22,7 @@ LETTERS = "records on which the function of any stage raises"
 
 
 def explain(plan: Plan) -> str:
-    """The plan, for people: its chains, its edges with their strategies and reasons, its exchanges."""
+    """Return the plan as text for people: its chains, its edges with their strategies and reasons, its exchanges."""
     graph = plan.graph
     lines = [f"{graph.name}: order {graph.order.value}, {graph.guarantee.value}"]
     lines += _event_time(plan) if graph.event_time is not None else []
@@ -65,29 +66,39 @@ def explain(plan: Plan) -> str:
         lines += ["", "the watermark is the minimum over inputs that have not ended", *(f"  {line}" for line in waits)]
     lines += _copies(plan)
     if plan.notes:
-        lines += ["", "asked for, but not so", *(f"  {note}" for note in plan.notes)]
+        lines += ["", "not as requested", *(f"  {note}" for note in plan.notes)]
     if later := not_yet(plan):
         lines += ["", "cannot be run yet", *(f"  {name}: it comes with {what}" for name, what in later.items())]
     return "\n".join(lines) + "\n"
 
 
 def _columns(plan: Plan) -> list[str]:
-    """Which stages are computed on columns, and why others with expressions or a schema are not."""
-    graph, found = plan.graph, column_stages(plan.graph)
+    """Return which stages are computed on columns, and why other stages with expressions or a schema are not."""
+    found = column_stages(plan.graph)
     lines = []
     if found.types:
-        names = ", ".join(graph.shown_name(graph.nodes[index]) for index in sorted(found.types))
-        lines += ["", "on columns (whole batches, without an object for each record)", f"  {names}"]
-    if found.reasons:
-        lines += ["", "record by record, though they have a schema or an expression"]
+        lines += ["", "on columns (whole batches, without an object for each record)", f"  {_names(plan, found.types)}"]
+    if found.keyed:
         lines += [
-            f"  {graph.shown_name(graph.nodes[index])}: {found.reasons[index]}" for index in sorted(found.reasons)
+            "",
+            "keys on columns, and records that pass the exchange as columns",
+            f"  {_names(plan, found.keyed)}",
         ]
+    for reasons, what in (
+        (found.objects, "objects are made of columns"),
+        (found.reasons, "record by record, although they have a schema or an expression"),
+    ):
+        if reasons:
+            lines += ["", what, *(f"  {_name(plan, index)}: {reasons[index]}" for index in sorted(reasons))]
     return lines
 
 
+def _names(plan: Plan, stages: Iterable[int]) -> str:
+    return ", ".join(_name(plan, index) for index in sorted(stages))
+
+
 def _groups(plan: Plan) -> dict[str, list[str]]:
-    """The reusable pieces of the pipeline, and the stages of each."""
+    """Return the reusable pieces of the pipeline, and the stages of each."""
     found: dict[str, list[str]] = {}
     for index, node in enumerate(plan.graph.nodes):
         if node.group:
@@ -100,7 +111,7 @@ def _time_field(node: Node) -> str:
 
 
 def order_note(plan: Plan, sink: Node) -> str:
-    """What becomes of the pipeline's order at a sink; empty if the sink keeps it."""
+    """Return how a sink changes the pipeline's order. Empty: the sink keeps it."""
     return sink.sink_traits.order_note(sink.url, plan.graph.order.value) if sink.target else ""
 
 
@@ -124,7 +135,7 @@ def _event_time(plan: Plan) -> list[str]:
 
 
 def _copies(plan: Plan) -> list[str]:
-    """Where values that can be changed are copied."""
+    """Return where values that can be changed are copied."""
     edges = [f"{_name(plan, start)} → {_name(plan, end)}" for start, end in sorted(plan.sharing.copied)]
     lines = [f"  {edge}: another stage has the value too, and one of them may change it" for edge in edges]
     lines += [
@@ -135,7 +146,7 @@ def _copies(plan: Plan) -> list[str]:
 
 
 def not_yet(plan: Plan) -> dict[str, str]:
-    """The stages that can be planned but not run, with what they come with."""
+    """Return the stages that can be planned but not run, with the version that can run them."""
     return {node.name: what for node in plan.graph.nodes if (what := TABLE[node.kind].comes_with)}
 
 
@@ -184,8 +195,8 @@ def _shuffled(plan: Plan) -> str:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON values. Stages and sinks are identified by name, unique among stages and among sinks. Where
-    either is possible, the kind is given, too."""
+    """Return the plan as JSON values. Stages and sinks are identified by name, which is unique among stages and among
+    sinks. If a name may be either, its kind is given, too."""
     graph, on_columns = plan.graph, column_stages(plan.graph)
     return {
         "pipeline": graph.name,
@@ -206,6 +217,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 **({"event_time_field": node.time_field, "event_time_unit": node.unit} if node.time_field else {}),
                 **({"record": node.typed.shown} if node.typed else {}),
                 **({"is_on_columns": True} if index in on_columns else {}),
+                **({"has_key_on_columns": True} if index in on_columns.keyed else {}),
+                **({"makes_objects": reason} if (reason := on_columns.objects.get(index)) else {}),
                 **({"order_note": text} if node.kind is Kind.SINK and (text := order_note(plan, node)) else {}),
                 "needs": plan.needs[index].value,
                 "key": list(plan.keys[index]),
@@ -251,10 +264,10 @@ def as_json(plan: Plan) -> str:
 
 
 def as_dot(plan: Plan) -> str:
-    """The plan for Graphviz: a box for each chain, an exchange as a bold arrow."""
+    """Return the plan for Graphviz: a box for each chain, and a bold arrow for each exchange."""
     lines = [f"digraph {_quoted(plan.graph.name)} {{", "  rankdir=LR;", "  node [shape=box];"]
     for chain in plan.chains:
-        # A stage that two chains run stands in the first of them.
+        # A stage that two chains run is drawn in the first of them.
         indexes = [index for index in chain.stages if min(plan.chains_of[index]) == chain.number]
         names = " ".join(f"{_quoted(_name(plan, index))};" for index in indexes)
         label = _quoted(f"chain {chain.number} × {chain.tasks}")
@@ -271,7 +284,7 @@ def as_dot(plan: Plan) -> str:
 
 
 def _dot_letters(plan: Plan) -> list[str]:
-    """An arrow to the dead letters from each chain: whatever function raises, the record goes there."""
+    """Return an arrow to the dead letters from each chain, because any of its functions may raise."""
     if plan.graph.dead_letter is None:
         return []
     sink = _quoted(plan.graph.shown_name(plan.graph.dead_letter))

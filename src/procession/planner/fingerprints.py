@@ -1,10 +1,10 @@
-"""Fingerprints: a short text that identifies a function by what it does, to recognise it in a later run.
+"""Fingerprints: short texts that identify functions by what they do, to recognize them in a later run.
 
 Invariant: a fingerprint depends on what a function computes, not on how it is written. Comments, argument names, types,
 docstrings and the function's own name may change. Its expressions, the constants and functions that it uses by name,
 and its closure may not. There are two forms, of the source and of the bytecode, because the source may be missing and
-the bytecode differs between Python versions. Two fingerprints are equal if they agree in one form that both have.
-Upstream: the functions of a graph; downstream: `planner/compatibility`. Pure: the caller passes the lines of files.
+the bytecode differs between Python versions. Two fingerprints are equal if they agree in one form that both have. Made
+of the functions of a graph, for `planner/compatibility`. Pure: the caller passes the lines of files.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from procession.planner.effects import loaded_by
 from procession.planner.ownership import IMMUTABLE
 
 PARTS_MAX = 1000
-"""A larger table is identified by its size."""
+"""Maximum number of parts of a table that are described. A larger table is identified by its size."""
 
 NOT_IDENTIFYING = {"is_identifying": False}
-"""The metadata of a dataclass field that no fingerprint depends on."""
+"""The metadata of a dataclass field that is not part of any fingerprint."""
 GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 DIGEST_LETTERS = 12
 SOURCE = "source"
 CODE = f"code-{sys.version_info.major}.{sys.version_info.minor}"
 
 DescribeBody = Callable[[FunctionType], str]
-"""Describes the body of a function: by its source or by its code. Raises `SourceMissing` if there is none."""
+"""Describes the body of a function: by its source or by its code. Raises `SourceMissing` if there is no source."""
 
 
 class SourceMissing(Exception):
@@ -48,7 +48,7 @@ def no_lines(name: str) -> Sequence[str]:
 
 
 def fingerprint(function: Any, lines_of: LinesOf = no_lines) -> str:
-    """The fingerprint of this function: a digest of its source, if available, and of its code."""
+    """Return the fingerprint of this function: a digest of its source, if available, and of its code."""
     forms = {}
     for name, describe in ((SOURCE, functools.partial(_source, lines_of=lines_of)), (CODE, _code)):
         try:
@@ -76,7 +76,7 @@ def _forms(text: str) -> Mapping[str, str]:
 
 
 def _described(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
-    """A description of this value whose `repr` is the same in every process."""
+    """Return a description of this value whose `repr` is the same in every process."""
     if isinstance(value, Enum):
         return type(value).__qualname__, value.name
     if isinstance(value, re.Pattern):
@@ -104,7 +104,7 @@ def _described(value: Any, describe: DescribeBody, seen: set[int]) -> Any:
     if is_dataclass(value):
         named = (getattr(value, item.name) for item in fields(value) if item.metadata != NOT_IDENTIFYING)
         return type(value).__qualname__, [_described(part, describe, seen) for part in named]
-    # For an object: the functions that it calls, and its plain attributes. Others may change during a run.
+    # For an object: the functions that it calls, and its plain attributes. Other attributes may change during a run.
     functions = [getattr(value, "__wrapped__", None), getattr(type(value), "__call__", None)]  # noqa: B004
     plain = sorted((name, item) for name, item in getattr(value, "__dict__", {}).items() if type(item) in IMMUTABLE)
     parts = [
@@ -145,7 +145,8 @@ def _source(function: FunctionType, lines_of: LinesOf) -> str:
 
 
 def _found(code: CodeType, lines_of: LinesOf) -> list[ast.Lambda | ast.FunctionDef]:
-    """The functions in the file where this code begins. Of several lambdas on one line, those with the same code."""
+    """Return the functions in the file that begin where this code begins. Of several lambdas on one line, only those
+    with the same code."""
     try:
         tree = ast.parse("".join(lines_of(code.co_filename)))
     except (SyntaxError, ValueError):
@@ -166,7 +167,7 @@ def _first_line(node: ast.Lambda | ast.FunctionDef) -> int:
 
 
 def _normal(node: ast.Lambda | ast.FunctionDef) -> str:
-    """The body alone, with numbered arguments."""
+    """Return only the body, with numbered arguments."""
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     numbers = {argument.arg: f"argument{number}" for number, argument in enumerate(arguments)}
     if isinstance(node, ast.Lambda):
@@ -195,5 +196,5 @@ def _plain(code: CodeType) -> Any:
 
 
 def _constant(value: Any) -> str:
-    # The order of a set differs from process to process.
+    # The order of a set differs between processes.
     return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)

@@ -28,7 +28,7 @@ from procession.times import Unit
 
 
 class Kind(Enum):
-    """What a stage is."""
+    """The kinds of stages."""
 
     SOURCE = "source"
     MAP = "map"
@@ -65,7 +65,7 @@ class Kind(Enum):
 
 
 class Order(StrEnum):
-    """The order that an output has."""
+    """The orders that an output can have."""
 
     TOTAL = "total"
     KEY = "key"
@@ -74,7 +74,7 @@ class Order(StrEnum):
 
 
 class PayloadCodec(Enum):
-    """How the bytes of a payload become a value for the functions, and a value becomes bytes at a sink."""
+    """How the bytes of a payload become a value for the functions, and how a value becomes bytes at a sink."""
 
     BYTES = "bytes"
     TEXT = "text"
@@ -88,12 +88,12 @@ BINARY = frozenset({PayloadCodec.MSGPACK, PayloadCodec.ARROW})
 
 
 class Exchange(StrEnum):
-    """How records get from the tasks before an exchange to those after it."""
+    """How records get from the tasks before an exchange to the tasks after it."""
 
     RUNS = "runs"
-    """In files of the run store; Spark moves their names."""
+    """In files of the run store. Spark moves only their names."""
     SPARK = "spark"
-    """Inside the rows of Spark: for clusters whose machines share no directory."""
+    """In the rows of Spark, for clusters whose machines share no directory."""
 
 
 class SinkFraming(Enum):
@@ -107,7 +107,7 @@ FRAMED = {SinkFraming.LINES: "lines", SinkFraming.RAW: "raw bytes"}
 
 
 class OnError(Enum):
-    """What happens to a record on which a user's function raises."""
+    """The rules for a record on which a user's function raises."""
 
     STOP = "stop"
     DEAD_LETTER = "dead-letter"
@@ -115,25 +115,25 @@ class OnError(Enum):
 
 @dataclass(frozen=True)
 class Node:
-    """A stage or a sink. Its name is unique among stages, sources included, or among sinks; `id` is unique among all.
-    `parents` are the stages before it; a source has none, a merge has several."""
+    """A stage or a sink. Its name is unique among stages, including sources, or among sinks; `id` is unique among all
+    nodes. `parents` are the stages before it; a source has no parents, a merge has several."""
 
     kind: Kind
     name: str
     parents: tuple[int, ...] = ()
     function: Callable[..., Any] | None = None
     parallelism: int | None = None
-    """The number of tasks that the user asked for, if any."""
+    """The number of tasks that the user requested, if any."""
     codec: PayloadCodec = PayloadCodec.BYTES
     typed: TypedJson | SchemaJson | None = None
-    """The class or the schema of the records of a source, if it has one. Its codec is JSON then."""
+    """The class or the schema of a source's records, if it has one. Its codec is then JSON."""
     is_codec_inherited: bool = False
     """Whether a sink has the codec of its source, because the user gave none."""
     framing: SinkFraming = SinkFraming.LINES
     target: str = ""
-    """The URL of a sink, or of a source that reads one."""
+    """The URL of a sink, or of a source that reads a URL."""
     is_in_blocks: bool = False
-    """A sink that gets blocks of records with key and event time."""
+    """Whether a sink gets blocks of records with key and event time."""
     is_idempotent: bool = False
     """Whether a sink accepts the same positions again with the same bytes, so that it needs no two-phase commit."""
     knows_workers_left: bool = False
@@ -145,11 +145,11 @@ class Node:
     lanes: int = 0
     """The number of lanes of a sink, each a connection: sorted paths with order keys, which readers merge. 0: none."""
     streams: frozenset[int] | None = None
-    """The streams of a source. None: all that no other source has, or those of its share."""
+    """The streams of a source. None: all streams that no other source has, or those of its share."""
     patterns: tuple[str, ...] = ()
-    """The patterns of files among the streams of a source. The files of each are one stream."""
+    """The patterns of files among the streams of a source. The files of each pattern are one stream."""
     share: int | None = None
-    """The share of the stream ids that a source has which reads a URL, `target`: see `planner/source_streams`."""
+    """The share of the stream ids of a source that reads the URL `target`: see `planner/source_streams`."""
     ends: bool | None = None
     """Whether a source ends with its streams. None: only if it runs with `--input`."""
     awaited: frozenset[int] = frozenset()
@@ -158,28 +158,30 @@ class Node:
     """Maximum number of concurrent calls of an asynchronous function in one task."""
     timeout_s: float = 0.0
     key: Callable[[Any], Any] | RecordKey | None = None
-    """The key of a keyed stage. For a sink in blocks, the key that a record is written with, if it is not its own."""
+    """The key of a keyed stage. For a sink in blocks: the key that a record is written with, if it is not the record's
+    own key."""
     time: Callable[[Any], Any] | None = None
     """The event time of a record for a stage with a watermark. None: the time that the record was sent with."""
     time_field: str = ""
-    """The field of JSON payloads that has the event time, for the connector of a source. Empty: the connector's own."""
+    """The field of JSON payloads with the event time, for the connector of a source. Empty: the connector defines
+    it."""
     unit: Unit = "s"
     """The unit of times that a function returns, or of that field."""
     operator: Operator | None = None
-    """What a stage with state does."""
+    """The operator of a stage with state."""
     output: int = 0
-    """The number of an output among those of its split."""
+    """The number of an output among the outputs of its split."""
     is_named: bool = True
-    """Whether the user gave the name. Otherwise it is made of the kind and position of the stage."""
+    """Whether the user gave the name. Otherwise it consists of the kind and position of the stage."""
     group: str = ""
-    """The reusable piece that the stage belongs to, and those around it: "outer/inner"."""
+    """The reusable piece that the stage belongs to, and the pieces around it: "outer/inner"."""
     is_asking: bool = False
     """Whether the function has a second parameter, a `Context`."""
 
     @property
     def id(self) -> str:
-        """The name that is unique among stages and sinks, as in the runs of a task. It does not depend on other nodes:
-        that of a sink is its name, that of a stage has a dot, which no name contains."""
+        """The name that is unique among stages and sinks, as in the runs of a task. It does not depend on other nodes.
+        The id of a sink is its name; that of a stage contains a dot, which no name contains."""
         return self.name if self.kind is Kind.SINK else f"{self.name}.stage"
 
     @property
@@ -189,7 +191,7 @@ class Node:
 
     @property
     def url(self) -> ConnectorUrl:
-        """Where a sink writes to, or a source reads from."""
+        """The place that a sink writes to, or a source reads from."""
         return self._target[1]
 
     @property
@@ -198,21 +200,21 @@ class Node:
 
     @property
     def sink_traits(self) -> SinkTraits:
-        """What the pipeline may rely on in a sink."""
+        """The properties of a sink that the pipeline may rely on."""
         traits = self.connector.sink
         assert traits, f"the target {self.target!r} was not checked"
         return traits
 
     @property
     def source_traits(self) -> SourceTraits:
-        """How the connector of a source that reads a URL starts, and whether it ends."""
+        """How the connector of a source that reads a URL starts, and whether the source ends."""
         traits = self.connector.source
         assert traits, f"the target {self.target!r} was not checked"
         return traits
 
 
 class SinkCodec(NamedTuple):
-    """The codec of a sink, and whether it is that of its source."""
+    """The codec of a sink, and whether it is inherited from its source."""
 
     name: str
     is_inherited: bool = False
@@ -221,12 +223,12 @@ class SinkCodec(NamedTuple):
 @dataclass(frozen=True)
 class SinkConnection:
     """One connection to a sink, with its own output and its own vote in every round. `name` is its name in the round,
-    `bucket` its share of the sink's records (None: all of them)."""
+    `bucket` its share of the sink's records (None: all records)."""
 
     name: str
     sink: Node
     instance: str
-    """The name of our output at the sink, which names its files by it. It never changes."""
+    """The name of the pipeline's output at the sink, by which the sink names its files. It never changes."""
     bucket: int | None = None
 
 
@@ -250,7 +252,7 @@ class Graph:
     types: NamedTypes = NO_TYPES
     """The classes whose values may be exchanged and stored."""
     settings: tuple[Any, ...] = ()
-    """The settings that the app asked for: see `api/app_settings`."""
+    """The settings that the app has read: see `api/app_settings`."""
 
     @property
     def streams(self) -> frozenset[int]:
@@ -282,12 +284,12 @@ class Graph:
         )
 
     def shown_name(self, node: Node) -> str:
-        """The name for people: with the kind, if a stage and a sink have the same name."""
+        """Return the name for people: with the kind, if a stage and a sink have the same name."""
         is_shared = any(other.name == node.name and other.id != node.id for other in self.nodes)
         return f"{node.name} ({node.kind.value})" if is_shared else node.name
 
     def children(self, index: int) -> tuple[int, ...]:
-        """The stages and sinks directly after this one, in declaration order."""
+        """Return the stages and sinks directly after this stage, in declaration order."""
         return tuple(number for number, node in enumerate(self.nodes) if index in node.parents)
 
     @property
@@ -295,8 +297,8 @@ class Graph:
         return tuple(node for node in self.nodes if node.kind is Kind.SOURCE)
 
     def with_inputs(self, streams: frozenset[int]) -> Graph:
-        """The same graph for a run with inputs that have these streams: sources end with them, unless `ends` is False.
-        The streams of connectors for sources that read a URL end those sources only."""
+        """Return the same graph for a run with inputs that have these streams: sources end with them, unless `ends` is
+        False. The streams of connectors for sources that read a URL end only those sources."""
         nodes = list(self.nodes)
         has_others = not all(map(streams_of(self, self.connected).takes, streams))
         for index, node in enumerate(nodes if streams else ()):
@@ -320,7 +322,7 @@ class Graph:
         return next((node for node in self.sinks if not node.parents), None)
 
     def order_at(self, sink: Node) -> Order:
-        """The order at this sink."""
+        """Return the order at this sink."""
         return sink.order or self.order
 
     @property
@@ -328,8 +330,8 @@ class Graph:
         return Order.NONE if self.dead_letter is None else self.order_at(self.dead_letter)
 
     def endpoints(self) -> dict[str, str]:
-        """The names of sources and sinks in a checkpoint, `source NAME` and `sink NAME`, each with a description for
-        error messages."""
+        """Return the names of sources and sinks in a checkpoint, `source NAME` and `sink NAME`, each with a description
+        for error messages."""
         sources = {
             f"source {source.name}": "source" if source.share is None else "source that reads a URL"
             for source in self.sources
@@ -338,7 +340,8 @@ class Graph:
         return sources | {f"sink {sink.name}": f"sink of {FRAMED[sink.framing]}{self._shared(sink)}" for sink in sinks}
 
     def sink_codecs(self) -> dict[str, SinkCodec]:
-        """The codec of each sink. A checkpoint stores it; it may change only if the program names the new one."""
+        """Return the codec of each sink. A checkpoint stores it; it may change only if the program names the new
+        codec."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         return {sink.name: SinkCodec(sink.codec.value, sink.is_codec_inherited) for sink in sinks}
 
@@ -349,19 +352,19 @@ class Graph:
         return "" if sink.connections == 1 else f" over {sink.connections} connections{by}"
 
     def fingerprint(self) -> str:
-        """A digest of what a checkpoint depends on: sources and sinks. Stateless code may change between two runs, and
-        dead letters may be added."""
+        """Return a digest of the parts that a checkpoint depends on: sources and sinks. Stateless code may change
+        between two runs, and dead letters may be added."""
         sinks = [sink for sink in self.sinks if sink is not self.dead_letter]
         shape: dict[str, Any] = {"sinks": sorted((sink.name, sink.framing.value) for sink in sinks)}
         names = sorted(source.name for source in self.sources)
-        # A single source, and effectively-once, are written as in checkpoints of the first versions.
+        # A single source, and effectively-once, have the same form as in checkpoints of the first versions.
         shape |= {"source": names[0]} if len(names) == 1 else {"sources": names}
-        # The streams of a source that reads a URL have other ids than those that producers send by themselves.
+        # The streams of a source that reads a URL have other ids than those of other producers.
         if connected := sorted(source.name for source in self.sources if source.share is not None):
             shape |= {"connected": connected}
         if self.guarantee is not Guarantee.EFFECTIVELY_ONCE or self.idempotent:
             shape |= {"guarantee": self.guarantee, "idempotent": sorted(self.idempotent)}
-        # The connection of a key must not change: otherwise its later records would be in another output.
+        # The connection of a key must not change. Otherwise later records of the key would be in another output.
         parted = {sink.name: [sink.connections, self.order_at(sink)] for sink in sinks if sink.connections > 1}
         if parted:
             shape |= {"connections": parted}

@@ -1,8 +1,8 @@
-"""The delivery guarantee of a pipeline: what its output is promised, and what a weaker level switches off.
+"""The delivery guarantee of a pipeline: the promise for its output, and the steps that weaker levels omit.
 
 Invariant: a level is a row of POLICIES and nothing else; code that depends on the level reads the policy.
-`docs/explanation/guarantees.md` shows the same table, generated from here. Pure. Upstream: `api/pipeline`, where a user
-names a level; downstream: `commit/one_phase`, which commits with the weaker levels, and `commit/performer`.
+`docs/explanation/guarantees.md` shows the same table, generated from here. Pure. A user names a level in
+`api/pipeline`. `commit/one_phase`, which commits with the weaker levels, and `commit/performer` read the policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Guarantee(StrEnum):
-    """What a pipeline guarantees, whichever process dies."""
+    """The guarantee of a pipeline if any of its processes dies."""
 
     EFFECTIVELY_ONCE = "effectively-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -35,7 +35,7 @@ class Shows(StrEnum):
 
 
 class Waits(StrEnum):
-    """What the commit of an epoch waits for."""
+    """The event that the commit of an epoch waits for."""
 
     VOTES = "until every sink has it on disk"
     NOTHING = "for no sink"
@@ -59,11 +59,11 @@ class Policy:
     is_sent_again: bool
     """Whether output is sent again to a sink whose connection was lost."""
     is_synced: bool
-    """Whether `offsets/N` is on disk before anything of the epoch is sent."""
+    """Whether `offsets/N` is on disk before any output of the epoch is sent."""
 
     @property
     def is_strict(self) -> bool:
-        """Whether nothing is switched off."""
+        """Whether no step is omitted."""
         return self == POLICIES[Guarantee.EFFECTIVELY_ONCE]
 
 
@@ -82,7 +82,7 @@ POLICIES: dict[Guarantee, Policy] = {
     ),
 }
 
-# What each field of a policy is called in the table.
+# The names of the policy's fields in the table.
 ROWS = {
     "emits": "output is sent",
     "shows": "output becomes visible",
@@ -100,7 +100,7 @@ MAY = {
 
 
 def table() -> list[list[str]]:
-    """The levels side by side: a heading, a row for each field, and what a crash may do."""
+    """Return the levels as columns: a heading, a row for each field, and the possible effects of a crash."""
 
     def word(value: object) -> str:
         return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -1,8 +1,8 @@
 """The inputs of a stage, over which its watermark is the minimum.
 
-Invariant: if a source ends, each of its streams is an input until the stream has ended. Any other source is one
-input, and so is a preceding stage that fires results of its own. The inputs follow from the graph and from what the log
-says about streams (`StreamChange`), so they are a function of the sequence. Computed for `planner/rules`; used by
+Invariant: if a source ends, each of its streams is an input until the stream has ended. Any other source is one input,
+and so is a preceding stage that fires its own results. The inputs follow from the graph and from the stream changes in
+the log (`StreamChange`), so they are a function of the sequence. Computed for `planner/rules`; used by
 `operators/watermark`. Pure.
 """
 
@@ -31,13 +31,14 @@ Ids = npt.NDArray[np.uint64]
 
 
 def number_of(index: int) -> int:
-    """The number of a source or stage that is one input, and back. Streams have their ids."""
+    """Return the number of a source or stage that is one input, or the index for such a number. Streams have their
+    ids."""
     return 2**64 - 1 - index
 
 
 class InputChange(NamedTuple):
-    """Inputs of a stage begin or end at this position of the sequence. `stream` is the stream that caused it, `time`
-    the greatest event time before it."""
+    """Inputs of a stage begin or end at this position of the sequence. `stream` is the stream that caused the change,
+    `time` the greatest event time before it."""
 
     sequence: int
     stream: int
@@ -49,7 +50,7 @@ class InputChange(NamedTuple):
 
 @dataclass(frozen=True)
 class StageInputs:
-    """The inputs of one stage. Each stream of `sources` is an input of its own. Each of `wholes` is one input, with the
+    """The inputs of one stage. Each stream of `sources` is a separate input. Each of `wholes` is one input, with the
     condition of its end (None: it never ends)."""
 
     sources: Mapping[int, EndCondition]
@@ -69,7 +70,7 @@ class StageInputs:
         return tuple(name for ending in self.sources.values() for name in ending.sources)
 
     def held(self, mark: Mapping[str, Any]) -> set[int]:
-        """The inputs that have not ended. A source without any stream so far counts as one."""
+        """Return the inputs that have not ended. A source without any stream so far counts as one input."""
         found = {number for number in self.wholes if not mark["wholes"].get(number, {}).get("is_over")}
         for number, ending in self.sources.items():
             open_now = {stream for stream in mark["open"] if ending.takes(stream)}
@@ -80,7 +81,7 @@ class StageInputs:
         return found
 
     def follow(self, mark: dict[str, Any], changes: Iterable[StreamChange]) -> list[InputChange]:
-        """The changes of inputs that these changes of streams cause. `mark` is what was known before, and is
+        """Return the changes of inputs that these changes of streams cause. `mark` is the earlier state, and is
         updated."""
         turns = []
         for change in changes:
@@ -122,8 +123,8 @@ class StageInputs:
 
 
 def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> StageInputs:
-    """The inputs of a stage. `origins` has the exchanges, each with the input of all records after it, if there is only
-    one."""
+    """Return the inputs of a stage. `origins` has the exchanges, each with the input of all records after it, if there
+    is only one."""
     sources: dict[int, EndCondition] = {}
     wholes: dict[int, EndCondition | None] = {}
     open_ends = [index]
@@ -144,12 +145,12 @@ def inputs_of(graph: Graph, index: int, origins: Mapping[int, int | None]) -> St
 
 
 def unknown() -> dict[str, Any]:
-    """The mark before the first change."""
+    """Return the mark before the first change."""
     return {"open": {}, "ended": {}, "begun": {}, "wholes": {}, "time": NO_TIME, "steps": {}}
 
 
 def input_ids(graph: Graph, streams: Ids) -> Ids:
-    """The inputs of records of these streams, as they come from the sources."""
+    """Return the inputs of records of these streams, as they come from the sources."""
     ids = streams
     for index, source in enumerate(graph.nodes):
         if source.kind is not Kind.SOURCE or source.ends:

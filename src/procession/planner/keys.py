@@ -1,8 +1,8 @@
-"""Keys: the keys of records, as bytes that sort as the keys do.
+"""Keys: the keys of records, as bytes that sort like the keys.
 
 Invariant: `encode(a) < encode(b)` exactly if a sorts before b, and `decode(encode(a))` is equal to a and of the same
-type. So one encoding serves for the bucket, the state's name and the order of results. Upstream: the user's key
-functions; downstream: `operators/partitioning`, `operators/keyed` and the stages that return keys. Pure.
+type. So the same encoding is used for the bucket, the state's name and the order of results. Encodes the results of the
+user's key functions, for `operators/partitioning`, `operators/keyed` and the stages that return keys. Pure.
 
 Two keys are the same if they have the same type and are equal. So 1, 1.0, True and Decimal(1) are four keys. 0.0 and
 -0.0 are one key (decoded as 0.0), as are Decimal("1.5") and Decimal("1.50") (decoded as the shorter), and one instant
@@ -26,6 +26,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,20 +59,20 @@ _PLAIN_EXPONENT_MAX = 64
 
 @dataclass(frozen=True)
 class RecordKey:
-    """The key of a stage that uses the key which `key_by` gave to its records. The function is not called again, since
-    stages in between may have changed the value. `given_by` are the functions of `key_by`, which identify the key in a
-    checkpoint; there are several if branches meet before the stage."""
+    """The key of a stage that uses the key which `key_by` gave to its records. The function is not called again,
+    because stages in between may have changed the value. `given_by` are the functions of `key_by`, which identify the
+    key in a checkpoint; there are several if branches meet before the stage."""
 
     given_by: tuple[Callable[[Any], Any], ...]
 
 
 @dataclass(frozen=True)
 class KeyCodec:
-    """Encodes keys as bytes, and decodes them. Members of enums are keys only if `types` lists their enum."""
+    """Encodes keys as bytes, and decodes them. Members of an enum are keys only if `types` lists the enum."""
 
     types: NamedTypes = NO_TYPES
     has_any_enum: bool = False
-    """Whether members of any enum may be encoded: for keys that are looked up and never decoded."""
+    """Whether members of any enum may be encoded, for keys that are looked up and never decoded."""
 
     def encode(self, key: Any) -> bytes:
         """Encode a key. Raises TypeError or ValueError if the value cannot be a key."""
@@ -83,22 +84,18 @@ class KeyCodec:
         return self._element(key)
 
     def column(self, keys: Sequence[Any]) -> pa.Array:
-        """Encode many keys as a column. Raises what `encode` raises."""
+        """Encode many keys as a column. Raises like `encode`."""
         kinds = set(map(type, keys))
         if kinds == {str}:
-            return _tagged(pa.array(keys, pa.string()).cast(pa.binary()), TEXT)
+            return tagged(pa.array(keys, pa.string()).cast(pa.binary()), TEXT)
         if kinds == {bytes}:
             return of_bytes(pa.array(keys, pa.binary()))
         if kinds == {int}:
             try:
-                return _of_integers(np.array(keys, np.int64))
+                return integer_keys(np.array(keys, np.int64))
             except OverflowError:
                 pass  # one by one
         return pa.array(list(map(self.encode, keys)), pa.binary())
-
-    def of_column(self, keys: pa.Array) -> pa.Array:
-        """Encode a column of texts or of numbers of 64 bits, without None."""
-        return _tagged(keys.cast(pa.binary()), TEXT) if keys.type == pa.string() else _of_integers(keys.to_numpy())
 
     def decode(self, data: bytes) -> Any:
         """Decode a key."""
@@ -113,7 +110,7 @@ class KeyCodec:
         return key
 
     def shown(self, keys: pa.Array) -> pa.Array:
-        """A column of encoded keys as plain bytes: bytes unchanged, text as UTF-8, other keys as their `str`."""
+        """Return a column of encoded keys as plain bytes: bytes unchanged, text as UTF-8, other keys as their `str`."""
         tags = set(pc.unique(pc.binary_slice(keys, 0, 1)).to_pylist())
         if tags <= {bytes([BYTES]), bytes([TEXT])}:
             return pc.binary_replace_slice(keys, start=0, stop=1, replacement=b"")
@@ -122,7 +119,7 @@ class KeyCodec:
         return plain.take(encoded.indices)
 
     def _element(self, key: Any) -> bytes:
-        """A key as an element of a tuple, in an encoding that marks its end."""
+        """Encode a key as an element of a tuple, with a mark at its end."""
         if isinstance(key, Enum):
             kind = type(key)
             name = f"{kind.__module__}.{kind.__qualname__}" if self.has_any_enum else self.types.name_of(kind)
@@ -135,7 +132,7 @@ class KeyCodec:
         return encode(key)
 
     def _read(self, data: bytes, at: int) -> tuple[Any, int]:
-        """The element that begins here, and where it ends."""
+        """Return the element that begins here, and its end."""
         tag = data[at]
         if tag == TUPLE:
             elements = []
@@ -152,25 +149,32 @@ class KeyCodec:
 
 
 PLAIN_KEYS = KeyCodec()
-"""For keys of built-in types only."""
+"""The codec for keys of built-in types only."""
 
 
 def of_bytes(column: pa.Array) -> pa.Array:
     """Encode a column of keys that are plain bytes."""
-    return _tagged(column, BYTES)
+    return tagged(column, BYTES)
 
 
-def _tagged(column: pa.Array, tag: int) -> pa.Array:
+def tagged(column: pa.Array, tag: int) -> pa.Array:
+    """Encode a column of keys whose bytes follow their tag."""
     return pc.binary_replace_slice(column, start=0, stop=0, replacement=bytes([tag]))
 
 
-def _of_integers(keys: Any) -> pa.Array:
-    """`_int` of many numbers that fit into 64 bits."""
-    rows = np.empty((len(keys), 10), np.uint8)
-    rows[:, 0], rows[:, 1] = INT, _INT64
-    rows[:, 2:] = (keys.view(np.uint64) ^ np.uint64(2**63)).astype(">u8").view(np.uint8).reshape(-1, 8)
-    offsets = np.arange(0, 10 * len(keys) + 1, 10, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+def integer_keys(keys: npt.NDArray[np.int64]) -> pa.Array:
+    """Encode many numbers that fit into 64 bits, like `_int`."""
+    return fixed_keys(bytes([INT, _INT64]), (keys.view(np.uint64) ^ np.uint64(2**63)).astype(">u8"))
+
+
+def fixed_keys(head: bytes, words: npt.NDArray[Any]) -> pa.Array:
+    """Return a column of encoded keys that begin with these bytes, each followed by a number as it is in memory."""
+    width = len(head) + words.itemsize
+    rows = np.empty((len(words), width), np.uint8)
+    rows[:, : len(head)] = np.frombuffer(head, np.uint8)
+    rows[:, len(head) :] = words.view(np.uint8).reshape(-1, words.itemsize)
+    offsets = np.arange(0, width * len(words) + 1, width, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(words), [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
 def _plain(key: Any) -> bytes:
@@ -218,7 +222,8 @@ def _read_int(data: bytes, at: int) -> tuple[int, int]:
 def _float(key: float) -> bytes:
     if key != key:
         raise ValueError("the key is NaN, which is equal to nothing")
-    # Adding zero turns -0.0 into 0.0. The bits of positive floats sort as they do, those of negative ones backwards.
+    # Adding zero turns -0.0 into 0.0. The bits of positive floats sort like the floats, those of negative floats
+    # backwards.
     (bits,) = struct.unpack(">Q", struct.pack(">d", key + 0.0))
     return struct.pack(">BQ", FLOAT, bits ^ (2**64 - 1) if bits >> 63 else bits | 2**63)
 
@@ -230,8 +235,8 @@ def _read_float(data: bytes, at: int) -> tuple[float, int]:
 
 
 def _decimal(key: Decimal) -> bytes:
-    """1 for minus infinity, 2 negative, 3 zero, 4 positive, 5 infinity; then the exponent of the first digit, and the
-    digits without trailing zeros."""
+    """Encode a Decimal: 1 for minus infinity, 2 negative, 3 zero, 4 positive, 5 infinity; then the exponent of the
+    first digit, and the digits without trailing zeros."""
     if key.is_nan():
         raise ValueError("the key is NaN, which is equal to nothing")
     if key.is_infinite():

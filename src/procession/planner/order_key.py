@@ -1,8 +1,8 @@
 """The order of results that are fired at the same record or at the same end of input.
 
-Invariant: results of one record are ordered by time and then by key, whichever tasks they come from. Numbers for
-both follow the order key of the record. Used by operators that fire, such as `operators/timed`; `merge/kway` merges
-their results by these numbers. Pure.
+Invariant: results of one record are ordered by time and then by key, for results of any tasks. Numbers for both follow
+the order key of the record. Used by operators that fire, such as `operators/timed`; `merge/kway` merges their results
+by these numbers. Pure.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from procession.operators.stage_rows import Numbers, StageRows
 KEY_WORDS = 8
 KEY_BYTES = 8 * KEY_WORDS
 PLACE = 1 + KEY_WORDS + 2
-"""Number of numbers that order a result among those of its record: its time, its key (KEY_WORDS words, and one more for
-the rest), and its number among the results of the key. Keys are ordered by the first 64 bytes of their encoding; longer
-keys with equal beginnings by a digest, which is the same in every run."""
+"""How many numbers order a result among the results of its record: its time, its key (KEY_WORDS words, and one more for
+the rest), and its number among the results of the key. Keys are ordered by the first 64 bytes of their encoding. Longer
+keys with equal beginnings are ordered by a digest, which is the same in every run."""
 
 AFTER = 2**63 - 1
-"""The time of results of a record itself: they come after all that its event time has fired."""
+"""The time of a record's own results, which come after all results that its event time has fired."""
 
 TAKEN_MAX = 4096
-"""Maximum number of states that are taken at a time when all are taken."""
+"""Maximum number of states that are removed at a time when all are removed."""
 
 _LONG = 2**62
 
 
 def rows_of_results(results: Sequence[Result]) -> StageRows:
-    """The results of an operator as rows."""
+    """Return the results of an operator as rows."""
     places = [place for _, place, _, _ in results]
     return StageRows(
         [value for *_, value in results],
@@ -50,8 +50,8 @@ def rows_of_results(results: Sequence[Result]) -> StageRows:
 
 
 def rank_of(key: bytes) -> tuple[bytes, int]:
-    """What a key is sorted by: its first bytes, and a number for keys with equal first bytes. The number is the length
-    of the key, or for longer keys a digest that is greater than all lengths."""
+    """Return the sort rank of a key: its first bytes, and a number for keys with equal first bytes. The number is the
+    length of the key, or for longer keys a digest that is greater than all lengths."""
     if len(key) <= KEY_BYTES:
         return key, len(key)
     digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
@@ -59,7 +59,8 @@ def rank_of(key: bytes) -> tuple[bytes, int]:
 
 
 def _numbers_of(keys: Sequence[bytes]) -> tuple[Numbers, ...]:
-    """`rank_of` of many keys, as columns of numbers with the same order: the bytes, padded with zeros, as words."""
+    """Return the `rank_of` of many keys as columns of numbers that sort in the same order: their bytes, padded with
+    zeros, as words."""
     if not any(keys):
         return (*(np.full(len(keys), -(2**63), np.int64),) * KEY_WORDS, np.zeros(len(keys), np.int64))
     ranks = list(map(rank_of, keys))

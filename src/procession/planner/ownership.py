@@ -1,8 +1,8 @@
 """Ownership: deep copies of values that more than one holder could change.
 
-Invariant: a copy shares nothing with the original that can be changed in place; what cannot be changed is not copied. A
-copy is a tree: an object that occurs twice in a value may become two, as it does over an exchange. Upstream:
-`planner/sharing`, which says where a value has several holders; downstream: the stages that get the copies. Pure.
+Invariant: a copy and its original share no mutable object; immutable objects are not copied. A copy is a tree: an
+object that occurs twice in a value may become two objects, as over an exchange. `planner/sharing` finds values with
+several holders; stages get the copies. Pure.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ IMMUTABLE = SCALARS | {
 
 
 def shared_part(value: Any) -> Any:
-    """A mutable object that occurs twice in a value, or None. After the value is stored and read again, there are two
-    objects, and a change of one does not affect the other."""
+    """Return a mutable object that occurs twice in a value, or None. After the value is stored and read again, there
+    are two objects, and a change of one does not affect the other."""
     seen: set[int] = set()
 
     def visit(part: Any) -> Any:
@@ -56,7 +56,7 @@ def shared_part(value: Any) -> Any:
             if id(part) in seen:
                 return part
             seen.add(id(part))
-        # Most have plain parts only; that is seen at once.
+        # Most values have only plain parts, which this finds at once.
         if not SCALARS.issuperset(map(type, parts)):
             for element in parts:
                 if type(element) not in SCALARS and (found := visit(element)) is not None:
@@ -67,30 +67,30 @@ def shared_part(value: Any) -> Any:
 
 
 LONG = 16
-"""Lists longer than this are checked as a whole before they are copied element by element."""
+"""Length above which lists are checked as a whole before they are copied element by element."""
 
 
 def own(value: Any) -> Any:
-    """A copy that shares no mutable object with the value. Raises what `copy.deepcopy` raises if the value cannot be
+    """Return a copy that shares no mutable object with the value. Raises like `copy.deepcopy` if the value cannot be
     copied."""
     if type(value) in IMMUTABLE:
         return value
     try:
         return _copied(value)
-    except RecursionError:  # a value that contains itself
+    except RecursionError:  # the value contains itself
         return copy.deepcopy(value)
 
 
 def own_all(values: list[Any]) -> list[Any]:
-    """Copies that share no mutable object with the values."""
+    """Return copies that share no mutable object with the values."""
     if IMMUTABLE.issuperset(map(type, values)):
         return values
     return [value if type(value) in IMMUTABLE else own(value) for value in values]
 
 
 def separate(results: Iterable[Any], *, is_held: bool = False) -> list[Any]:
-    """The results of one call as a list, no two of which share a mutable object. `is_held`: something else holds them
-    too. Results of an iterator are copied at once, because the iterator may still change them."""
+    """Return the results of one call as a list, no two of which share a mutable object. `is_held`: another holder has
+    them, too. Results of an iterator are copied at once, because the iterator may still change them."""
     if is_held or type(results) not in (list, tuple):
         return [result if type(result) in IMMUTABLE else own(result) for result in results]
     first, *others = results if results else (None,)

@@ -1,6 +1,6 @@
 """The plan: a graph with every decision about its order made.
 
-Invariant: it is a value. `planner/rules` fills it in, rule by rule, and nothing changes it afterwards. Shown by
+Invariant: a plan is a value. `planner/rules` completes it, rule by rule; afterwards it never changes. Shown by
 `planner/explain`; run by `operators/chain` and `spark/`.
 """
 
@@ -19,14 +19,14 @@ BY_RECORD = frozenset(
     {Kind.MAP, Kind.FILTER, Kind.FLAT_MAP, Kind.HASH_JOIN, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.PEEK}
     | {Kind.SPLIT, Kind.OUTPUT}
 )
-"""The kinds of stages that treat each record by itself."""
+"""The kinds of stages that process each record separately."""
 SHOWN_ALL = frozenset({Kind.MAP_BATCHES, Kind.TRANSFORM})
 """The kinds of stages whose function sees the key, time, stream and message id of a record."""
 
 
 WIDE_PAIRS_MIN = 1024
-"""Number of pairs of a sending and a receiving task from which on an exchange is wide. Then Spark does not shuffle a
-manifest for each pair: the driver collects one from each sender and ships all of them to the receivers. This is one
+"""Minimum number of pairs of a sending and a receiving task with which an exchange is wide. Then Spark does not shuffle
+a manifest for each pair: the driver collects one from each sender and sends all of them to the receivers. This is one
 more Spark job, which costs about as much as the shuffle of so many manifests."""
 
 
@@ -39,12 +39,12 @@ class Edge:
     strategy: Strategy
     why: str
     paths: int = 1
-    """Number of sorted paths that meet in one task, which a merge has to read."""
+    """Number of sorted paths that meet in one task and are merged there."""
     rows: int = 0
-    """Number of manifests that Spark moves in an epoch: one for each pair of tasks, or for each task if the exchange is
-    wide. 0: this edge is not an exchange."""
+    """Number of manifests that Spark moves in an epoch: one for each pair of tasks, or one for each task if the
+    exchange is wide. 0: this edge is not an exchange."""
     is_merged: bool = False
-    """Whether records carry their order key over this edge, to be sorted by it."""
+    """Whether records carry their order key over this edge, because they are sorted by it later."""
 
     @property
     def is_exchange(self) -> bool:
@@ -53,7 +53,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class PlannedChain:
-    """All stages between two exchanges: one function, in `tasks` tasks. `root` is the exchange before it. The first
+    """All stages between two exchanges, as one function in `tasks` tasks. `root` is the exchange before it. The first
     chain reads the log and has no root."""
 
     number: int
@@ -61,12 +61,12 @@ class PlannedChain:
     stages: tuple[int, ...]
     tasks: int
     level: int
-    """Number of exchanges before it. Chains of the same level run in one Spark stage."""
+    """Number of exchanges before the chain. Chains of the same level run in one Spark stage."""
     feeds: tuple[int, ...] = ()
-    """The exchanges that it writes to."""
+    """The exchanges that the chain writes to."""
     sinks: tuple[int, ...] = ()
     capped_by: int | None = None
-    """The stage because of which it has fewer tasks than the pipeline asks for."""
+    """The stage that limits the chain to fewer tasks than the pipeline requests."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,21 @@ class Plan:
     traced: frozenset[int] = frozenset()
     """The stages whose output carries order keys, because a later stage needs them."""
     carrying: frozenset[int] = frozenset()
-    """The exchanges that carry all columns of a record beside its payload, because a later stage reads them."""
+    """The exchanges that carry all columns of a record in addition to its payload, because a later stage reads them."""
     keeping_key: frozenset[int] = frozenset()
     """The exchanges that carry at least the key of a record, because a later stage uses it."""
     endings: Mapping[int, EndCondition] = field(default_factory=dict)
-    """The stages that fire when their input has ended, and the condition of that."""
+    """The stages that fire when their input has ended, and the condition of each."""
     origins: tuple[int | None, ...] = ()
-    """For each chain, the input that all its records belong to. None: that of their stream (`planner/inputs`)."""
+    """For each chain, the input that all its records belong to. None: the input of each record's stream
+    (`planner/inputs`)."""
     inputs: Mapping[int, StageInputs] = field(default_factory=dict)
     """The stages with a watermark that is the minimum over several inputs."""
     edges: tuple[Edge, ...] = ()
     sharing: Sharing = field(default_factory=Sharing)
     """Where values are copied, because several stages may change them."""
     notes: tuple[str, ...] = field(default=())
-    """What the user asked for and does not get, with the reason."""
+    """The requests of the user that the plan does not fulfil, with the reasons."""
 
     def node(self, index: int) -> Node:
         return self.graph.nodes[index]
@@ -135,23 +136,23 @@ class Plan:
 
     @property
     def tasks_max(self) -> int:
-        """The number of tasks of the widest chain: the maximum that run at a time."""
+        """The number of tasks of the widest chain, which is the maximum number that run at a time."""
         return max(chain.tasks for chain in self.chains)
 
     def at_level(self, level: int) -> tuple[PlannedChain, ...]:
         return tuple(chain for chain in self.chains if chain.level == level)
 
     def path_of(self, sink: int, chain: int, task: int) -> int:
-        """The number of a task among all whose records go to this sink."""
+        """Return the number of a task among all tasks whose records go to this sink."""
         before = (number for number in self.chains_of[sink] if number < chain)
         return sum(self.chains[number].tasks for number in before) + task
 
     def paths_to(self, sink: int) -> int:
-        """The number of tasks whose records go to this sink."""
+        """Return the number of tasks whose records go to this sink."""
         return sum(self.chains[number].tasks for number in self.chains_of[sink])
 
     def fed_by(self, exchange: int) -> tuple[PlannedChain, ...]:
-        """The chains that write to this exchange."""
+        """Return the chains that write to this exchange."""
         return tuple(chain for chain in self.chains if exchange in chain.feeds)
 
     def is_wide(self, level: int) -> bool:
@@ -171,7 +172,7 @@ class Plan:
         return chain.root is not None and self.node(chain.root).kind is Kind.TRANSFORM
 
     def steps(self, number: int) -> list[list[int]]:
-        """The steps of a chain. Consecutive stages with a function of one record are one step."""
+        """Return the steps of a chain. Consecutive stages with a function of one record are one step."""
         steps: list[list[int]] = []
         for index in self.chains[number].stages:
             before = steps[-1][-1] if steps else index

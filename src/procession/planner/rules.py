@@ -1,7 +1,7 @@
-"""The planner: a graph in, a plan out, by rules that are applied one after the other.
+"""The planner: turns a graph into a plan, by rules that are applied one after the other.
 
-Invariant: order is kept only between a stage that creates it and one that needs it, and there by the cheapest
-strategy. Each decision has a reason that `explain()` shows. Takes a `planner/graph`, returns a `planner/plan`. Pure.
+Invariant: order is kept only between a stage that creates it and a stage that needs it, by the cheapest strategy. Each
+decision has a reason that `explain()` shows. Takes a `planner/graph`, returns a `planner/plan`. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from procession.planner.sharing import find_sharing
 from procession.planner.strategies import TABLE, Routing, Strategy, is_by_clock, is_timed, numbers_of, routing_of
 
 RUNS_MAX = 65_536
-"""Maximum number of runs for which Spark shuffles a manifest of their own, in an exchange and an epoch."""
+"""Maximum number of runs with their own manifest that Spark shuffles, in an exchange and an epoch."""
 
 SEQUENCE = "sequence"
 # Kinds that keep the number of records, so that equal ranges stay equal.
@@ -46,12 +46,12 @@ def check_runnable(plan: Plan) -> None:
             )
 
 
-# Needs: the order that later stages need, from the sinks backwards
+# Needs: the order that later stages need, found from the sinks backwards
 
 
 def find_needs(plan: Plan) -> Plan:
-    """The order that the output of each stage needs: the strongest that a later stage needs. The dead-letter sink, if
-    there is one, comes after every stage."""
+    """Find the order that the output of each stage needs: the strongest order that a later stage needs. The dead-letter
+    sink, if there is one, comes after every stage."""
     nodes = plan.graph.nodes
     needs = [Order.NONE if node.kind is Kind.SINK else plan.graph.dead_letters_order for node in nodes]
     for index in reversed(range(len(nodes))):
@@ -69,7 +69,7 @@ def _need_of_input(node: Node, need: Order, order: Order) -> Order:
     if row.is_sensitive:
         wanted = _stronger(wanted, Order.KEY if row.way is Routing.BY_KEY else Order.TOTAL)
     if wanted is Order.KEY and (node.kind is Kind.KEY_BY or routing_of(node) is Routing.BY_KEY):
-        # The key is not known before this stage, so the order of all records must be kept up to here.
+        # The key is unknown before this stage, so the order of all records must be kept up to here.
         return Order.TOTAL
     return wanted
 
@@ -83,7 +83,7 @@ def _stronger(first: Order, second: Order) -> Order:
 
 
 def find_exchanges(plan: Plan) -> Plan:
-    """Find the exchanges. A rebalance of records that are evenly distributed already is not one."""
+    """Find the exchanges. A rebalance of records that are already evenly distributed is not an exchange."""
     nodes = plan.graph.nodes
     exchanges = {index for index, node in enumerate(nodes) if routing_of(node) is not Routing.NARROW}
     even = {index for index in exchanges if routing_of(nodes[index]) is Routing.EVENLY}
@@ -105,7 +105,7 @@ def _is_idle(plan: Plan, index: int, exchanges: Iterable[int]) -> bool:
 
 
 def _reached(plan: Plan, index: int, closed: Iterable[int] = ()) -> set[int]:
-    """This stage and all after it, without the closed stages and those after them."""
+    """Return this stage and all stages after it, without the closed stages and those after them."""
     found = {index}
     for other, node in enumerate(plan.graph.nodes):
         if other not in closed and found & set(node.parents):
@@ -114,7 +114,7 @@ def _reached(plan: Plan, index: int, closed: Iterable[int] = ()) -> set[int]:
 
 
 def fuse_chains(plan: Plan) -> Plan:
-    """Everything between two exchanges is one chain. After a merge of two chains, both chains run the later stages."""
+    """Make one chain of all stages between two exchanges. After a merge of two chains, both run the later stages."""
     nodes = plan.graph.nodes
     roots: list[int | None] = [None, *sorted(plan.exchanges)]
     chains_of: list[frozenset[int]] = []
@@ -146,8 +146,8 @@ def fuse_chains(plan: Plan) -> Plan:
 
 
 def count_tasks(plan: Plan) -> Plan:
-    """The number of tasks of each chain. If order is kept, the number never increases after the chain's root: the
-    outputs of two tasks with one input would have no order."""
+    """Find the number of tasks of each chain. If order is kept, the number never increases after the chain's root,
+    because the outputs of two tasks with one input would have no order."""
     notes: list[str] = []
     chains = []
     for chain in plan.chains:
@@ -177,8 +177,8 @@ def _tasks(number: int) -> str:
 
 
 def shape_keys(plan: Plan) -> Plan:
-    """The order key in the output of each stage. An edge has one key. After a merge it is the longest one, because the
-    keys of two records of different branches differ before the shorter one ends."""
+    """Find the order key in the output of each stage. An edge has one key. After a merge it is the longest key, because
+    the keys of two records of different branches differ before the shorter key ends."""
     nodes = plan.graph.nodes
     behind = [_reached(plan, index) for index in range(len(nodes))]
     branching = {
@@ -197,7 +197,7 @@ def shape_keys(plan: Plan) -> Plan:
 
 
 def find_traced(plan: Plan) -> Plan:
-    """The stages whose output carries order keys: a merge follows, at least of their dead letters."""
+    """Find the stages whose output carries order keys, because a merge follows, at least of their dead letters."""
     traced: set[int] = set()
     if plan.are_dead_letters_merged:
         traced = {index for index, node in enumerate(plan.graph.nodes) if node.kind is not Kind.SINK}
@@ -221,7 +221,7 @@ def _kept_before(plan: Plan, index: int) -> bool:
 
 
 def follow_ends(plan: Plan) -> Plan:
-    """The stages that fire when their input has ended, and the condition of that."""
+    """Find the stages that fire when their input has ended, and the condition of each."""
     return replace(plan, endings=find_endings(plan.graph))
 
 
@@ -234,8 +234,8 @@ def find_copies(plan: Plan) -> Plan:
 
 
 def find_inputs(plan: Plan) -> Plan:
-    """The inputs of each watermark. In event-time order no input has to be waited for: the greatest time is that of all
-    streams."""
+    """Find the inputs of each watermark. In event-time order, no input has to be waited for, because the greatest time
+    is that of all streams."""
     nodes = plan.graph.nodes
     origins: dict[int, int | None] = {}
     for chain in sorted(plan.chains, key=lambda chain: chain.level):
@@ -295,19 +295,19 @@ def _way_to_sink(plan: Plan, index: int, paths: int) -> tuple[Strategy, str]:
     order = plan.graph.order_at(plan.node(index))
     chains = plan.chains_of[index]
     if order is Order.NONE:
-        return Strategy.FREE, "no order is promised at this sink: it gets the tasks' records as they come"
+        return Strategy.FREE, "this sink needs no order: it gets the tasks' records as they arrive"
     if lanes := plan.node(index).lanes:
         return Strategy.MERGE, f"{paths} sorted paths go to {lanes} lanes with their order key; readers merge the lanes"
     if chains == {0}:
-        return Strategy.RANGES, "no exchange since the source: the tasks' outputs one after the other are in order"
+        return Strategy.RANGES, "no exchange since the source: the concatenated outputs of the tasks are in order"
     (parent, *_) = plan.node(index).parents or (None,)
     if order is Order.KEY and parent is not None and len(chains) == 1 and _is_keyed_by(plan, parent, *chains):
-        return Strategy.PARTITION, "all records of a key are in one task, in order, and more is not promised"
-    return Strategy.MERGE, f"the {paths} tasks' outputs are sorted paths, merged by the order key on their way out"
+        return Strategy.PARTITION, "all records of a key are in one task, in order, and the sink needs no more"
+    return Strategy.MERGE, f"the {paths} tasks' outputs are sorted paths, merged by the order key at the sink"
 
 
 def _is_keyed_by(plan: Plan, index: int, chain: int) -> bool:
-    """Whether the chain's tasks are partitioned by the key that records have when they leave this stage."""
+    """Whether the chain's tasks are partitioned by the key that records have after this stage."""
     root = plan.chains[chain].root
     if root is None or routing_of(plan.node(root)) is not Routing.BY_KEY:
         return False
@@ -342,14 +342,14 @@ def _exchange_strategy(plan: Plan, index: int, paths: int) -> tuple[Strategy, st
     merged = f"each task merges {paths} sorted path{'s' * (paths > 1)}"
     match routing_of(plan.node(index)):
         case Routing.BY_KEY:
-            restored = f"{merged}, so each key's are in order" if is_kept else "no order is asked for"
+            restored = f"{merged}, so the records of each key are in order" if is_kept else "no order is required"
             return Strategy.PARTITION, f"all records of a key go to one task; {restored}"
         case Routing.ROWS if is_kept:
-            return Strategy.SORT, "Spark SQL may bring rows back in any order: they carry their key, and are sorted"
+            return Strategy.SORT, "Spark SQL may return rows in any order, so they are sorted by their order key"
         case Routing.EVENLY | Routing.TO_ONE | Routing.TO_ALL if is_kept:
-            return Strategy.MERGE, f"records change their task, and the order is asked for behind: {merged}"
+            return Strategy.MERGE, f"records move to other tasks, and a later stage needs the order: {merged}"
         case _:
-            return Strategy.FREE, "records change their task, and no later stage needs an order"
+            return Strategy.FREE, "records move to other tasks, and no later stage needs the order"
 
 
 def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:
@@ -357,16 +357,16 @@ def _narrow(plan: Plan, parent: int, index: int) -> tuple[Strategy, str]:
     chains = plan.chains_of[index]
     tasks = [plan.chains[number].tasks for number in sorted(chains)]
     if plan.needs[parent] is Order.NONE:
-        return Strategy.FREE, "no order is asked for behind this edge"
+        return Strategy.FREE, "no later stage needs the order"
     if node.kind is Kind.REBALANCE:
-        return Strategy.ISOLATE, "the source's ranges are of one size already: there is nothing to deal out"
+        return Strategy.ISOLATE, "the source's ranges already have the same size, so no exchange is necessary"
     if node.parallelism is not None and node.parallelism not in tasks:
-        reason = f"{node.parallelism} asked for, {' and '.join(map(str, tasks))} carried over"
+        reason = f"{node.parallelism} requested, {' and '.join(map(str, tasks))} upstream"
         return Strategy.ISOLATE, f"{reason}: the number of tasks does not change on an ordered narrow edge"
     if node.kind is Kind.MERGE and len(chains) > 1:
-        return Strategy.ISOLATE, "the inputs are of different chains: each goes on in its own, with its key"
+        return Strategy.ISOLATE, "the inputs are in different chains: each continues in its own, with its order key"
     if node.kind is Kind.MERGE:
-        return Strategy.RANGES if chains == {0} else Strategy.ISOLATE, "branches of one task, put together by their key"
+        return Strategy.RANGES if chains == {0} else Strategy.ISOLATE, "branches of one task, merged by their order key"
     if chains == {0}:
         return Strategy.RANGES, "no exchange since the source"
     return Strategy.ISOLATE, "no exchange since the last merge: the task's records stay in it, in order"
@@ -379,8 +379,8 @@ def _strict(plan: Plan, parent: int, index: int) -> PlanError:
     return PlanError(
         f"stage {node.name!r} distributes the records of {before.name!r} over other tasks, which loses their order,"
         f" but {'sink' if consumer.kind is Kind.SINK else 'stage'} {consumer.name!r} needs them in order",
-        next_step="give it a key, as rebalance(key), and each key's records stay in one task; or leave strict=True"
-        " away, and the order is restored by a merge",
+        next_step="give it a key, as in rebalance(key): the records of each key then stay in one task. Or omit"
+        " strict=True: a merge then restores the order",
         stage=node.name,
     )
 

@@ -1,10 +1,10 @@
-"""Sharing: where a value has more than one holder, and one of them may change it.
+"""Sharing: finds values that have more than one holder, one of which may change the value.
 
-Invariant: the output is as if each stage got its own copy of its input. A value is copied only if two things are
-true. It is a Python object that goes to several stages, or is one of several results of one call, or may be held by the
+Invariant: the output is as if each stage got its own copy of its input. A value is copied only if two things are true.
+It is a Python object that goes to several stages, or is one of several results of one call, or may be held by the
 function that returned it. And a later stage may change it before it becomes bytes, at a sink or an exchange. A filter,
-a peek and the functions of a key or a time work on the copy of their stage, which passes it on as they leave it.
-`planner/effects` reads the functions; `operators/chain` makes the copies. Pure.
+a peek and the functions of a key or a time get the copy of their stage. The stage then passes it on, with any change
+that they made. `planner/effects` reads the functions; `operators/chain` makes the copies. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from procession.planner.effects import changes_nothing, gives_its_own
 from procession.planner.graph import Graph, Kind, Node
 from procession.planner.keys import RecordKey
 
-# They get bytes, which cannot be changed.
+# These stages get bytes, which cannot be changed.
 TAKING_BYTES = frozenset({Kind.SINK, Kind.MAP_BATCHES, Kind.TRANSFORM})
-# They pass on their input, or have none, so they hold no references.
+# These stages pass on their input, or have none, so they hold no references.
 PASSING_ON = frozenset({Kind.SOURCE, Kind.FILTER, Kind.PEEK, Kind.KEY_BY, Kind.ADD_TIMESTAMPS, Kind.MERGE})
 
 
@@ -35,13 +35,13 @@ class Sharing:
     exposed: frozenset[int] = frozenset()
     """The stages whose output a later stage may change."""
     borrowing: frozenset[int] = frozenset()
-    """Those of the exposed ones whose function may still hold a reference to its result."""
+    """The exposed stages whose function may still hold a reference to its result."""
     copied: frozenset[tuple[int, int]] = frozenset()
     """The edges on which every value is copied, because several stages get it."""
 
 
 def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
-    """Where values are copied in a graph that has exchanges at these stages."""
+    """Find where values are copied in a graph with exchanges at these stages."""
     nodes = graph.nodes
     changing = frozenset(index for index, node in enumerate(nodes) if not all(map(changes_nothing, _called(node))))
     is_exposing = [False] * len(nodes)
@@ -61,11 +61,11 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
     )
     copied: set[tuple[int, int]] = set()
     for index, node in enumerate(nodes):
-        # Of a split, each value goes to one of the stages.
+        # In a split, each value goes to only one of the stages.
         children = () if node.kind is Kind.SPLIT else graph.children(index)
         changed = [child for child in children if is_exposing[child]]
         if len(children) > 1 and len(changed) == len(children):
-            # The one that runs last gets the original: exchanges run after all stages.
+            # The stage that runs last gets the original: exchanges run after all stages.
             changed.remove(max(changed, key=lambda child: (child in exchanges, child)))
         copied |= {(index, child) for child in changed if len(children) > 1}
     return Sharing(changing, frozenset(exposed), borrowing, frozenset(copied))
@@ -80,7 +80,7 @@ def _is_changed_before(
 
 
 def _called(node: Node) -> Iterator[Callable[..., Any]]:
-    """The functions that a stage calls with its input, while other stages may hold it."""
+    """Yield the functions that a stage calls with its input, while other stages may hold it."""
     if isinstance(node.function, TableJoin):
         yield node.function.join
         yield from (key for _, key in node.function.pairs)
@@ -92,7 +92,7 @@ def _called(node: Node) -> Iterator[Callable[..., Any]]:
 
 
 def _called_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
-    """The functions that are called before records are encoded for an exchange: the key and the time."""
+    """Yield the functions that are called before records are encoded for an exchange: the key and the time."""
     by_key = node.function if node.kind is Kind.REBALANCE else node.key
     for function in (by_key, node.time):
         if isinstance(function, Sided):
@@ -102,7 +102,7 @@ def _called_at_exchange(node: Node) -> Iterator[Callable[..., Any]]:
 
 
 def _giving(node: Node) -> Iterator[Any]:
-    """The functions whose results are the output of a stage."""
+    """Yield the functions whose results are the output of a stage."""
     if isinstance(node.function, TableJoin):
         yield node.function.join
     elif isinstance(node.function, Tagging):

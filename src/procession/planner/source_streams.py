@@ -1,8 +1,8 @@
-"""Which streams a source takes: those that it names, those of its own connector, or all others. Pure.
+"""Finds the streams that a source takes: those that it names, those of its own connector, or all others. Pure.
 
-Invariant: a stream belongs to one source. A source that reads a URL gets a share of the stream ids: its connector
-puts the source's number above its own ids (`record.id_in_share`), so streams that nobody knows before they begin, such
-as new partitions of a topic, belong to it too.
+Invariant: a stream belongs to one source. A source that reads a URL gets a share of the stream ids: its connector puts
+the source's number above its own ids (`record.id_in_share`), so streams that are unknown before they begin, such as new
+partitions of a topic, belong to the source, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamFilter:
-    """The streams with these ids and in these shares; or, if `is_rest`, all but those."""
+    """The streams with these ids and in these shares; or, if `is_rest`, all other streams."""
 
     ids: frozenset[int] = frozenset()
     shares: frozenset[int] = frozenset()
@@ -33,7 +33,7 @@ class StreamFilter:
         return (stream in self.ids or stream >> SHARE_SHIFT in self.shares) != self.is_rest
 
     def mask(self, streams: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Whether it takes each of these."""
+        """Return which of these streams it takes."""
         found = np.isin(streams, np.array(sorted(self.ids), np.uint64))
         if self.shares:
             found |= np.isin(streams >> np.uint64(SHARE_SHIFT), np.array(sorted(self.shares), np.uint64))
@@ -42,7 +42,7 @@ class StreamFilter:
 
     @property
     def is_one(self) -> bool:
-        """Whether it takes one stream only."""
+        """Whether it takes only one stream."""
         return not self.is_rest and not self.shares and len(self.ids) == 1
 
 
@@ -50,7 +50,7 @@ ALL = StreamFilter()
 
 
 def streams_of(graph: Graph, sources: Iterable[Node]) -> StreamFilter:
-    """The streams that these sources of the graph take together."""
+    """Return the streams that these sources of the graph take together."""
     sources = list(sources)
     if sources and len(graph.sources) == 1 and graph.sources[0].streams is None:
         return ALL

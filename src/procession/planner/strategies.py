@@ -1,6 +1,6 @@
-"""Strategies: the ways in which order is kept, and what each kind of stage does with order.
+"""Strategies: the ways to keep order, and how each kind of stage treats order.
 
-Invariant: what is known about a kind of stage is in TABLE and nowhere else. `planner/rules` reads the table, and
+Invariant: all properties of a kind of stage are in TABLE. `planner/rules` reads the table, and
 `docs/explanation/order.md` shows it. Pure.
 """
 
@@ -17,7 +17,7 @@ from procession.planner.order_key import PLACE
 
 
 class Strategy(StrEnum):
-    """How the order is kept on an edge, cheapest first."""
+    """The ways to keep the order on an edge, cheapest first."""
 
     FREE = "free"
     RANGES = "ranges"
@@ -45,7 +45,7 @@ STRATEGIES: dict[Strategy, tuple[str, str]] = {
 
 
 class Routing(StrEnum):
-    """How records reach a stage."""
+    """The ways in which records reach a stage."""
 
     NARROW = "narrow"
     BY_KEY = "partition by key"
@@ -56,7 +56,7 @@ class Routing(StrEnum):
 
 
 class Tasks(StrEnum):
-    """How many tasks run a stage when order is kept."""
+    """The number of tasks that run a stage when order is kept."""
 
     UPSTREAM = "min(own, upstream)"
     OWN = "own"
@@ -65,9 +65,9 @@ class Tasks(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageRule:
-    """What the planner knows about a kind of stage. *Sensitive*: its output depends on the order of its input.
-    *Creating*: its output has an order of its own, so later stages do not need the order of its input. All others pass
-    on the order of their input."""
+    """The properties of a kind of stage. *Sensitive*: its output depends on the order of its input. *Creating*: its
+    output has its own order, so later stages do not need the order of its input. Other stages pass on the order of
+    their input."""
 
     way: Routing = Routing.NARROW
     tasks: Tasks = Tasks.UPSTREAM
@@ -76,14 +76,14 @@ class StageRule:
     is_multiplying: bool = False
     """Whether one record may become several, which are ordered by a number."""
     has_state: bool = False
-    """Whether it keeps a state from one record to the next."""
+    """Whether the stage keeps a state from one record to the next."""
     is_timed: bool = False
-    """Whether it has a watermark, which every task must learn."""
+    """Whether the stage has a watermark, which every task must learn."""
     comes_with: str = ""
-    """The version that can run it. Empty: this one."""
+    """The version that can run it. Empty: this version."""
 
     is_firing: bool = False
-    """Whether it emits results that belong to no record, and are ordered by their time and key."""
+    """Whether the stage emits results that belong to no record, and are ordered by their time and key."""
 
     @property
     def is_exchange(self) -> bool:
@@ -106,7 +106,7 @@ TABLE: dict[Kind, StageRule] = {
     Kind.SPLIT: StageRule(),
     Kind.OUTPUT: StageRule(),
     Kind.MERGE: StageRule(),
-    # With a key it is an exchange by key: see `routing_of`.
+    # With a key, it is an exchange by key: see `routing_of`.
     Kind.REBALANCE: StageRule(Routing.EVENLY, Tasks.OWN),
     Kind.TRANSFORM: StageRule(Routing.ROWS, Tasks.OWN, is_multiplying=True),
     Kind.MAP_STATEFUL: _KEYED,
@@ -131,14 +131,14 @@ TABLE: dict[Kind, StageRule] = {
 
 
 def routing_of(node: Node) -> Routing:
-    """How records reach this stage. A rebalance with a key is by key."""
+    """Return how records reach this stage. A rebalance with a key is by key."""
     if node.kind is Kind.REBALANCE and node.function is not None:
         return Routing.BY_KEY
     return TABLE[node.kind].way
 
 
 def key_of(node: Node) -> Callable[[Any], Any] | RecordKey:
-    """The key by which records reach a stage."""
+    """Return the key by which records reach a stage."""
     key = node.function if node.kind is Kind.REBALANCE else node.key
     assert key is not None
     return key
@@ -165,17 +165,18 @@ def is_whole(node: Node) -> bool:
 
 
 def numbers_of(node: Node) -> int:
-    """How many numbers a stage adds to the order key of its output."""
+    """Return how many numbers a stage adds to the order key of its output."""
     return PLACE if is_firing(node) else int(TABLE[node.kind].is_multiplying)
 
 
 def numbers_behind(node: Node) -> int:
-    """How many of these numbers are added after its exchange. Rows of Spark SQL have theirs already."""
+    """Return how many of these numbers are added after the stage's exchange. Rows of Spark SQL have their numbers
+    already."""
     return numbers_of(node) if TABLE[node.kind].has_state else 0
 
 
 def stage_rows() -> list[list[str]]:
-    """The table as text: a heading, and a row for each kind."""
+    """Return the table as text: a heading, and a row for each kind."""
 
     def word(row: StageRule) -> str:
         effects = [name for name, is_so in (("creates", row.is_creating), ("needs", row.is_sensitive)) if is_so]

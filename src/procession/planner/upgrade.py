@@ -1,9 +1,9 @@
-"""What an upgrade does to the states and sinks of a pipeline: kept, renamed, migrated, dropped or new. Pure.
+"""An upgrade: decides which states and sinks of a pipeline are kept, renamed, migrated, dropped or new. Pure.
 
 Invariant: every stage with state, in the checkpoint or in the new program, has exactly one outcome, or the program is
-refused by name and with a next step. Nothing is dropped or begun anew unless the program says so: a stage that is gone
-must be in `drop` or `rename`. `planner/compatibility` decides what may continue without being named here.
-`commit/checkpoint_change` writes the result.
+refused with an error that names the stage and a next step. No state is dropped or reset unless the program declares it:
+a removed stage must be in `drop` or `rename`. `planner/compatibility` decides which stages may continue without a
+declaration. `commit/checkpoint_change` writes the result.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ STEP_KINDS = frozenset({Kind.MAP_STATEFUL, Kind.FILTER_STATEFUL, Kind.FLAT_MAP_S
 
 @dataclass(frozen=True)
 class Upgrade:
-    """How the states of the running program become those of this one. Define one at module level of the app;
-    `procession upgrade` applies it, once, and nothing else reads it.
+    """Declares how the states of the running program become those of this program. Define it at module level of the
+    app. Only `procession upgrade` reads it, and applies it once.
 
     Args:
-        rename: The new name of a stage, by its old one.
+        rename: Maps the old name of a stage to its new name.
         drop: Stages of the running program whose states are deleted. If the program still has a stage of this name, it
             begins without states.
-        migrate: For a stage of this program, a function from the old state of a key to its new one. None removes the
-            key. It is called once for each key, at the switch.
+        migrate: For a stage of this program, a function from the old state of a key to its new state. It is called once
+            for each key, during the upgrade. If it returns None, the key is removed.
         changed: Stages that keep their states although their key, their input or their aggregate has changed.
 
     >>> from procession import Upgrade
@@ -61,7 +61,7 @@ class Upgrade:
 
 
 class StateOutcome(StrEnum):
-    """What happens to the states of a stage."""
+    """The outcomes for the states of a stage."""
 
     KEPT = "kept"
     RENAMED = "renamed"
@@ -72,20 +72,20 @@ class StateOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """The outcome of one stage. `stage` is its name in the new program, or the old one if it is dropped."""
+    """The outcome of one stage. `stage` is its name in the new program, or the old name if it is dropped."""
 
     stage: str
     outcome: StateOutcome
     before: str = ""
-    """Its name in the checkpoint; empty if it is new."""
+    """The stage's name in the checkpoint. Empty: the stage is new."""
     tasks_before: int = 0
     tasks: int = 0
     is_rewritten: bool = False
-    """The states are written again for another number of tasks: some belong to a task, not to a key."""
+    """Whether the states are written again for another number of tasks, because some belong to a task, not to a key."""
 
     @property
     def sentence(self) -> str:
-        """For the user."""
+        """The outcome as a sentence for the user."""
         renamed = f", was {self.before!r}" if self.before not in ("", self.stage) else ""
         tasks = f", {self.tasks_before} tasks become {self.tasks}" if 0 < self.tasks_before != self.tasks > 0 else ""
         return f"stage {self.stage!r}: {self.outcome.value}{renamed}{tasks}"
@@ -106,7 +106,7 @@ def stage_outcomes(
     upgrade: Upgrade,
     lines_of: LinesOf = no_lines,
 ) -> list[StageOutcome]:
-    """What happens to each stage. `kept` are the stages of the checkpoint, `tasks` their numbers of tasks. Raises
+    """Return the outcome of each stage. `kept` are the stages of the checkpoint, `tasks` their numbers of tasks. Raises
     PlanError if a stage can neither continue nor was named in the upgrade."""
     known = identities(plan, lines_of)
     wanted = {name: StageIdentity(kind, known[name]) for name, kind in keyed_stages(plan).values()}
@@ -151,7 +151,7 @@ def stage_outcomes(
 
 
 def rewritten_stages(plan: Plan, before: Mapping[str, int]) -> set[str]:
-    """The stages of windows, timers, joins and the like that had another number of tasks before."""
+    """Return the stages of windows, timers, joins and the like that had another number of tasks before."""
     roots = ((plan.node(chain.root), chain.tasks) for chain in plan.chains if chain.root is not None)
     return {
         node.name
@@ -177,7 +177,7 @@ def _check_names(upgrade: Upgrade, kept: Mapping[str, StageIdentity], wanted: Ma
                 stage=new,
             )
     if len(set(upgrade.rename.values())) < len(upgrade.rename):
-        raise PlanError("Upgrade gives two stages the same new name", next_step="give each a name of its own")
+        raise PlanError("Upgrade gives two stages the same new name", next_step="give each a different name")
     for name in upgrade.drop:
         if name not in kept:
             raise _unknown("drop", name, "the running program", stages)
@@ -196,7 +196,7 @@ def _unknown(what: str, name: str, program: str, stages: str) -> PlanError:
 
 
 def _renamed(stage: StageIdentity, names: Mapping[str, str]) -> StageIdentity:
-    """A stage of the checkpoint as if its inputs had their new names."""
+    """Return a stage of the checkpoint as if its inputs had their new names."""
     inputs = stage.identity.get("inputs", "")
     renamed = ", ".join(sorted(names.get(name, name) for name in inputs.split(", "))) if inputs else ""
     return replace(stage, identity={**stage.identity, "inputs": renamed}) if inputs else stage
@@ -226,8 +226,8 @@ def _check_migrated(plan: Plan, name: str, before: StageIdentity, now: StageIden
 
 
 def sink_changes(graph: Graph, fingerprint: str, endpoints: Mapping[str, str]) -> SinkChanges:
-    """The sinks that this program adds to and removes from those of a checkpoint, of which the fingerprint and the
-    endpoints are given. Raises PlanError if sources or a sink that stays have changed."""
+    """Return the sinks that this program adds to and removes from those of a checkpoint with this fingerprint and these
+    endpoints. Raises PlanError if sources, or a sink that stays, have changed."""
     given = graph.endpoints()
     for name, what in endpoints.items():
         kind, _, short = name.partition(" ")
@@ -252,7 +252,7 @@ def sink_changes(graph: Graph, fingerprint: str, endpoints: Mapping[str, str]) -
     if new := [name for name in given if name.startswith("source ") and name not in endpoints]:
         raise PlanError(
             f"{new[0]} is new: an upgrade keeps the sources of a pipeline",
-            next_step="leave it out, or start over with another --dir (and an empty output)",
+            next_step="remove it, or start over with another --dir (and an empty output)",
             stage=new[0].partition(" ")[2],
         )
     sinks = [name.partition(" ")[2] for name in given if name.startswith("sink ")]

@@ -1,7 +1,7 @@
-"""Validation of what a user writes: names, targets, numbers and choices.
+"""Validation of a user's names, targets, numbers and choices.
 
-Invariant: a check returns its argument, or raises a `PlanError` that says what to write instead. Used by
-`api/pipeline` and `api/stage`, so that a `planner/graph` holds nothing unchecked.
+Invariant: a check returns its argument, or raises a `PlanError` that says what to write instead. Used by `api/pipeline`
+and `api/stage`, so that all parts of a `planner/graph` are checked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def checked_function(function: Any, word: str, what: str = "") -> None:
 
 
 def checked_of_one(function: Any, word: str, what: str = "") -> None:
-    """A function that can be called with one record, as far as can be seen without calling it."""
+    """Return a function that can be called with one record, as far as its signature shows."""
     checked_function(function, word, what)
     if (signature := _mismatch(function, (None,))) is not None:
         raise PlanError(
@@ -64,8 +64,8 @@ def checked_of_one(function: Any, word: str, what: str = "") -> None:
 
 
 def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...], more: str = "") -> None:
-    """A function that can be called with these arguments, as far as can be seen without calling it. `more` is added to
-    the next step."""
+    """Return a function that can be called with these arguments, as far as its signature shows. `more` is added to the
+    next step."""
     checked_function(function, word, what)
     if (signature := _mismatch(function, arguments)) is not None:
         given = f"{what}={_name_of(function)}" if what else _name_of(function)
@@ -77,16 +77,17 @@ def checked_call(function: Any, word: str, what: str, arguments: tuple[str, ...]
 
 
 def _name_of(function: Any) -> str:
-    """A function, as people know it."""
+    """Return the name of a function for people."""
     name = getattr(function, "__qualname__", "")
     return name.rpartition("<locals>.")[2] or repr(function)
 
 
 def _mismatch(function: Any, arguments: tuple[Any, ...]) -> inspect.Signature | None:
-    """The function's signature, if it does not accept these arguments. None if it does or has no signature."""
+    """Return the function's signature if it does not accept these arguments. None: it accepts them, or has no
+    signature."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return None
     try:
         signature.bind(*arguments)

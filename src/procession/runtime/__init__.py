@@ -1,1 +1,1 @@
-"""Ports: what our code asks of the machine, and the machine's own implementation of it."""
+"""Ports: the functions that code needs of the machine, and the machine's own implementation of them."""

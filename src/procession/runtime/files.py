@@ -1,10 +1,10 @@
-"""The files port: what our code asks of a file system.
+"""The files port: the functions that code needs of a file system.
 
 Invariant: every call either has its documented effect or raises the plain OSError that Linux would. Nothing is durable
-before a sync: the bytes of a file need `OpenFile.sync`, its name needs `FileSystem.sync_directory`. After a failed sync
-nothing is known about the bytes that it should have written, and a later success says nothing about them.
+before a sync: the bytes of a file need `OpenFile.sync`, its name needs `FileSystem.sync_directory`. After a failed
+sync, the state of the bytes that it should have written is unknown, and a later success does not change that.
 `runtime/host_files` implements the port on the operating system, `sim/simulated_files` on a simulated disk; one suite
-of tests runs on both. `storage/durable` builds the writes that survive a crash on it. Pure.
+of tests runs on both. `storage/durable` uses the port for writes that survive a crash. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Part = bytes | memoryview
 
 
 class OpenMode(Enum):
-    """How a file is opened. All but READ allow writing."""
+    """How a file is opened. All modes but READ allow writing."""
 
     READ = auto()
     WRITE = auto()
@@ -32,7 +32,7 @@ class OpenMode(Enum):
     REPLACE = auto()
     """Creates the file, or truncates the existing one."""
     NEW = auto()
-    """Creates the file. FileExistsError if there is one."""
+    """Creates the file. Raises FileExistsError if it exists."""
 
 
 class OpenFile(Protocol):
@@ -43,19 +43,21 @@ class OpenFile(Protocol):
         """Length in bytes."""
 
     def read(self, length: int, position: int) -> bytes:
-        """The bytes from `position` on, at most `length`; fewer only at the end of the file."""
+        """Return the bytes from `position` on, at most `length`. Fewer bytes are returned only at the end of the
+        file."""
 
     def write(self, position: int, *parts: Part) -> None:
-        """Write all bytes of all parts, one part behind the other. After an OSError some of them may be written."""
+        """Write all bytes of all parts, one part after the other. After an OSError some of them may be written."""
 
     def truncate(self, length: int) -> None:
-        """Cut the file off, or extend it with zeros."""
+        """Cut the file off at this length, or extend it with zeros."""
 
     def sync(self, *, is_data_only: bool = False) -> None:
-        """Make the bytes durable; with `is_data_only`, of the file's size and times only what reading needs."""
+        """Make the bytes durable. With `is_data_only`, the file's size and times are made durable only as far as
+        reading needs them."""
 
     def close(self) -> None:
-        """Let go of the file. Syncs nothing."""
+        """Close the file without a sync."""
 
     def __enter__(self) -> Self: ...
 
@@ -68,7 +70,7 @@ class HeldLock(Protocol):
     """A lock that this process holds."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the lock."""
 
 
 class FileSystem(Protocol):
@@ -76,51 +78,53 @@ class FileSystem(Protocol):
 
     @property
     def owner(self) -> str:
-        """Names this process among those that may write the same files at the same time."""
+        """The name of this process among processes that may write the same files at the same time."""
 
     def open(self, path: Path, mode: OpenMode = OpenMode.READ) -> OpenFile: ...
 
     def read(self, path: Path) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
 
     def map(self, path: Path) -> pa.Buffer:
-        """All bytes of a file, without a copy. Data that is appended later is not included."""
+        """Return all bytes of a file, without a copy. Data that is appended later is not included."""
 
     def names(self, directory: Path) -> list[str]:
-        """The names in a directory, in no particular order."""
+        """Return the names in a directory, in no particular order."""
 
     def exists(self, path: Path) -> bool: ...
 
     def is_directory(self, path: Path) -> bool: ...
 
     def make_directory(self, path: Path) -> None:
-        """FileExistsError if there is something, FileNotFoundError if there is no parent. Its name is not durable."""
+        """Create a directory, whose name is not durable. Raises FileExistsError if the name exists, FileNotFoundError
+        if there is no parent."""
 
     def rename(self, old: Path, new: Path) -> None:
-        """Replaces the file `new`, if there is one. Atomic; not durable before both directories are synced."""
+        """Rename a file, and replace the file `new` if it exists. This is atomic, and durable when both directories are
+        synced."""
 
     def link(self, old: Path, new: Path) -> None:
-        """A second name for a file. FileExistsError if there is something."""
+        """Give a file a second name. Raises FileExistsError if the name exists."""
 
     def remove(self, path: Path) -> None:
-        """Removes a file."""
+        """Remove a file."""
 
     def remove_tree(self, path: Path) -> None:
-        """Removes a directory and all that is in it, as far as possible. Raises nothing: some of it may be left."""
+        """Remove a directory and its content, as far as possible. Never raises: a part may be left."""
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable."""
 
     def free_bytes(self, path: Path) -> int:
-        """What is free on the disk of this directory."""
+        """Return the free bytes on the disk of this directory."""
 
     def mutex(self) -> AbstractContextManager[Any]:
-        """A lock between the threads of this process, for calls that must not overlap."""
+        """Return a lock between the threads of this process, for calls that must not overlap."""
 
     def check_owner(self, *, asks: bool = False) -> None:
-        """OSError (ESTALE) if another process is known to have continued from the replicas of these files. With `asks`
-        the replicas are asked first. Does nothing without replicas."""
+        """Raise OSError (ESTALE) if another process is known to have continued from the replicas of these files. With
+        `asks`, the replicas are asked first. Does nothing without replicas."""
 
     def lock(self, path: Path, *, waits: bool = False) -> HeldLock:
-        """Lock a file or directory that exists for this process. BlockingIOError if another holds it, unless it
-        `waits`. The lock of a process that dies is released."""
+        """Lock an existing file or directory for this process. Raises BlockingIOError if another process holds it,
+        unless it `waits`. The lock is released when the process dies."""

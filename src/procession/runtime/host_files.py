@@ -1,7 +1,7 @@
 """The files port on the operating system.
 
-Invariant: every sync and every durable write of ours goes through `sync` and `write_all`, so that every one can be made
-to fail (`faults`). Without state: `HOST_FILES` serves all threads.
+Invariant: every sync and every durable write of this package goes through `sync` and `write_all`, so tests can make
+each of them fail (`faults`). `HOST_FILES` has no state and serves all threads.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FLAGS = {
 PARTS_MAX = 1024
 """Maximum number of buffers that Linux writes in one call."""
 READ_BYTES_MAX = 1 << 30
-"""Linux reads at most about 2 GiB at a time."""
+"""Maximum bytes of one read. Linux reads at most about 2 GiB at a time."""
 
 
 def write_all(descriptor: int, data: Part, position: int, *more: Part) -> None:
-    """Write every byte of `data`, and of what follows it, at `position`, without joining them first. Raises the plain
-    OSError, possibly after a part was written."""
+    """Write every byte of `data` and `more` at `position`, without joining them first. Raises the plain OSError,
+    possibly after a part was written."""
     faults.disk("full")
     if faults.is_torn():
         whole = b"".join((data, *more))
@@ -52,8 +52,8 @@ def write_all(descriptor: int, data: Part, position: int, *more: Part) -> None:
 
 
 def sync(descriptor: int, *, is_data_only: bool = False) -> None:
-    """Put what was written to a file on disk; with `is_data_only`, of its size and times only what reading needs.
-    Raises the plain OSError."""
+    """Put the written bytes of a file on disk. With `is_data_only`, its size and times are written only as far as
+    reading needs them. Raises the plain OSError."""
     faults.disk("sync")
     if is_data_only:
         os.fdatasync(descriptor)
@@ -119,7 +119,7 @@ class HostFileSystem:
         return path.read_bytes()
 
     def map(self, path: Path) -> pa.Buffer:
-        import pyarrow as pa  # only here: commands that map no file start without it
+        import pyarrow as pa  # imported here, because commands that map no file start faster without it
 
         if path.stat().st_size == 0:
             return pa.py_buffer(b"")
@@ -178,4 +178,4 @@ class HostFileSystem:
 
 
 HOST_FILES = HostFileSystem()
-"""What code uses that is handed no other."""
+"""The file system of code that gets no other file system."""

@@ -1,4 +1,4 @@
-"""Work that a cancellation must not cut off."""
+"""Runs work that a cancellation must not interrupt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 async def finished(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work to its end, even if the caller is cancelled; the cancellation takes effect then. For work in a
-    thread, which goes on anyway: what the caller holds, such as a lock, it holds until the work is done."""
+    """Await the work to its end, even if the caller is cancelled. The cancellation takes effect afterwards. This is for
+    work in a thread, which cannot be cancelled: the caller keeps its locks until the work is done."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.shield(task)

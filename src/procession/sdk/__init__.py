@@ -1,7 +1,7 @@
-"""The SDK for connectors: a source sends records to a gateway, a sink takes part in the commit.
+"""The SDK for connectors. A source sends records to a gateway; a sink takes part in the commit.
 
-Invariant: the names here are the public API. Each is imported when it is used, because commands that need little of
-it start often. `docs/how-to/connectors.md` shows a source and a sink.
+Invariant: the names in `__all__` are the public API. A name is imported only when it is used, so programs that need few
+of them start fast. `docs/how-to/connectors.md` shows a source and a sink.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     {"format": 2}
     {"stream": stream id, "id": the last acknowledged message id, "time": seconds since 1970}
 
-Invariant: the log records which acknowledgements arrived. Nothing is decided by it, so it is not synced. The verifier
-compares the output with it: an acknowledged record that is missing from the output is lost data. `sdk/source_session`
-writes it through `storage/journal`.
+Invariant: the log records which acknowledgements arrived. No decision depends on the log, so it is not synced. The
+verifier compares the output with the log: an acknowledged record that is missing from the output is lost data.
+`sdk/source_session` writes the log through `storage/journal`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from procession.format_number import check_format
 from procession.storage.journal import Entry, Journal, read_journal_from
 
 FORMAT = 2
-"""Stored in the first entry of a log. A log without it has format 1, which is otherwise the same."""
+"""Format number, stored in the first entry of a log. A log without a format number has format 1, otherwise the same."""
 
 
 class AckLog:
-    """Small and append-only; continues the file of an earlier process."""
+    """Appends acknowledgements to a file. A restarted source continues the file of its earlier process."""
 
     def __init__(self, path: Path) -> None:
         self._journal = Journal(path)
@@ -38,18 +38,18 @@ class AckLog:
 
 
 class AckTail:
-    """Reads logs that sources write: the highest acknowledged message id of each stream, over all of them."""
+    """Reads the logs of several sources and keeps the highest acknowledged message id of each stream."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._positions = dict.fromkeys(paths, 0)
         self._highest: dict[int, int] = {}
 
     def follow(self, path: Path) -> None:
-        """One log more, from its beginning."""
+        """Add one more log, which is read from its beginning."""
         self._positions.setdefault(path, 0)
 
     def poll(self) -> dict[int, int]:
-        """What is known now; only what is new is read."""
+        """Read the new entries of all logs. Returns the highest acknowledged message id of each stream."""
         for path in self._positions:
             for entry, end in read_journal_from(path, self._positions[path]):
                 self._positions[path] = end
@@ -71,11 +71,11 @@ class AckTail:
 
 
 def _check(entry: Entry, path: Path) -> None:
-    """Raise StorageError if the log is of a later version."""
+    """Raise StorageError if the log has a newer format than this program knows."""
     if "format" in entry:
         check_format(path, entry["format"], FORMAT)
 
 
 def acknowledged(paths: Iterable[Path]) -> dict[int, int]:
-    """The highest acknowledged message id of each stream, over all these logs."""
+    """Return the highest acknowledged message id of each stream over all these logs."""
     return AckTail(paths).poll()

@@ -1,7 +1,7 @@
-"""A backlog: what was taken from a medium that cannot be read twice, kept until it is committed.
+"""A backlog keeps records from a medium that cannot be read twice until they are committed.
 
 Invariant: a record in the backlog can be sent again until the gateway has committed it. A `Buffer` is in memory and
-ends with the process. A `Spool` is on disk and survives it. `sdk/push_source` uses both.
+ends with the process. A `Spool` is on disk and survives the process. `sdk/push_source` uses both.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from procession.storage.segment import (
 )
 
 ROW_BYTES = 24
-"""What a record costs beside its key and payload: two numbers and an offset."""
+"""Bytes of a record in addition to its key and payload: two numbers and an offset."""
 SPOOL = LogUse(
     "source's spool",
-    "give the source a new, empty --spool: what this one keeps and is not committed is lost",
+    "give the source a new, empty --spool: uncommitted records in this spool are lost",
 )
 UNSENT = "unsent"
-"""The file in a spool from which no record was ever sent. Records may come before a gateway has answered, so their
-number does not tell whether they are those that are committed: the spool may have been lost and created again."""
+"""Name of the marker file in a spool from which no record was ever sent. A source may add records before a gateway
+answers, so the number of records does not show whether they belong to the committed ones: the spool may be a new one in
+place of a lost one."""
 READ_RECORDS_MAX = 16 * 1024
 READ_BYTES_MAX = 1024 * 1024
 
@@ -46,33 +47,33 @@ class Backlog(Protocol):
 
     @property
     def is_unnumbered(self) -> bool:
-        """Whether its records have no ids yet: they get those above the last one that the gateway has."""
+        """Whether the records have no ids yet. They get ids above the last id that the gateway has."""
 
     def number_above(self, last: int | None) -> None:
-        """Records without ids get those above this one."""
+        """Give the records without ids the ids that follow `last`."""
 
     @property
     def size_bytes(self) -> int:
-        """The room that is taken by what is kept: what its limit counts."""
+        """Bytes of the kept records, which the limit `bytes_max` counts."""
 
     @property
     def records(self) -> int:
-        """Those that are kept and not committed yet."""
+        """Number of kept records that are not committed yet."""
 
     def open(self, after: int | None) -> None:
-        """Called before each pass of `read`: the gateway has the stream's records up to `after`, or none."""
+        """Prepare for a pass of `read`. The gateway has the records of the stream up to `after`, or none."""
 
     def append(self, batch: Batch) -> None:
-        """Keep records. Their ids only define the order, unless the backlog keeps the ids of its source."""
+        """Keep the records. Their ids only define the order, unless the backlog keeps the ids of its source."""
 
     def sync(self) -> None:
-        """What was appended may be read once this returns. May run in a thread beside the others."""
+        """Make the appended records readable. May run in a thread while other methods run."""
 
     def read(self, after: int | None) -> Batch | None:
-        """Some of the records after message id `after`, with their ids; None if there is none now."""
+        """Return some of the records after message id `after`, with their ids. None: there are no such records now."""
 
     def forget(self, message_id: int) -> None:
-        """All up to this one is committed."""
+        """Delete the records up to this message id, which are committed."""
 
     def close(self) -> None: ...
 
@@ -80,9 +81,8 @@ class Backlog(Protocol):
 class Buffer:
     """A backlog in memory.
 
-    Without ids of the author's own, records are numbered above the last id that the gateway has of the stream,
-    committed or not: so the records of an earlier life never have the same ids. The gateway's log is the counter; no
-    clock is asked.
+    If the author gives no ids, records are numbered above the last id of the stream that the gateway has, committed or
+    not. So records of an earlier process never have the same ids. The gateway's log is the counter; no clock is read.
     """
 
     is_durable = False
@@ -92,7 +92,7 @@ class Buffer:
         self._lasts: list[int] = []
         """The number of the last record of each batch."""
         self._base: int | None = 0 if has_ids else None
-        """What is added to the number of a record to give its id."""
+        """The number that is added to a record's number to give its id."""
         self._next = 0
         self._has_ids = has_ids
         self._done = -1
@@ -141,7 +141,7 @@ class Buffer:
 
     def forget(self, message_id: int) -> None:
         if self._base is None:
-            return  # an id of an earlier life
+            return  # an id of an earlier process
         self._done = message_id - self._base
         count = bisect_right(self._lasts, self._done)
         self.size_bytes -= sum(map(_size_bytes, self._batches[:count]))
@@ -152,11 +152,11 @@ class Buffer:
         return sum(len(batch) - _first_after(batch, self._done) for batch in self._batches)
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: memory needs no closing."""
 
 
 class Spool:
-    """A backlog on disk: a directory of segments, in which a record's number, for life, is its message id."""
+    """A backlog on disk: a directory of segments. A record's number, which never changes, is its message id."""
 
     is_durable = True
     is_unnumbered = False
@@ -169,16 +169,16 @@ class Spool:
             write_durably(self._unsent, b"")
         self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max, use=SPOOL)
         self._sent_end = 0 if self._unsent.exists() else self._log.next_sequence
-        """No record from here on was ever sent, so none can be committed."""
+        """Records from this number on were never sent, so they cannot be committed."""
         self._done = self._log.start_sequence
         """The first record that is not known to be committed."""
 
     def number_above(self, last: int | None) -> None:
-        """Do nothing: the records have their numbers."""
+        """Do nothing: the records already have numbers."""
 
     @property
     def next_id(self) -> int:
-        """The message id of the next record: as many were appended in all."""
+        """The message id of the next record, which is the number of records appended so far."""
         return self._log.next_sequence
 
     @property
@@ -189,7 +189,7 @@ class Spool:
         following = 0 if after is None else after + 1
         if following > self._sent_end:
             raise StorageError(
-                f"The spool {self.directory} has sent {self._sent_end} records at most, but {following} are committed.",
+                f"The spool {self.directory} has sent at most {self._sent_end} records, but {following} are committed.",
                 next_step="Put back the spool that this stream was sent from, or give the stream another name.",
                 path=str(self.directory),
             )
@@ -250,14 +250,14 @@ def _size_bytes(batch: Batch) -> int:
 
 
 def _keys(batch: Batch) -> pa.Array:
-    """The keys, also where there are none."""
+    """Return the keys of a batch. A batch without keys gets empty ones."""
     if batch.keys is not None:
         return batch.keys.cast(pa.binary())
     return pa.array([b""], pa.binary()).take(pa.array(np.zeros(len(batch), np.int8)))
 
 
 def _joined(batches: Sequence[Batch], base: int) -> Batch:
-    """One batch of several, each number with `base` added to it."""
+    """Join batches into one, and add `base` to each number."""
     is_keyed = any(batch.keys is not None for batch in batches)
     return Batch(
         np.concatenate([batch.message_ids for batch in batches]) + np.uint64(base),

@@ -1,7 +1,7 @@
-"""Batching: collects what a source yields into batches worth sending. Pure.
+"""Batching: collects the records that a source yields into batches. Pure.
 
 Invariant: a batch has at most `records_max` records and `bytes_max` bytes, and keeps their order. A record that cannot
-be sent raises an error that names the stream. `sdk/stream_reader` takes a batch when one is due.
+be sent raises an error that names the stream. `sdk/stream_reader` takes a complete batch, or any batch after `delay_s`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from procession.sdk.source_records import Batch, Item, Stream
 
 @dataclass(frozen=True, slots=True)
 class GatherLimits:
-    """How many records a source collects before it sends them.
+    """Limits of the batches that a source sends.
 
     Args:
         records_max: Maximum records per batch.
         bytes_max: Maximum bytes per batch.
-        delay_s: Maximum time that a record waits for others.
+        delay_s: Maximum time that a record waits until its batch is sent.
     """
 
     records_max: int = 8192
     bytes_max: int = 1024 * 1024
     delay_s: float = 0.005
-    """Maximum time that a record waits for others."""
+    """Maximum time that a record waits until its batch is sent."""
 
 
 class StreamBatcher:
-    """The batches of one stream: at most one complete batch, and one that is being filled. See `has_room`."""
+    """Makes the batches of one stream. Holds at most one complete batch and one that is being filled. See
+    `has_room`."""
 
     def __init__(
         self, stream: Stream, after: int | None, limits: GatherLimits, event_time: EventTimeField | None = None
@@ -86,7 +87,7 @@ class StreamBatcher:
             self._seal()
 
     def take(self) -> Batch | None:
-        """The next batch, whole or not."""
+        """Remove and return the next batch, complete or not. None: there are no records."""
         if not self._whole:
             self._seal()
         return self._whole.popleft() if self._whole else None

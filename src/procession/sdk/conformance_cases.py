@@ -1,4 +1,4 @@
-"""The conformance cases: what a worker may do to a sink, and what the sink must do, round by round.
+"""The conformance cases: what a worker does to a sink, and what the sink must do, round by round.
 
 Invariant: each function is one case and does not depend on the Output. `sdk/conformance` adds the crashes;
 `sdk/scripted_worker` performs the steps.
@@ -11,11 +11,11 @@ from procession.wire import two_phase_commit
 from procession.wire.messages import Phase2
 
 
-async def drops_what_was_not_voted_on(script: ScriptedWorker) -> None:
+async def data_without_a_vote_is_dropped(script: ScriptedWorker) -> None:
     worker = await script.greet()
     await script.round(worker, b"first\n")
     worker.data(script.end, b"never voted on\n")
-    worker.send(two_phase_commit.wrap(Phase2("never heard of", commit=False)))
+    worker.send(two_phase_commit.wrap(Phase2("unknown", commit=False)))
     await reply(worker)
     await script.restart()
     worker = await script.greet()
@@ -24,17 +24,17 @@ async def drops_what_was_not_voted_on(script: ScriptedWorker) -> None:
     worker.data(script.end, b"never voted on\n")
     worker = await script.greet()
     await script.round(worker, b"third\n")
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
-async def shows_what_is_committed_and_nothing_else(script: ScriptedWorker) -> None:
+async def exactly_the_committed_output_is_visible(script: ScriptedWorker) -> None:
     worker = await script.greet()
     for number in range(12):
         await script.round(worker, b"line %d\n" % number, commit=number % 3 != 1)
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
-async def other_bytes_come_where_some_were_aborted(script: ScriptedWorker) -> None:
+async def other_bytes_may_follow_an_abort(script: ScriptedWorker) -> None:
     worker = await script.greet()
     await script.round(worker, b"first\n")
     await script.round(worker, b"a long line that is aborted\n", commit=False)
@@ -45,7 +45,7 @@ async def other_bytes_come_where_some_were_aborted(script: ScriptedWorker) -> No
     worker = await script.greet(listed=(txn_id,))
     await worker.phase2(txn_id, commit=False)
     await script.round(worker, b"brief\n")
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def an_epoch_may_be_empty(script: ScriptedWorker) -> None:
@@ -59,15 +59,15 @@ async def an_epoch_may_be_empty(script: ScriptedWorker) -> None:
     await script.restart()
     worker = await script.greet(listed=(txn_id,))
     await worker.phase2(txn_id, commit=True)
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
-async def bytes_are_bytes(script: ScriptedWorker) -> None:
+async def a_payload_may_be_any_bytes(script: ScriptedWorker) -> None:
     worker = await script.greet()
     await script.round(worker, bytes(range(256)))
     await script.round(worker, b"\n\n\x00\r\n" * 7)
     await script.round(worker, "zwölf Boxkämpfer".encode())
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def a_transaction_may_be_large(script: ScriptedWorker) -> None:
@@ -79,7 +79,7 @@ async def a_transaction_may_be_large(script: ScriptedWorker) -> None:
     await worker.phase2(txn_id, commit=True)
     script.committed = data
     script.check_output()
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def a_gap_is_refused(script: ScriptedWorker) -> None:
@@ -89,11 +89,11 @@ async def a_gap_is_refused(script: ScriptedWorker) -> None:
     worker.data(script.end, b"a")
     worker.data(script.end + 2, b"c")
     vote = await worker.phase1(txn_id, script.end, script.end + 3)
-    expect(not vote, "it voted commit though a byte was missing")
+    expect(not vote, "it voted commit although a byte was missing")
     await worker.phase2(txn_id, commit=False)
     script.check_output()
     await script.round(worker, b"abc\n")
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def a_wrong_range_is_refused(script: ScriptedWorker) -> None:
@@ -102,23 +102,26 @@ async def a_wrong_range_is_refused(script: ScriptedWorker) -> None:
     for start, end in ((script.end, script.end + 5), (script.end, script.end + 3), (script.end - 1, script.end + 4)):
         txn_id = script.next_id()
         worker.data(script.end, b"four")
-        expect(not await worker.phase1(txn_id, start, end), f"it voted commit on [{start}, {end}), which did not come")
+        expect(
+            not await worker.phase1(txn_id, start, end),
+            f"it voted commit on [{start}, {end}), which it did not receive",
+        )
         await worker.phase2(txn_id, commit=False)
         script.check_output()
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
-async def what_it_refused_is_never_committed(script: ScriptedWorker) -> None:
+async def a_refused_transaction_is_never_committed(script: ScriptedWorker) -> None:
     worker = await script.greet()
     await script.round(worker, b"first\n")
     txn_id = script.next_id()
     worker.data(script.end + 1, b"after a gap\n")
-    expect(not await worker.phase1(txn_id, script.end, script.end + 13), "it voted commit though a byte was missing")
+    expect(not await worker.phase1(txn_id, script.end, script.end + 13), "it voted commit although a byte was missing")
     worker.send(two_phase_commit.wrap(Phase2(txn_id, commit=True)))
     await ended(worker)
     worker = await script.greet()
     script.check_output()
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def an_id_below_the_position(script: ScriptedWorker) -> None:
@@ -130,7 +133,7 @@ async def an_id_below_the_position(script: ScriptedWorker) -> None:
     worker = await script.greet()
     script.check_output()
     await script.round(worker, b"second\n")
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def no_data_before_the_decision(script: ScriptedWorker) -> None:
@@ -144,21 +147,21 @@ async def no_data_before_the_decision(script: ScriptedWorker) -> None:
     await worker.phase2(txn_id, commit=True)
     script.committed += data
     script.check_output()
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
-async def an_abort_of_what_is_not_open_changes_nothing(script: ScriptedWorker) -> None:
+async def an_abort_of_an_unknown_transaction_changes_nothing(script: ScriptedWorker) -> None:
     worker = await script.greet()
     await script.round(worker, b"first\n")
     txn_id, data = script.next_id(), b"second\n"
     await script.prepare(worker, txn_id, data)
-    await worker.phase2("never heard of", commit=False)
+    await worker.phase2("unknown", commit=False)
     await worker.phase2(txn_id, commit=True)
     script.committed += data
     script.check_output()
     await worker.phase2(txn_id, commit=False)
     script.check_output()
-    await script.goes_on(worker)
+    await script.run_more_rounds(worker)
 
 
 async def a_newer_session_supersedes_the_older(script: ScriptedWorker) -> None:
@@ -172,10 +175,10 @@ async def a_newer_session_supersedes_the_older(script: ScriptedWorker) -> None:
     await newer.phase2(txn_id, commit=True)
     script.committed += data
     script.check_output()
-    await script.goes_on(newer)
+    await script.run_more_rounds(newer)
 
 
-async def two_workers_go_their_own_ways(script: ScriptedWorker) -> None:
+async def two_workers_are_independent(script: ScriptedWorker) -> None:
     other = ScriptedWorker(script.trial, f"{script.instance}-other")
     try:
         worker, others = await script.greet(), await other.greet()
@@ -195,16 +198,16 @@ async def two_workers_go_their_own_ways(script: ScriptedWorker) -> None:
         script.check_output()
         other.check_output()
         await other.round(others, b"theirs\n")
-        await script.goes_on(worker)
-        await other.goes_on(await other.greet())
+        await script.run_more_rounds(worker)
+        await other.run_more_rounds(await other.greet())
     finally:
         other.close()
 
 
-async def all_is_as_it_was(script: ScriptedWorker) -> None:
+async def nothing_changes_at_a_restart(script: ScriptedWorker) -> None:
     await script.restart()
     for earlier in script.earlier:
-        if earlier.is_kept:
+        if earlier.has_passed:
             await earlier.greet()
             earlier.check_output()
             earlier.close()

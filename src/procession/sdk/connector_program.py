@@ -46,8 +46,8 @@ def run_source(
         to: Address of the gateway, HOST:PORT.
         options: The options of the source.
         is_json: Print JSON objects instead of text.
-        on_stop: Called at the first signal, so that the source can end by itself. The second signal, or the end of
-            `stop_wait_s`, stops it. Without it, the first signal stops it.
+        on_stop: Called at the first signal, so that the source can end by itself. A second signal, or the end of
+            `stop_wait_s`, stops the source. Without `on_stop`, the first signal stops the source.
         beside: A coroutine function that runs on the same loop until the source has ended.
 
     Returns:
@@ -77,7 +77,7 @@ async def _all_of(client: SourceClient, beside: Callable[[], Coroutine[Any, Any,
 def run_program(
     main: Coroutine[Any, Any, Result], on_stop: Callable[[], object] | None = None, stop_wait_s: float = math.inf
 ) -> Result | None:
-    """Runs the coroutine. Returns its result, or None if a signal stopped it."""
+    """Run the coroutine. Returns its result, or None if a signal stopped it."""
     keep_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_stopped(main, on_stop, stop_wait_s))
@@ -94,7 +94,7 @@ async def _until_stopped(
         if not gentle:
             task.cancel()
             return
-        detail = "taking no more; what was taken is still sent and waited for, until the next signal"
+        detail = "takes no new records; sends the others until all are committed or the next signal comes"
         log.warning("program.stopping", wait_s=stop_wait_s, detail=detail)
         gentle.pop()()
         if math.isfinite(stop_wait_s):
@@ -102,7 +102,7 @@ async def _until_stopped(
 
     def give_up() -> None:
         if not task.done():
-            log.warning("program.wait_expired", waited_s=stop_wait_s, detail="what is not acknowledged is given up")
+            log.warning("program.wait_expired", waited_s=stop_wait_s, detail="gives up unacknowledged records")
             task.cancel()
 
     for number in STOP_SIGNALS:

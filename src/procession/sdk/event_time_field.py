@@ -1,7 +1,7 @@
 """The event-time field: reads the event times of JSON records from one of their fields.
 
-Invariant: the time is exact. A record without the field, or with an invalid value, is an error that names the record,
-because it has no place in event-time order. Pure. `sdk/batching` uses it for every source.
+Invariant: the time is exact. A record without the field, or with an invalid time, is an error that names the record,
+because such a record has no place in event-time order. Pure. `sdk/batching` uses it for every source.
 """
 
 from __future__ import annotations

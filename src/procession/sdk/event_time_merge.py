@@ -1,4 +1,4 @@
-"""`merged_by_event_time`: the lanes of several pipelines as one sequence, by event time.
+"""`merged_by_event_time` merges the lanes of several pipelines into one sequence, by event time.
 
 Invariant: `sdk/lane_merge` merges the lanes of each pipeline, then `merge/sequence_merge` merges the resulting
 sequences. The result depends only on the lanes, not on timing, so two mergers produce the same sequence. Memory holds
@@ -50,25 +50,25 @@ class _Sequence(TimedSequence):
             self._read += batch.rows.num_rows
             skipped = min(self._skipped, batch.rows.num_rows)
             self._skipped -= skipped
-            # Skipped rows have moved the order time before; it is restored with the position.
+            # The order time already includes the skipped rows: it is restored with the position.
             self.add(batch.rows.slice(skipped))
 
     @property
     def position(self) -> dict[str, Any]:
-        """The position after the last row that was taken."""
+        """The position after the last row that the merge took."""
         waiting = 0 if self.rows is None else self.rows.num_rows
         reached = int(self.times[0]) if waiting else self.reached
         return {"lanes": self._at, "taken": self._read - waiting, "reached": reached}
 
 
 class MergedByEventTime:
-    """The records of several pipelines' lanes by event time. Iterate it once; `merged_by_event_time` makes one."""
+    """The records of several pipelines' lanes by event time. Iterate only once. Returned by `merged_by_event_time`."""
 
     def __init__(
         self, merges: Sequence[LaneMerge], positions: Sequence[Mapping[str, Any]], stop: threading.Event
     ) -> None:
         self._waiting: _Sequence | None = None
-        """The sequence that is being read."""
+        """The sequence from which rows are read now."""
         self._sequences = [_Sequence(merge, position) for merge, position in zip(merges, positions, strict=True)]
         self._stop = stop
 
@@ -78,8 +78,8 @@ class MergedByEventTime:
                 yield MergedRecord(*values)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The same as Arrow batches with the columns `payload`, `key` and `event_time`. Between two of them, `position`
-        is the one after the earlier batch."""
+        """Iterate the records as Arrow batches with the columns `payload`, `key` and `event_time`. Between two batches,
+        `position` is the position after the first of them."""
         while not self._stop.is_set():
             for sequence in self._sequences:
                 self._waiting = sequence
@@ -95,13 +95,13 @@ class MergedByEventTime:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where to continue, as JSON."""
+        """The position to continue from, as JSON."""
         return {"sequences": [sequence.position for sequence in self._sequences]}
 
     @property
     def report(self) -> MergeReport:
-        """The progress of all pipelines together. If records wait for a pipeline, `waiting_for` has its lanes: those
-        that are known to be missing, or all of them."""
+        """The progress of all pipelines together. While records wait for a pipeline, `waiting_for` names the lanes of
+        that pipeline that are known to be missing, or all its lanes."""
         total, waiting = MergeReport(), self._waiting
         for report in self.reports:
             total.records += report.records
@@ -142,16 +142,16 @@ def merged_by_event_time(
     arguments, then by their order in the pipeline. A record without an event time follows the record before it.
 
     Args:
-        pipelines: For each pipeline the place of its lanes, or a list of places.
+        pipelines: One argument per pipeline: the place of its lanes, or a list of places.
         follow: Wait for more records until `stop` is called. Otherwise stop at the last epoch that all lanes have now.
         position: The `position` of an earlier merger of the same pipelines, in the same order.
         verify: Check that each order key of a pipeline is greater than the one before it.
         buffer_bytes: Maximum bytes in memory per topic. Above it, partitions that are ahead are paused.
         poll_s: Seconds between polls of lanes that have nothing new.
-        stop: An event that ends the iteration, as the method `stop` does.
+        stop: An event that ends the iteration, like the method `stop`.
 
     Returns:
-        The records, to be iterated once.
+        The records. Iterate them only once.
 
     Raises:
         ConfigError: The lanes of one pipeline do not belong together, or the position belongs to other pipelines.
@@ -182,7 +182,7 @@ def merge_by_time_into(
         output: The output.
         commits: Number of earlier commits, `commits` in the output's position.
         transaction_bytes: Bytes after which a transaction ends.
-        is_following: Commit every batch, because the next one may take long to come.
+        is_following: Commit every batch, because the next batch may take long to arrive.
     """
 
     def commit() -> None:

@@ -1,8 +1,8 @@
-"""Lanes in files: reads DIR/<instance>.lane up to what its transaction log says is committed.
+"""Lanes in files: reads the committed part of DIR/<instance>.lane, which its transaction log defines.
 
 Invariant: only committed bytes are read, whole epochs at a time, in order. An epoch of a lane ends with its frontier.
-The file is mapped, not read, so a lane costs the memory of one block, however long it is. `connectors/lane_sink` writes
-the files; `sdk/lane_merge` merges them.
+Files are memory-mapped, so a lane of any length needs the memory of one block. `connectors/lane_sink` writes the files;
+`sdk/lane_merge` merges them.
 """
 
 from __future__ import annotations
@@ -34,44 +34,46 @@ from procession.wire.lane_blocks import (
 
 LANE_SUFFIX = ".lane"
 ROLLBACKS_SUFFIX = ".rollbacks"
-"""The file beside a lane with the epochs that were rolled back."""
+"""The file next to a lane that lists the epochs that were rolled back."""
 ROLLBACKS_FORMAT = 1
 BUFFER_BYTES = 256 * 1024 * 1024
-"""Default of the bytes in memory, over all lanes of a queue, above which lanes that have a whole epoch are paused."""
+"""Default limit of the bytes in memory over all lanes of a queue. Above it, lanes that have a whole epoch are
+paused."""
 EPOCHS_AHEAD_MAX = 256
-"""Maximum number of epochs whose places are in memory before they are merged."""
+"""Maximum number of unmerged epochs whose positions are in memory."""
 
 OpenLanes = Callable[[Mapping[str, int]], "Sequence[LaneReader]"]
-"""Opens the lanes that are there now, each at its position by name; one without a position begins at its start."""
+"""Opens the existing lanes. The argument maps names of lanes to positions; other lanes open at their start."""
 
 _INSTANCE = re.compile(r"(.+)-([0-9]+)")
 
 
 class LaneReader(Protocol):
-    """A lane, epoch by epoch. Implemented on files here; a queue with partitions can implement it, too."""
+    """Reads a lane, epoch by epoch. Implemented on files in this module; a queue with partitions can implement it,
+    too."""
 
     name: str
-    """Its name for people."""
+    """The lane's name in messages to people."""
     merged: int
-    """The last epoch that the merger has emitted. A lane from which it was removed since is refused."""
+    """The last epoch that the merger has emitted. A lane from which this epoch was removed since is refused."""
 
     @property
     def identity(self) -> LaneIdentity | None:
-        """What it is part of; None: not known before the first epoch."""
+        """The output that the lane is part of. None: unknown before the first epoch."""
 
     @property
     def position(self) -> int:
-        """Behind the last epoch that was read to its end. A reader that starts there continues."""
+        """The position after the last epoch that was read completely. A reader that starts there continues."""
 
     def poll(self) -> int | None:
-        """The next epoch that can be read; None: there is none so far."""
+        """Return the next epoch that can be read. None: there is none so far."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The records of that epoch. At the end of it the lane is behind the epoch."""
+        """Read the records of that epoch. At the end of the iteration, the lane is positioned after the epoch."""
 
     @property
     def frontier(self) -> Frontier | None:
-        """The frontier of the epoch that was read last."""
+        """The frontier of the last epoch that was read."""
 
     def close(self) -> None: ...
 
@@ -83,7 +85,7 @@ class _EpochPart(NamedTuple):
 
 
 class FileLane:
-    """A lane in a file, read from a position on."""
+    """A lane in a file, read from a given position."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.name = path.stem
@@ -126,7 +128,7 @@ class FileLane:
             raise storage_error(path, "read", error) from error
         if changed_at_ns != self._rollbacks_at_ns:
             self._rollbacks, self._rollbacks_at_ns = read_rollbacks(path), changed_at_ns
-            self._parts.clear()  # what was found and not read may be rolled back
+            self._parts.clear()  # epochs that were found but not read may be rolled back
             self._scanned, self._map = self._position, None
         for end, epoch in self._rollbacks:
             if end < self._position and self.merged <= epoch:
@@ -138,7 +140,7 @@ class FileLane:
                 )
 
     def _scan(self) -> None:
-        """Find the epochs that are committed and not known yet, by the headers of their blocks."""
+        """Find committed epochs that are not known yet, by the headers of their blocks."""
         buffer = self._mapped(self._committed_end)
         start = self._scanned
         try:
@@ -191,14 +193,14 @@ class FileLane:
 
 
 class TakenBack(NamedTuple):
-    """A rollback of a lane: everything behind `end`, up to this epoch, was removed."""
+    """A rollback of a lane: all epochs after the byte `end`, up to this epoch, were removed."""
 
     end: int
     epoch: int
 
 
 def read_rollbacks(path: Path) -> list[TakenBack]:
-    """The rollbacks of a lane, the first one first."""
+    """Return the rollbacks of a lane, oldest first."""
     data = read_if_there(path)
     if data is None:
         return []
@@ -211,7 +213,7 @@ def read_rollbacks(path: Path) -> list[TakenBack]:
 
 
 def announce_rollback(path: Path, end: int, committed_end: int) -> None:
-    """Tell the mergers of a lane that everything behind `end` is removed. Durable when this returns."""
+    """Notify the mergers of a lane that all bytes after `end` are removed. The notice is durable when this returns."""
     buffer = HOST_FILES.map(path)
     epoch = NOTHING
     for edges in block_edges(buffer, end, committed_end):
@@ -225,12 +227,12 @@ def announce_rollback(path: Path, end: int, committed_end: int) -> None:
 
 
 def open_url(url: ConnectorUrl, sink: str | None = None, *, buffer_bytes: int = 0) -> OpenLanes:
-    """The lanes of a directory, `lanes:DIR`. Files are mapped, so `buffer_bytes` does not matter."""
+    """Open the lanes of a directory, `lanes:DIR`. Files are mapped, so `buffer_bytes` has no effect."""
     return open_directory(Path(url.place), sink)
 
 
 def open_directory(directory: Path, sink: str | None = None) -> OpenLanes:
-    """Opens the lanes that are in a directory."""
+    """Return a function that opens the lanes of a directory."""
 
     def opened(at: Mapping[str, int]) -> list[LaneReader]:
         return [FileLane(path, at.get(path.stem, 0)) for path in lane_paths(directory, sink)]
@@ -239,11 +241,11 @@ def open_directory(directory: Path, sink: str | None = None) -> OpenLanes:
 
 
 def lane_paths(directory: Path, sink: str | None = None) -> list[Path]:
-    """The lane files of a directory, by number.
+    """Return the lane files of a directory, ordered by number.
 
     Args:
         directory: The directory of the sink.
-        sink: PIPELINE-SINK, if several sinks write lanes there.
+        sink: PIPELINE-SINK, if several sinks write lanes to this directory.
     """
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {directory}", next_step="name the directory of a sink with lanes")

@@ -1,9 +1,9 @@
 """The merger of lanes: reads the lanes of a sink and emits their records in the order of the sequential run.
 
 Invariant: a turn is one epoch of all lanes, merged by the order key (`merge/kway`), one block of each lane at a time.
-So memory does not depend on the size of an epoch. A turn is checked before it counts: the lanes belong together, and
-none has lost a record. `position` says where to continue; it is stored with the output by `sdk/merge_output`. Any
-number of mergers read the same lanes, and none changes them.
+So memory does not depend on the size of an epoch. A turn counts only after a check: the lanes belong together, and no
+lane has lost a record. `position` is where to continue; `sdk/merge_output` stores it with the output. Any number of
+mergers may read the same lanes, because a merger never changes a lane.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ POLL_S = 0.02
 
 
 class MergedBatch(NamedTuple):
-    """Records in order, with their key columns. `late_rows` of them, from the first on, come after a greater key."""
+    """Records in order, with their key columns. The first `late_rows` records come after a record with a greater
+    key."""
 
     epoch: int
     rows: pa.RecordBatch
@@ -41,13 +42,13 @@ class MergedBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeOptions:
-    """How to merge.
+    """Options of a merger.
 
     Args:
-        is_following: Wait for more instead of ending where the lanes end now.
-        timeout_s: Pass over a lane that is silent for so long while others have more. None: never.
-        is_verifying: Check that every key is greater than the one before it.
-        shard: Give out only the keys of this shard.
+        is_following: Wait for more records. Otherwise end at the current end of the lanes.
+        timeout_s: Pass over a lane that is silent for this time while other lanes have records. None: never.
+        is_verifying: Check that every key is greater than the previous key.
+        shard: Emit only the keys of this shard.
         covers: Read only these lanes of the sink, for a merger that writes a lane. None: all.
         poll_s: Time between two polls of lanes that have nothing new.
     """
@@ -62,18 +63,18 @@ class MergeOptions:
 
 @dataclass
 class MergeReport:
-    """What a merger has done so far."""
+    """The progress of a merger."""
 
     records: int = 0
     epochs: int = 0
     waiting_for: tuple[str, ...] = ()
     """The lanes that the merger waits for while others have more."""
     passed_over: Counter[str] = field(default_factory=Counter)
-    """How often each lane was passed over."""
+    """Number of times that each lane was passed over."""
     inversions: Counter[str] = field(default_factory=Counter)
     """Number of records of each lane that came after a record with a greater key."""
     waited_s: dict[str, float] = field(default_factory=dict)
-    """Time for which each lane was waited for."""
+    """Total time that the merger waited for each lane, in seconds."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -87,14 +88,14 @@ class MergeReport:
 
 
 class LaneMerge:
-    """Merges lanes. `turns` gives them out; `position` is where to continue after the last whole turn.
+    """Merges lanes. `turns` emits the records; `position` is where to continue after the last complete turn.
 
     Args:
         open_lanes: Opens the lanes.
-        options: How to merge.
+        options: The options of the merger.
         position: The `position` of an earlier merger of these lanes.
-        stop: Set it to end a merger that waits.
-        clock: The time in seconds.
+        stop: An event that ends a merger that waits.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class LaneMerge:
     ) -> None:
         self.report = MergeReport()
         self.identity: LaneIdentity | None = None
-        """The identity of the first lane, as of the last turn: framing and order are the same in all."""
+        """The identity of the first lane in the last turn. Framing and order are the same in all lanes."""
         self.covers: tuple[int, ...] = ()
         """The lanes of the sink that are read."""
         self.total = 0
@@ -128,7 +129,7 @@ class LaneMerge:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where to continue, as JSON. Valid between two turns."""
+        """The position to continue from, as JSON. Valid between two turns."""
         if not self._lanes:
             return dict(self._restored)
         report = self.report
@@ -146,7 +147,8 @@ class LaneMerge:
         }
 
     def turns(self) -> Iterator[Iterator[MergedBatch]]:
-        """Each turn, as its records. Read a turn to its end before the next: then it is checked, and counts."""
+        """Iterate the turns, each as an iterator of its records. Read a turn to its end before the next turn: only then
+        is the turn checked and counted."""
         if not self._gather():
             return
         while (turn := self._next_turn()) is not None:
@@ -164,7 +166,8 @@ class LaneMerge:
     # Which lanes
 
     def _gather(self) -> bool:
-        """Open the lanes and wait until all of them are there. False: there are none, or the merger was stopped."""
+        """Open the lanes and wait until all are there. Returns False if there are no lanes or the merger was
+        stopped."""
         at = self._restored.get("at", {})
         tried: Sequence[LaneReader] = ()
         while not self._stop.is_set():
@@ -178,7 +181,7 @@ class LaneMerge:
             lanes = [lane for lane in opened if self._is_wanted(lane)]
             if at and not at.keys() <= {lane.name for lane in lanes}:
                 raise ConfigError(
-                    f"the position of this merger is one of other lanes: {', '.join(sorted(at)[:3])}",
+                    f"the position of this merger belongs to other lanes: {', '.join(sorted(at)[:3])}",
                     next_step="name the same lanes as before; or give another output, to merge from the beginning",
                 )
             known = [lane.identity for lane in lanes if lane.poll() is not None and lane.identity is not None]
@@ -198,7 +201,7 @@ class LaneMerge:
         return False
 
     def _is_counted(self, lane: LaneReader, at: Mapping[str, int]) -> bool:
-        """Whether a lane is one of those that are waited for. A topic may have more partitions than lanes."""
+        """Whether the merger waits for this lane. A topic may have more partitions than lanes."""
         return lane.name in at if at else lane.identity is not None or self._options.timeout_s is not None
 
     def _is_wanted(self, lane: LaneReader) -> bool:
@@ -216,8 +219,8 @@ class LaneMerge:
         return options.shard is None or options.shard.is_in(identity)
 
     def _missing(self, lanes: Sequence[LaneReader], known: Sequence[LaneIdentity]) -> ConfigError | None:
-        """Why these lanes cannot be merged; None: they are all lanes of one output. Raises ConfigError if that will
-        never change."""
+        """Return why these lanes cannot be merged yet. None: they are all lanes of one output. Raises ConfigError if
+        they can never be merged."""
         _check_group(known)
         wanted = set(range(known[0].lanes)) if self._options.covers is None else set(self._options.covers)
         if self._options.shard is not None:
@@ -225,7 +228,7 @@ class LaneMerge:
         found = Counter(number for identity in known for number in identity.covers)
         if doubled := [number for number, count in found.items() if count > 1]:
             raise ConfigError(
-                f"lane {doubled[0]} of sink {known[0].sink!r} is there twice",
+                f"lane {doubled[0]} of sink {known[0].sink!r} is given twice",
                 next_step="name each lane once: the lanes of the sink, or those that mergers made of them",
             )
         missing = sorted(wanted - found.keys())
@@ -247,7 +250,8 @@ class LaneMerge:
     # Turns
 
     def _next_turn(self) -> LaneTurn | None:
-        """The next turn; None: there is none, and the merger does not wait or was stopped."""
+        """Wait for the next turn. Returns None if no turn follows and the merger does not wait, or if it was
+        stopped."""
         since_s: float | None = None
         timeout_s = self._options.timeout_s
         try:
@@ -305,7 +309,7 @@ class LaneMerge:
     def _verify(self, epoch: int, rows: pa.RecordBatch) -> None:
         if (key := self._emitted.first_disorder(epoch, rows)) is not None:
             raise StorageError(
-                f"The record with the order key {key[1:]} of epoch {key[0]} is there twice or out of order.",
+                f"The record with the order key {key[1:]} of epoch {key[0]} occurs twice or is out of order.",
                 next_step="Restore the lanes from a copy, or run the pipeline again with a new place for its lanes.",
             )
 
@@ -339,7 +343,7 @@ def _covers(lane: LaneReader) -> tuple[int, ...]:
 
 
 def _check_group(known: Sequence[LaneIdentity]) -> None:
-    """Raise ConfigError if these lanes are not of one output."""
+    """Raise ConfigError if these lanes do not belong to one output."""
     if others := [identity for identity in known[1:] if identity.group != known[0].group]:
         first, other = known[0], others[0]
         same = (first.pipeline, first.sink) == (other.pipeline, other.sink)
@@ -352,7 +356,8 @@ def _check_group(known: Sequence[LaneIdentity]) -> None:
 
 
 def _check_paths(epoch: int, frontiers: Sequence[Frontier]) -> None:
-    """Raise ConfigError unless the lanes agree on how the paths of this epoch are mapped to them, and keep to it."""
+    """Raise ConfigError unless all lanes map the paths of this epoch to lanes in the same way, and every lane with
+    records has a path."""
     first = frontiers[0].identity
     for identity, records in ((frontier.identity, frontier.records) for frontier in frontiers):
         if (identity.lanes, identity.order, identity.paths) != (first.lanes, first.order, first.paths):

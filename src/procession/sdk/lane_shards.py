@@ -23,17 +23,19 @@ _SHARD = re.compile(r"([0-9]{1,4})/([1-9][0-9]{0,3})")
 
 @dataclass(frozen=True, slots=True)
 class KeyShard:
-    """Shard `number`, from 0, of `count`."""
+    """Shard `number`, counted from 0, of `count` shards."""
 
     number: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> KeyShard:
-        """From `1/4`. Raises UsageError."""
+        """Parse a shard such as `1/4`. Raises UsageError."""
         match = _SHARD.fullmatch(text)
         if match is None or int(match[1]) >= int(match[2]):
-            raise UsageError(f"{text!r} is not a shard.", next_step="Write the shard and their number: 0/4 to 3/4.")
+            raise UsageError(
+                f"{text!r} is not a shard.", next_step="Write the shard and the number of shards: 0/4 to 3/4."
+            )
         return cls(int(match[1]), int(match[2]))
 
     def is_in(self, identity: LaneIdentity) -> bool:
@@ -41,14 +43,14 @@ class KeyShard:
         return not self._is_split(identity) or any(lane % self.count == self.number for lane in identity.covers)
 
     def lanes(self, identity: LaneIdentity, lanes: Iterable[int]) -> set[int]:
-        """Those of the lanes that may have records of this shard."""
+        """Return the lanes among `lanes` that may have records of this shard."""
         return {lane for lane in lanes if not self._is_split(identity) or lane % self.count == self.number}
 
     def _is_split(self, identity: LaneIdentity) -> bool:
         return identity.order == "key" and identity.lanes % self.count == 0
 
     def filtered(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of this shard, in their order."""
+        """Return the rows of this shard, in their order."""
         keys = pc.fill_null(rows.column("key"), b"")
         for bucket, indexes in split_by_key(keys, self.count):
             if bucket == self.number:

@@ -1,10 +1,10 @@
 """The output of a merger: its records and its position, committed in one transaction.
 
 Invariant: the merger is the only participant of its own two-phase commit, so its durable vote is the decision. The vote
-carries the position as its note: output and position are committed together or not at all. After a crash a voted
-transaction is committed, anything later is dropped, and the merger continues at the position. Late records may go to a
-second output; the vote on the first names its transaction, so both are committed or none. Any Output of a sink can be
-used (`sdk/output`).
+carries the position as its note, so output and position are committed together. After a crash, a transaction with a
+vote is committed and later bytes are dropped; then the merger continues at the position. Late records may go to a
+second output. The vote on the first output names the second's transaction, so both are committed or none. Any Output of
+a sink can be used (`sdk/output`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from procession.wire.lane_blocks import Frontier, encode_frontier, encode_record
 from procession.wire.messages import DATA_STREAM
 
 TRANSACTION_BYTES = 8 * 1024 * 1024
-"""Default of the bytes after which a transaction ends with the current epoch, if more epochs can be read at once."""
+"""Default transaction size in bytes. A transaction that reaches it ends with the current epoch, even if more epochs can
+be read at once."""
 
 _END = 2**31 - 1
-"""Beyond the end of every payload."""
+"""An offset beyond the end of every payload."""
 
 
 class MergedForm(Protocol):
-    """How records become messages of an Output."""
+    """Converts records to messages of an Output."""
 
     def messages(self, batch: MergedBatch) -> Sequence[bytes]:
-        """The messages of these records."""
+        """Return the messages of these records."""
 
     def end_of_epoch(self, epoch: int, merge: LaneMerge) -> Sequence[bytes]:
-        """What follows the last record of an epoch."""
+        """Return the messages that follow the last record of an epoch."""
 
 
 class Lines(NamedTuple):
-    """Payloads with a newline behind each, or as they are."""
+    """Writes each payload, with or without a newline after it."""
 
     has_newlines: bool = True
 
@@ -60,7 +61,7 @@ class Lines(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Record blocks, for sinks of records such as topics."""
+    """Writes record blocks, for sinks of records such as topics."""
 
     bytes_max: int = BLOCK_BYTES_MAX
 
@@ -73,7 +74,7 @@ class Blocks(NamedTuple):
 
 
 class LaneBlocks:
-    """Lane blocks: the merger writes a lane that has the records of several, for another merger."""
+    """Writes lane blocks: a lane with the records of several lanes, for another merger."""
 
     def __init__(self) -> None:
         self._records = 0
@@ -96,8 +97,8 @@ class MergeOutput:
         directory: The directory, with the transaction log.
         instance: Name of the output there.
         open_output: Opens the output by its name.
-        form: How records become its messages.
-        letters: Name of the output for late records, and how to open it. None: late records are in place.
+        form: Converts records to messages.
+        letters: Name of the output for late records, and its opener. None: late records go to the same output.
     """
 
     def __init__(
@@ -109,19 +110,21 @@ class MergeOutput:
         letters: tuple[str, OpenOutput] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        openers = {instance: open_output, **({letters[0]: letters[1]} if letters else {})}
+        openers = {instance: open_output}
+        self._letters_name = ""
+        if letters is not None:
+            self._letters_name, openers[self._letters_name] = letters
         self._form = form
         self._directory = SinkDirectory(directory, lambda name: openers[name](name))
         self._name = instance
         self._main = self._directory.open_participant(instance, refuse_to_wait)
-        self._letters = self._directory.open_participant(letters[0], refuse_to_wait) if letters else None
-        self._letters_name = letters[0] if letters else ""
+        self._letters = self._directory.open_participant(self._letters_name, refuse_to_wait) if letters else None
         self._pending: dict[int, int] = {}
         self._recover()
 
     @property
     def position(self) -> Mapping[str, Any] | None:
-        """The position that was committed last; None: nothing was."""
+        """The position of the last commit. None: nothing was committed."""
         note = self._main.committed_note
         return None if note is None else note["position"]
 
@@ -130,7 +133,7 @@ class MergeOutput:
         return sum(self._pending.values())
 
     def write(self, batch: MergedBatch) -> None:
-        """Append records. Late ones go to the second output, if there is one."""
+        """Append records. Late records go to the second output, if there is one."""
         late_rows = batch.late_rows if self._letters is not None else 0
         if late_rows:
             assert self._letters is not None
@@ -143,8 +146,8 @@ class MergeOutput:
         self._append(self._main, self._form.end_of_epoch(epoch, merge))
 
     def commit(self, position: Mapping[str, Any], label: str = "") -> None:
-        """Commit all records since the last commit, and the position after them. The label is unique in this output; by
-        default it is made of the position of a merger of lanes."""
+        """Commit all records since the last commit, together with the position after them. The label is unique in this
+        output; by default it is made from the position of a merger of lanes."""
         suffix = f"merge.{label}" if label else f"merge.e{position['merged']}.t{position['turns']}"
         letters_txn = f"{self._letters_name}-{suffix}"
         if self._letters is not None:
@@ -160,7 +163,7 @@ class MergeOutput:
         self._pending.clear()
 
     def close(self) -> None:
-        """Close without committing: what was not committed is dropped at the next start."""
+        """Close without a commit. Uncommitted records are dropped at the next start."""
         self._main.close()
         if self._letters is not None:
             self._letters.close()
@@ -169,7 +172,7 @@ class MergeOutput:
     def _recover(self) -> None:
         self._main.begin()
         for txn in self._main.uncommitted:
-            self._main.phase2(txn, commit=True)  # nobody else votes, so the vote was the decision
+            self._main.phase2(txn, commit=True)  # there is no other participant, so the vote was the decision
         if self._letters is not None:
             self._letters.begin()
             note = self._main.committed_note or {}
@@ -201,7 +204,7 @@ def merge_into(
     transaction_bytes: int = TRANSACTION_BYTES,
     on_commit: Callable[[LaneMerge], None] | None = None,
 ) -> None:
-    """Merge until the lanes end or the merger is stopped; commit whole epochs with the position after them.
+    """Merge until the lanes end or the merger is stopped. Commits whole epochs with the position after them.
 
     Args:
         merge: The merger, at the output's position.

@@ -1,7 +1,7 @@
-"""`merged`: the records of lanes in one order, for a Python program.
+"""`merged` gives a Python program the records of several lanes in one order.
 
-Invariant: the records are those of the sequential run, in its order, each once, unless a time-out passes over a lane.
-Opens lanes by their URL; `sdk/lane_merge` merges them.
+Invariant: the records are those of the sequential run, in the same order, each once, unless a time-out passes over a
+lane. Opens lanes by their URL; `sdk/lane_merge` merges them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class MergedRecord(NamedTuple):
     """A record of a merger.
 
     Args:
-        payload: Its bytes.
-        key: Its key, if it has one.
-        event_time_ns: Its event time in nanoseconds since 1970, if it has one.
-        is_late: It comes after a record that it should come before, because its lane was passed over.
+        payload: The bytes of the record.
+        key: The key, if the record has one.
+        event_time_ns: The event time in nanoseconds since 1970, if the record has one.
+        is_late: The record comes too late for its place in the order, because its lane was passed over.
     """
 
     payload: bytes
@@ -35,7 +35,7 @@ class MergedRecord(NamedTuple):
 
 
 class Merged:
-    """The records of lanes, in order. Iterate it once; `merged` makes one."""
+    """The records of lanes, in order. Iterate only once. Returned by `merged`."""
 
     def __init__(self, merge: LaneMerge, stop: threading.Event) -> None:
         self._merge = merge
@@ -49,24 +49,25 @@ class Merged:
                 yield MergedRecord(payload, key, event_time_ns, row < batch.late_rows)
 
     def batches(self) -> Iterator[MergedBatch]:
-        """The same as Arrow batches, which costs a hundredth: columns `payload`, `key`, `event_time`, `order_…`."""
+        """Iterate the records as Arrow batches with the columns `payload`, `key`, `event_time` and `order_…`. This
+        costs about a hundredth of the iteration record by record."""
         for turn in self._turns:
             yield from turn
 
     def epochs(self) -> Iterator[list[MergedBatch]]:
-        """The same, whole epochs at a time. Store `position` with what you made of an epoch, in one transaction, and
-        pass it to the next `merged`: then each record has its effect once."""
+        """Iterate whole epochs, each as a list of Arrow batches. Store `position` with your results of an epoch in one
+        transaction, and pass it to the next `merged`. Then each record has its effect once."""
         for turn in self._turns:
             yield list(turn)
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where to continue after the epochs that were read to their end, as JSON."""
+        """The position after the last epoch that was read to its end, as JSON."""
         return self._merge.position
 
     @property
     def report(self) -> MergeReport:
-        """What was done so far, and which lanes are waited for."""
+        """The progress of the merger, and the lanes that it waits for."""
         return self._merge.report
 
     def stop(self) -> None:
@@ -93,18 +94,19 @@ def merged(
     Args:
         places: Where the lanes are: "lanes:DIR" or a directory, or "kafka://HOST:PORT/TOPIC". Several, if the lanes of
             one sink are in several places.
-        follow: Wait for more, until `stop` is called. Without it, the iteration ends where all lanes are complete now.
-        timeout_s: Pass over a lane that is silent for so long while others have more. Its records come late then.
-        verify: Check that each order key is greater than the one before it. Losses are noticed in any case.
-        shard: "0/4" emits a fourth of the keys, in order.
+        follow: Wait for more records until `stop` is called. Otherwise stop at the last epoch that all lanes have now.
+        timeout_s: Pass over a lane that is silent for this time while other lanes have records. Its records are then
+            late.
+        verify: Check that each order key is greater than the previous key. Lost records are noticed without this check.
+        shard: Emit only a part of the keys, in order: "0/4" is the first of four parts.
         position: The `position` of an earlier `merged` of these lanes.
         instance: PIPELINE-SINK, if several sinks write lanes to one directory.
         buffer_bytes: Maximum bytes in memory for all partitions of a topic. Above it, partitions that are ahead are
-            paused. One epoch must fit in any case. Files need no buffer.
+            paused. One epoch must always fit. Files need no buffer.
         poll_s: Seconds between polls of lanes that have nothing new.
 
     Returns:
-        The records, to be iterated once.
+        The records. Iterate them only once.
 
     Raises:
         ConfigError: The lanes do not belong together, or some are missing.
@@ -126,9 +128,9 @@ def merged(
 
 
 def lanes_at(places: Sequence[str | Path], instance: str | None = None, buffer_bytes: int = BUFFER_BYTES) -> OpenLanes:
-    """Opens the lanes at all of these places."""
+    """Return a function that opens the lanes at all of these places."""
     if not places:
-        raise ConfigError("no lanes are named", next_step="name the directory or topic of a sink with lanes")
+        raise ConfigError("no lanes are given", next_step="name the directory or topic of a sink with lanes")
     openers = [_opener(place, instance, buffer_bytes) for place in places]
 
     def opened(at: Mapping[str, int]) -> list[LaneReader]:

@@ -1,4 +1,4 @@
-"""What the author of a sink writes: an Output, the medium that receives bytes and makes them visible.
+"""The interface that the author of a sink implements: an Output, which receives bytes and makes them visible.
 
 Invariant: each method may be called again after a crash during or after it, and must then have the same effect.
 `sdk/participant` calls the methods in the right order, from one thread at a time.
@@ -13,7 +13,7 @@ from typing import Protocol
 from procession.sdk.transaction_log import Transaction
 
 Done = Awaitable[None] | None
-"""What a method of an Output returns: None, or an awaitable if it is a coroutine."""
+"""The result of an Output's method: None, or an awaitable if the method is a coroutine."""
 
 
 class Output(Protocol):
@@ -23,7 +23,7 @@ class Output(Protocol):
     the sink's event loop, and are cancelled when the sink stops. Two methods never run at the same time.
 
     Raise an exception if the output cannot be kept (a `StorageError` has a sentence for the operator). The sink then
-    stops, and the driver asks again when it is back.
+    stops. The driver asks again when the sink runs again.
 
     Example:
         >>> class Lines(Output):
@@ -61,7 +61,8 @@ class Output(Protocol):
 
     @abstractmethod
     def append(self, position: int, payloads: Sequence[bytes]) -> Done:
-        """Store these bytes, the first of them at `position`. They need not be durable, and must not be visible."""
+        """Store these payloads, the first of them at `position`. Their bytes need not be durable, and must not be
+        visible."""
         raise NotImplementedError
 
     @abstractmethod
@@ -76,21 +77,21 @@ class Output(Protocol):
 
     @abstractmethod
     def abort(self, transaction: Transaction) -> Done:
-        """Drop the bytes of the transaction. Other bytes will come at the same positions."""
+        """Drop the bytes of the transaction. Other bytes will arrive at the same positions."""
         raise NotImplementedError
 
     def close(self) -> Done:
-        """The sink stops: release all resources."""
+        """Release all resources. Called when the sink stops."""
         return None
 
 
 OpenOutput = Callable[[str], Output]
-"""Opens the Output of an instance by its name, which is valid as the name of a file."""
+"""Opens the Output of an instance. The argument is the instance's name, which is valid as a file name."""
 
 Wait = Callable[[Awaitable[None]], None]
-"""Waits for a coroutine of an Output. Called where it blocks nobody else."""
+"""Waits for a coroutine of an Output. Called only where blocking delays nothing else."""
 
 
 def refuse_to_wait(_: Awaitable[None]) -> None:
-    """For callers without an event loop: tests and the simulator."""
+    """Raise an error, for callers without an event loop: tests and the simulator."""
     raise TypeError("an Output with coroutines needs a SinkServer to run them")

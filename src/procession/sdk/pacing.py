@@ -1,8 +1,8 @@
-"""Pacing of a source's client: how long it waits before the next try, and how many records it may send now.
+"""Pacing of a source: how long it waits before the next attempt, and how many records it may send now.
 
 Invariant: a client that lost its peer waits a random part, at least half, of a bound that doubles up to a limit. So
 clients that lost the same peer do not all reconnect at once. After a stall, the rate limit makes up for at most a
-twentieth of a second, so a stall is not followed by a burst. Time is passed in as `now_s`.
+twentieth of a second, so a stall is not followed by a burst. Callers pass the time as `now_s`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Backoff:
         self._chance = chance or random.Random()
 
     def next_s(self) -> float:
-        """Seconds to wait now; the next wait is longer."""
+        """Return the seconds to wait now, and increase the next wait."""
         wait_s = self._bound_s * self._chance.uniform(0.5, 1.0)
         self._bound_s = min(self._limit_s, self._bound_s * 2)
         return wait_s
 
     def reset(self) -> None:
-        """Something worked: the next wait is short again."""
+        """Make the next wait short again after a success."""
         self._bound_s = self._first_s
 
 
@@ -42,7 +42,7 @@ class RateLimit:
         self._then_s = now_s
 
     def take(self, wanted: int, now_s: float) -> int:
-        """How many of `wanted` may go now; they count as gone."""
+        """Count and return how many of `wanted` records may be sent now."""
         self._saved = min(self._burst, self._saved + (now_s - self._then_s) * self._rate)
         self._then_s = now_s
         taken = min(wanted, int(self._saved))
@@ -50,5 +50,5 @@ class RateLimit:
         return taken
 
     def wait_s(self) -> float:
-        """Seconds until there is one more to take, or a fifth of a burst where that is more."""
+        """Return the seconds until a fifth of a burst may be sent, and at least one record."""
         return max(1.0 - self._saved, self._burst / 5) / self._rate

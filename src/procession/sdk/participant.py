@@ -1,8 +1,8 @@
 """The participant: one instance's output in two-phase commit, without sockets.
 
 Invariant: bytes become part of the output only through a transaction that the sink voted for. It votes yes only if all
-bytes of the transaction are durable, at their positions, with no gap. `sdk/sink_server` passes the driver's messages.
-The author's Output stores the bytes; `sdk/transaction_log` stores votes and decisions.
+bytes of the transaction are durable, at their positions, with no gap. `sdk/sink_server` passes the driver's messages to
+the participant. The author's Output stores the bytes; `sdk/transaction_log` stores votes and decisions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ OnDecision = Callable[[Transaction, bool], None]
 
 
 class SinkParticipant:
-    """The participant. `begin` comes first; a RemoteProtocolError is the worker's error, and the session is over.
+    """Takes part in two-phase commit for one instance. Call `begin` first. A RemoteProtocolError means that the worker
+    broke the protocol and the session is over.
 
-    An idempotent one takes positions again that are committed: the worker begins where it likes, up to the end, and it
-    is for the Output to see that the bytes are the same."""
+    An idempotent participant accepts committed positions again: the worker may begin anywhere up to the end. The Output
+    must ensure that the repeated bytes are the same.
+    """
 
     def __init__(
         self,
@@ -61,16 +63,18 @@ class SinkParticipant:
         return tuple(transaction.txn_id for transaction in self._txnlog.prepared)
 
     def list_uncommitted(self) -> tuple[str, ...]:
-        """The answer to LIST_UNCOMMITTED."""
+        """Return the ids of uncommitted transactions, the answer to LIST_UNCOMMITTED."""
         self._participant.listed()
         return self.uncommitted
 
     def workers_left(self) -> None:
-        """The worker has sent the list of workers that left the cluster. An output of one instance ignores it."""
+        """Note that the worker sent the list of workers that left the cluster. An output of one instance ignores this
+        list."""
         self._participant.workers_left()
 
     def begin(self) -> None:
-        """A new session: what is neither committed nor prepared is dropped; what is prepared waits for its decision."""
+        """Begin a session. Uncommitted bytes are dropped, except those of a prepared transaction, which waits for its
+        decision."""
         found = recover(self._txnlog)
         faults.point("sink:before-recover")
         self._done(self._output.recover(*found))
@@ -80,7 +84,7 @@ class SinkParticipant:
         self._participant = ParticipantLifecycle(self.uncommitted)
 
     def append(self, message_ids: Sequence[int] | npt.NDArray[np.uint64], payloads: Sequence[bytes]) -> None:
-        """Take messages of the data stream. After a gap the rest is dropped: the vote can only be abort."""
+        """Accept messages of the data stream. Messages after a gap are dropped, and the vote is then abort."""
         self._participant.data()
         payloads = Payloads.of(payloads)
         if not len(payloads):
@@ -109,7 +113,7 @@ class SinkParticipant:
         self._txnlog.next_note = note
 
     def phase1(self, txn_id: str, where: Where) -> bool:
-        """The vote."""
+        """Vote on a transaction. Returns True for commit."""
         self._participant.phase1(txn_id)
         transaction = Transaction(txn_id, self._start, self._end)
         commit = not self._has_gap and self._is_here(where)
@@ -123,21 +127,23 @@ class SinkParticipant:
         return commit
 
     def phase2(self, txn_id: str, commit: bool) -> None:
-        """The decision. To abort what is not open here changes nothing: it was never voted for, or is gone already."""
+        """Carry out a decision. The abort of a transaction that is not open here changes nothing: it never had a vote,
+        or was already removed."""
         if not commit and txn_id not in self._participant.open_txn_ids:
             return
         self._participant.phase2(txn_id, commit)
         faults.point("sink:before-commit")
         transaction = self._open_transaction(txn_id)
         if commit:
-            # Output first: if we die between the two the transaction is listed again, and committed again.
+            # The output commits first. After a crash between the two, the transaction is listed and committed again.
             self._done(self._output.commit(transaction))
             faults.point("sink:after-output-commit")
             self._txnlog.decide(txn_id, commit)
         else:
             self._txnlog.decide(txn_id, commit)
             faults.point("sink:before-output-abort")
-            # What was committed before stays, where an idempotent output had begun again below its end.
+            # An idempotent output may have begun again below its committed end. The abort leaves the committed bytes in
+            # place.
             transaction = transaction._replace(start=max(transaction.start, self.committed_end))
             self._done(self._output.abort(transaction))
             self._end, self._has_gap = transaction.start, False
@@ -157,7 +163,8 @@ class SinkParticipant:
             self._wait(result)
 
     def _is_here(self, where: Where) -> bool:
-        """Whether the worker's range is what arrived since the last commit. Without bytes there is no range."""
+        """Whether the worker's range matches the bytes since the last commit. If there are no bytes, the worker sends
+        no range."""
         start = self._start
         return list(where) == [(DATA_STREAM, start, self._end)] or (not where and start == self._end)
 

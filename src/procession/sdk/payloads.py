@@ -1,6 +1,6 @@
-"""Payloads: the messages of the data stream that arrived together, one by one or as one piece.
+"""Payloads: the messages of the data stream that arrived together, as single messages or as one buffer.
 
-Invariant: messages that arrived together share one buffer, and nothing is copied before it is used. `wire/connection`
+Invariant: messages that arrived together share one buffer, and no byte is copied before it is used. `wire/connection`
 decodes the columns; `sdk/participant` and the author's Output see a sequence of bytes.
 """
 
@@ -17,7 +17,7 @@ from procession.wire.messages import binaries
 
 
 class Payloads(Sequence[bytes]):
-    """A sequence of bytes. `joined` has all of them as one buffer.
+    """A sequence of bytes. `joined` is one buffer with the bytes of all messages.
 
     Example:
         >>> payloads = Payloads.of([b"one", b"", b"three"])
@@ -30,12 +30,12 @@ class Payloads(Sequence[bytes]):
     """
 
     def __init__(self, array: pa.Array) -> None:
-        """From an Arrow array of binaries without nulls."""
+        """Create payloads from an Arrow array of binaries without nulls."""
         self._array = array
 
     @classmethod
     def of(cls, payloads: Sequence[bytes]) -> Payloads:
-        """From a sequence of bytes. A single one, which may be large, is not copied."""
+        """Create payloads from a sequence of bytes. A single message, which may be large, is not copied."""
         return payloads if isinstance(payloads, Payloads) else cls(binaries(payloads))
 
     @property
@@ -45,20 +45,20 @@ class Payloads(Sequence[bytes]):
 
     @property
     def edges(self) -> npt.NDArray[np.int64]:
-        """The start of each message, counted from the first byte, and last the end of all."""
+        """The start of each message and the end of the last, counted from the first byte."""
         offsets = self._offsets()
         edges: npt.NDArray[np.int64] = offsets - offsets[0]
         return edges
 
     @property
     def joined(self) -> memoryview:
-        """All bytes, one message behind the other."""
+        """The bytes of all messages, one message after the other."""
         data = self._array.buffers()[2]
         offsets = self._offsets()
         return memoryview(data)[offsets[0] : offsets[-1]] if data is not None else memoryview(b"")
 
     def _offsets(self) -> npt.NDArray[np.int64]:
-        """Where each begins in the array's buffer, and where the last ends."""
+        """The start of each message and the end of the last, in the buffer of the array."""
         if not len(self._array):
             return np.zeros(1, np.int64)
         width = 64 if pa.types.is_large_binary(self._array.type) else 32
@@ -77,7 +77,7 @@ class Payloads(Sequence[bytes]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                raise ValueError("payloads are cut in their order")
+                raise ValueError("slices of payloads need the step 1")
             return Payloads(self._array.slice(start, max(0, stop - start)))
         return bytes(self._array[index].as_py())
 

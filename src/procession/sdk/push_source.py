@@ -1,7 +1,7 @@
-"""A push source: records are pushed into it, for media that cannot be read twice.
+"""A push source: a program pushes records into it. It is made for media that cannot be read twice.
 
 Invariant: a record is sent again until it is committed. The source holds at most `bytes_max` uncommitted bytes and one
-batch. Records come from a pipe, a socket or `sdk/sender`; `sdk/source_session` sends them, as those of any Source.
+batch. Records come from a pipe, a socket or `sdk/sender`; `sdk/source_session` sends them like those of any Source.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ BYTES_MAX = 64 * 1024 * 1024
 
 
 class PushStream:
-    """One stream. All of it belongs to the loop's thread."""
+    """One stream of pushed records. Use it only in the thread of the event loop."""
 
     def __init__(self, stream: Stream, backlog: Backlog, *, bytes_max: int = BYTES_MAX) -> None:
         if bytes_max < 1:
-            raise UsageError(f"{bytes_max} bytes hold nothing.", next_step="Give a number above 0.")
+            raise UsageError(f"A backlog of {bytes_max} bytes holds no records.", next_step="Give a number above 0.")
         self.stream = stream
         self._backlog = backlog
         self._bytes_max = bytes_max
         self._order = asyncio.Lock()
         self._news = asyncio.Event()
         self._appended = self._synced = 0
-        """Batches that were put in, and those of them that may be sent."""
+        """Number of batches that were put in, and number of batches that may be sent."""
         self._syncing: asyncio.Task[None] | None = None
         self._is_ended = self._is_opened = False
         self._failure: BaseException | None = None
         self._committed: int | None = None
 
     async def put(self, batch: Batch) -> None:
-        """Take records in, in the order of the calls; waits while there is no room."""
+        """Add records, in the order of the calls. Waits while there is no room."""
         if not len(batch):
             return
         async with self._order:
@@ -51,26 +51,26 @@ class PushStream:
                 self._syncing = asyncio.get_running_loop().create_task(self._sync())
 
     async def flush(self) -> None:
-        """Wait until all that was put in is safe, as far as the backlog can keep it."""
+        """Wait until all records that were put in are synced. A backlog in memory needs no sync."""
         goal = self._appended
         await self._until(lambda: self._synced >= goal)
 
     async def settled(self) -> None:
-        """Wait until all that was put in is committed."""
+        """Wait until all records that were put in are committed."""
         await self._until(lambda: not self._backlog.size_bytes)
 
     async def committed(self) -> int | None:
-        """The last committed message id. Waits until a gateway has reported it."""
+        """Return the last committed message id. Waits until a gateway has reported it."""
         await self._until(lambda: self._is_opened)
         return self._committed
 
     def end(self) -> None:
-        """No more is put in: the stream ends with what is here."""
+        """End the stream after the records that were put in so far."""
         self._is_ended = True
         self._news.set()
 
     def fail(self, error: BaseException) -> None:
-        """The source has failed: raises this error in all callers that put or wait."""
+        """Note that the source has failed. All callers that put or wait get this error."""
         self._failure = self._failure or error
         self._news.set()
 
@@ -84,7 +84,7 @@ class PushStream:
 
     @property
     def records(self) -> int:
-        """What was put in and is not committed, counted as what is sent is counted."""
+        """Number of records that were put in and are not committed."""
         return self._backlog.records
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
@@ -95,7 +95,7 @@ class PushStream:
             raise self._failure
 
     async def _sync(self) -> None:
-        """Sync for all that was put in meanwhile, as often as there is something new."""
+        """Sync the backlog until no unsynced batch is left."""
         try:
             while self._synced < self._appended:
                 goal = self._appended

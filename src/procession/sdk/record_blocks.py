@@ -1,9 +1,9 @@
 """Record blocks for sinks: the records that arrive in messages, as Arrow record batches.
 
-Invariant: a sink that writes records, not bytes, reads `record_batches(payloads, form)` and need not know how the
-records arrived. A sink started by `procession run` gets blocks: one MESSAGE holds many records with key and event time.
-A sink that a user starts gets one record per message, without key and event time, unless `--records blocks` is given at
-both ends. Positions count the bytes of the messages in both forms.
+Invariant: a sink that writes records, not bytes, reads `record_batches(payloads, form)`, which hides how the records
+arrived. A sink started by `procession run` gets blocks: one MESSAGE holds many records with key and event time. A sink
+that a user starts gets one record per message, without key and event time, unless `--records blocks` is given at both
+ends. Positions count the bytes of the messages in both forms.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class RecordForm(StrEnum):
 
 
 def record_batches(payloads: Sequence[bytes], form: RecordForm) -> Iterator[pa.RecordBatch]:
-    """The records of messages, in their order, as batches with the columns of `BLOCK_SCHEMA`.
+    """Decode messages to Arrow batches with the columns of `BLOCK_SCHEMA`. The records keep their order.
 
     Args:
-        payloads: What `Output.append` is given.
+        payloads: The argument of `Output.append`.
         form: How the records arrive.
 
     Raises:

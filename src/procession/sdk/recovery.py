@@ -1,13 +1,13 @@
-"""Recovery of a sink's output: says, from its transaction log, what is committed and what waits for a decision.
+"""Recovery of a sink's output: reads from its transaction log which bytes are committed and which wait for a decision.
 
-Invariant: the log alone says what is visible of an output. Log and output together mean:
+Invariant: the log alone defines which bytes of an output are visible:
 
 - bytes below `committed_end` are committed, or must become visible now;
 - one transaction may be prepared: its bytes are kept until the driver decides;
-- all other bytes were never voted for, and are dropped.
+- all other bytes had no vote, and are dropped.
 
-Not used in the steady state. `sdk/transaction_log` reads the file; `sdk/participant` passes the result to
-`Output.recover` at the start of each session.
+Used only when a session starts. `sdk/transaction_log` reads the file; `sdk/participant` passes the result to
+`Output.recover`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RecoveredOutput(NamedTuple):
 
 
 def recover(txnlog: TransactionLog) -> RecoveredOutput:
-    """Raises StorageError if more than one transaction is open: nothing is voted on before what was prepared earlier is
-    decided."""
+    """Read the state of the output. Raises StorageError if more than one transaction is open, because a sink decides
+    each transaction before it votes on the next."""
     if len(txnlog.prepared) > 1:
         names = ", ".join(transaction.txn_id for transaction in txnlog.prepared)
         raise StorageError(
@@ -42,7 +42,7 @@ def recover(txnlog: TransactionLog) -> RecoveredOutput:
 
 
 def remove_drafts(directory: Path, files: FileSystem = HOST_FILES) -> None:
-    """Removes what a replacement left that a crash cut short: the file that it was for is whole."""
+    """Remove drafts of files. A crash during a replacement leaves such a draft; the original file is intact."""
     for name in files.names(directory):
         suffixes = Path(name).suffixes
         if name.endswith(".draft") and suffixes[-3:-2] in ([".txnlog"], [".json"]):

@@ -1,41 +1,41 @@
 """A scripted worker: drives one instance of a sink through rounds, as a coordinator would.
 
-Invariant: the worker knows what is committed. After each step it compares the sink's answers, and what a reader sees,
-with that. The cases of `sdk/conformance_cases` drive it; `sdk/sink_process` runs the sink.
+Invariant: the worker knows which bytes are committed. After each step it checks the sink's answers and the visible
+output against them. The cases of `sdk/conformance_cases` drive the worker; `sdk/sink_process` runs the sink.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from procession.sdk.doubles import Worker
 from procession.sdk.sink_process import SinkProcess
-from procession.sdk.testing import Worker
 from procession.wire.messages import Error, Reply
 
 
-class PromiseBroken(AssertionError):
-    """A promise was not kept."""
+class UnexpectedResult(AssertionError):
+    """The sink did not do what a case requires."""
 
 
 class CrashPointNotReached(Exception):
-    """The program did not come to the point where it was to die."""
+    """The program did not reach the point where it should die."""
 
 
 def expect(is_true: bool, sentence: str) -> None:
     if not is_true:
-        raise PromiseBroken(sentence)
+        raise UnexpectedResult(sentence)
 
 
 class ScriptedWorker:
-    """One instance's history, as a coordinator knows it: what the sink is held against."""
+    """The history of one instance, as a coordinator knows it. The sink is checked against this history."""
 
     def __init__(self, trial: SinkProcess, instance: str, earlier: tuple[ScriptedWorker, ...] = ()) -> None:
         self.trial = trial
         self.instance = instance
         self.earlier = earlier
         """Workers of other instances that ran before."""
-        self.is_kept = False
-        """Whether the history has ended without a violation."""
+        self.has_passed = False
+        """Whether the case of this worker has passed."""
         self.committed = b""
         self._transactions = 0
         self._workers: list[Worker] = []
@@ -54,15 +54,15 @@ class ScriptedWorker:
         return worker
 
     async def greet(self, listed: tuple[str, ...] = ()) -> Worker:
-        """A session; the sink must stand where we know it to stand, with these transactions open."""
+        """Open a session. The sink must report the committed end and exactly these open transactions."""
         worker = await self.connect()
         end, found = await worker.hello(instance=self.instance)
-        expect(end == self.end, f"it says that its output ends at {end}, but {self.end} bytes are committed")
-        expect(found == listed, f"it lists {found}, but {listed} is open")
+        expect(end == self.end, f"it reported that its output ends at {end}, but {self.end} bytes are committed")
+        expect(found == listed, f"it listed {found}, but {listed} is open")
         return worker
 
     async def round(self, worker: Worker, data: bytes, *, commit: bool = True) -> None:
-        """Data, vote, decision, and what a reader sees after it."""
+        """Run a round: send data, ask for a vote, send the decision and check the output."""
         txn_id = self.next_id()
         await self.prepare(worker, txn_id, data)
         await worker.phase2(txn_id, commit)
@@ -74,35 +74,38 @@ class ScriptedWorker:
         if data:
             worker.data(self.end, data)
         vote = await worker.phase1(txn_id, self.end, self.end + len(data))
-        expect(vote, f"it voted abort on {txn_id}, though all of its bytes had come")
+        expect(vote, f"it voted abort on {txn_id}, although it had received all bytes")
         self.check_output()
 
     def check_output(self, maybe: bytes = b"") -> None:
-        """What is visible is what is committed; and perhaps, all of it, what is about to be."""
+        """Check that the visible bytes are the committed bytes, optionally with all of `maybe` after them."""
         seen = self.trial.visible(self.instance)
         if seen is not None and seen not in (self.committed, self.committed + maybe):
             same = next((i for i, (a, b) in enumerate(zip(seen, self.committed, strict=False)) if a != b), None)
             where = min(len(seen), self.end) if same is None else same
-            raise PromiseBroken(
-                f"{self.end} bytes are committed and {len(seen)} are visible; they differ from byte {where} on:"
-                f" {seen[where : where + 40]!r} for {self.committed[where : where + 40]!r}"
+            raise UnexpectedResult(
+                f"{self.end} bytes are committed and {len(seen)} are visible; the first difference is at byte {where}:"
+                f" {seen[where : where + 40]!r} instead of {self.committed[where : where + 40]!r}"
             )
 
     async def restart(self) -> None:
-        """The program is killed; the next session starts it again."""
+        """Kill the program. The next session starts it again."""
         await asyncio.to_thread(self.trial.kill)
 
     async def settle(self, txn_id: str, data: bytes, decision: bool | None) -> Worker:
-        """After a crash do as a coordinator does: carry out the decision; what was not decided is aborted."""
+        """Act as a coordinator does after a crash: carry out the decision, and abort the transaction if there is
+        none."""
         worker = await self.connect()
         end, listed = await worker.hello(instance=self.instance)
-        expect(set(listed) <= {txn_id}, f"it lists {listed}, but only {txn_id} can be open")
+        expect(set(listed) <= {txn_id}, f"it listed {listed}, but only {txn_id} can be open")
         if decision and not listed:
-            expect(end == self.end + len(data), f"{txn_id} was voted for and is gone: the output ends at {end}")
+            expect(
+                end == self.end + len(data), f"it lost {txn_id}, which it had voted commit on: its output ends at {end}"
+            )
         else:
             expect(end == self.end, f"its output ends at {end}, but {self.end} bytes are committed")
             if listed:
-                # Where it is decided, it may have been shown before the sink's log knew.
+                # A commit may become visible before the sink's log records it.
                 self.check_output(maybe=data if decision else b"")
         for listed_id in listed:
             await worker.phase2(listed_id, bool(decision))
@@ -111,11 +114,11 @@ class ScriptedWorker:
         self.check_output()
         return worker
 
-    async def goes_on(self, worker: Worker) -> None:
-        """Further rounds, with normal results."""
-        await self.round(worker, b"after all that\n")
-        await self.round(worker, b"to be dropped\n", commit=False)
-        await self.round(worker, b"and on\n")
+    async def run_more_rounds(self, worker: Worker) -> None:
+        """Check that further rounds work as usual."""
+        await self.round(worker, b"one more\n")
+        await self.round(worker, b"aborted\n", commit=False)
+        await self.round(worker, b"the last\n")
 
     def close(self) -> None:
         for worker in self._workers:
@@ -123,7 +126,7 @@ class ScriptedWorker:
 
 
 async def ended(worker: Worker) -> str:
-    """The reason that the sink gives when it ends the session, if it gives one."""
+    """Wait for the end of the session. Returns the reason that the sink gives, if any."""
     reason = ""
     while (event := await worker.receive()) is not None:
         if isinstance(event, Error):
@@ -132,7 +135,7 @@ async def ended(worker: Worker) -> str:
 
 
 async def reply(worker: Worker) -> Reply | None:
-    """The answer of the sink; None if the connection has ended."""
+    """Return the sink's answer. None: the connection has ended."""
     try:
         answer = await worker.answer()
     except AssertionError:

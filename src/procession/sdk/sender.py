@@ -1,7 +1,7 @@
-"""A sender: a source for scripts. It sends the records that are written to it again until they are committed.
+"""A sender: a source for scripts. It sends written records again until they are committed.
 
-Invariant: `write` blocks while too many bytes are uncommitted, and `close` returns when all are committed. An error
-that cannot be recovered from is raised by the next call. It runs `sdk/push_source` on an event loop in a thread.
+Invariant: `write` blocks while too many bytes are uncommitted, and `close` returns when all records are committed.
+After a permanent error, the next call raises it. The sender runs `sdk/push_source` on an event loop in a thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def send(
     cookie: bytes = b"",
     options: SourceOptions | None = None,
 ) -> Sender:
-    """Open a sender for one stream. Leaving its `with` block waits until all records are committed.
+    """Open a sender for one stream. At the end of its `with` block, it waits until all records are committed.
 
     Without `spool` and `has_ids`, records are in memory until they are committed, and are lost if this process dies
     first. Either option prevents that.
@@ -46,7 +46,8 @@ def send(
     Args:
         to: Address of the gateway, HOST:PORT.
         stream: Name of the stream.
-        spool: A directory that keeps records until they are committed. The next run sends what is left there.
+        spool: A directory that keeps records until they are committed. The next run sends the records that are left
+            there.
         has_ids: Each record has a message id that is the same in every run and always increases. A restarted program
             continues after `committed`.
         bytes_max: Maximum uncommitted bytes. `write` blocks above it.
@@ -63,9 +64,7 @@ def send(
         ```
     """
     if spool and has_ids:
-        raise ConfigError(
-            "A spool numbers the records itself.", next_step="Leave out has_ids, or do without the spool."
-        )
+        raise ConfigError("A spool numbers the records itself.", next_step="Leave out has_ids or the spool.")
     if options is None:
         options = SourceOptions("procession.sdk.send", stream, cookie)
     backlog = Spool(Path(spool)) if spool else Buffer(has_ids=has_ids)
@@ -73,7 +72,7 @@ def send(
 
 
 class Sender:
-    """A sender, as `send` returns it. Threads may share it; the records of one thread keep their order."""
+    """Sends records; returned by `send`. Threads may share a sender. The records of one thread keep their order."""
 
     def __init__(self, to: str, push_stream: PushStream, options: SourceOptions, *, has_ids: bool = False) -> None:
         self._push_stream = push_stream
@@ -81,7 +80,7 @@ class Sender:
         self._delay_s = options.gather.delay_s
         self._has_ids = has_ids
         self._lock = threading.Lock()
-        """Over the gather and what follows."""
+        """Guards the batcher and the attributes below it."""
         self._gather = StreamBatcher(push_stream.stream, None, options.gather)
         self._last = -1
         self._is_timed = self._is_closed = False
@@ -118,7 +117,7 @@ class Sender:
             payload: The record. A `str` is sent as UTF-8.
             key: The record's key.
             event_time: Nanoseconds since 1970, or 0.
-            message_id: With `has_ids`: the record's id, larger than the one before.
+            message_id: With `has_ids`: the record's id, which is larger than the previous id.
 
         Raises:
             RecordError: The record cannot be sent.
@@ -137,7 +136,7 @@ class Sender:
             self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._pass_on_later)
 
     def flush(self) -> None:
-        """Hand over all records. On return they are on disk, if there is a spool."""
+        """Pass all written records on. If there is a spool, they are on disk when this returns."""
         self._do(self._pass_on())
         self._do(self._push_stream.flush())
 
@@ -172,11 +171,11 @@ class Sender:
         if (message_id is not None) is not self._has_ids:
             raise _record_error(
                 "a message id" if message_id is not None else "a record without a message id",
-                "Open it with has_ids=True and give every record its id, or give none.",
+                "Open the sender with has_ids=True and give every record an id, or give no ids.",
             )
         number = self._last + 1 if message_id is None else message_id
         if not self._last < number < 2**64 - 1:
-            raise _record_error(f"message id {number} after {self._last}", "Give ids that only go up, below 2^64-1.")
+            raise _record_error(f"message id {number} after {self._last}", "Give increasing ids below 2^64-1.")
         self._last = number
         return number
 
@@ -190,7 +189,7 @@ class Sender:
             raise
 
     async def _pass_on(self) -> None:
-        """Puts the collected records into the stream, in the order in which they were written."""
+        """Put the collected records into the stream, in the order in which they were written."""
         async with self._passing:
             while True:
                 with self._lock:

@@ -1,8 +1,8 @@
 """The socket of a sink's session: received bytes are read from one buffer that is reused.
 
-Invariant: a byte is copied once from the kernel and not again before `wire/connection` decodes it. The buffer is
-bounded: when it is full, reading pauses until the bytes are taken. Asyncio's own streams copy three times, and into new
-memory each time. Upstream: the driver's connection; downstream: `sdk/sink_server`.
+Invariant: a byte is copied once from the kernel and not again before `wire/connection` decodes it. When the buffer is
+full, reading pauses until the bytes are taken. Asyncio's own streams copy each byte three times, each time into new
+memory. `sdk/sink_server` reads the driver's connections through it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Serve = Callable[["SessionStream"], Coroutine[Any, Any, None]]
 
 
 class SessionStream(asyncio.BufferedProtocol):
-    """A connection. `serve` runs as a task as soon as there is a transport."""
+    """Reads and writes one connection. `serve` starts as a task when the connection is made."""
 
     def __init__(self, serve: Serve, write_bytes_max: int) -> None:
         self._serve = serve
@@ -35,7 +35,8 @@ class SessionStream(asyncio.BufferedProtocol):
         self._task: asyncio.Task[None]
 
     async def read(self) -> memoryview:
-        """Wait for bytes; empty: the peer sends no more. Use the view before the next await, then it is overwritten.
+        """Wait for bytes and return a view of them. An empty view means that the peer sends no more. The view is valid
+        until the next await.
 
         Raises:
             OSError: The connection is lost.
@@ -55,7 +56,7 @@ class SessionStream(asyncio.BufferedProtocol):
         return data
 
     async def drain(self) -> None:
-        """Wait until the peer has read enough of what was written."""
+        """Wait until the peer has read enough of the written bytes."""
         await self._may_write.wait()
         if self._error is not None:
             raise self._error
@@ -79,7 +80,7 @@ class SessionStream(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._is_ended = True
         self._has_changed.set()
-        # Our half stays open for a last answer. TLS has no half-open connections.
+        # This side stays open for a last answer. TLS has no half-open connections.
         return self.transport.get_extra_info("sslcontext") is None
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -39,14 +39,14 @@ OnOutcome = Callable[[Mapping[str, object]], None]
 
 
 class SinkDirectory:
-    """The directory of a sink. `open_participant` is what a SinkServer needs.
+    """The locked directory of a sink. A SinkServer calls its `open_participant`.
 
     Args:
-        directory: The directory. It is locked.
+        directory: The directory to lock.
         open_output: Opens the Output of an instance.
         idempotent: Instances whose Outputs accept the same positions again.
         on_outcome: Called with each commit and abort.
-        files: The file system that it is on.
+        files: The file system of the directory.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SinkDirectory:
         remove_drafts(directory, files)
 
     def open_participant(self, instance: str, wait: Wait) -> SinkParticipant:
-        # The output first: a reader that finds a log expects its output next to it.
+        # The output opens first: a reader that finds a log expects the output next to it.
         output, txnlog = self._open_output(instance), self.open_txnlog(instance)
         on_decision = partial(self._decided, instance) if self._announce else None
         return SinkParticipant(
@@ -82,14 +82,15 @@ class SinkDirectory:
         return txnlog
 
     def previous(self) -> Address | None:
-        """The address at which the sink listened before its restart. Drivers expect it there."""
+        """Return the address at which the sink listened before its restart, because drivers expect it there. None:
+        unknown."""
         try:
             return parse_address(json.loads((self.directory / ANNOUNCEMENT).read_bytes())["listen"])
         except (OSError, ValueError, KeyError, TypeError, ConfigError):
             return None
 
     def announce(self, address: Address) -> None:
-        """Writes the address into the directory, for the process that started the sink."""
+        """Write the address into the directory, for the process that started the sink."""
         facts = {"listen": str(address), "pid": os.getpid()}
         write_durably(self.directory / ANNOUNCEMENT, json.dumps(facts).encode(), self._files)
         if self._announce is not None:
@@ -119,17 +120,16 @@ def run_sink(
     """Serve a sink until SIGTERM or SIGINT. Raises the error that stopped it otherwise.
 
     Args:
-        open_output: Opens the Output of an instance by its name. Called once for each.
+        open_output: Opens the Output of an instance by its name. Called once for each instance.
         directory: The sink's directory. The Output may keep files there, but not `*.txnlog`, `*.json` or `secrets`.
         listen: Address for the driver, HOST:PORT.
-        cookie: The secret that the driver must send. None: the one in `secrets/sinks` of the directory, which is
-            created.
-            Empty: any driver that reaches the port is accepted.
+        cookie: The secret that the driver must send. None: the secret in `secrets/sinks` of the directory, which is
+            created. Empty: any driver that reaches the port is accepted.
         tls: The server's certificate, for TLS.
         idempotent: Instances whose Outputs accept the same positions again.
         on_outcome: Called with each commit and abort.
         instances_max: Maximum number of instances.
-        files: The file system that the directory is on.
+        files: The file system of the directory.
     """
     sink_directory = SinkDirectory(directory, open_output, idempotent=idempotent, on_outcome=on_outcome, files=files)
     try:
@@ -148,7 +148,11 @@ def serve(
     instances_max: int = INSTANCES_MAX,
 ) -> None:
     if not cookie:
-        log.warning("sink.open", listen=listen, reason="anybody who reaches this port can write, without a secret")
+        log.warning(
+            "sink.open",
+            listen=listen,
+            reason="without a secret, any program that reaches this port can write",
+        )
     with listening_socket(parse_address(listen), sink_directory.previous()) as listener:
         sink_directory.announce(address_of(listener))
         log.info("sink.listening", listen=str(address_of(listener)))

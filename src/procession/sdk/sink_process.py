@@ -1,7 +1,7 @@
-"""A sink as a separate process, over several lives, driven by a scripted worker.
+"""A sink as a separate process, killed and started again, driven by a scripted worker.
 
-Invariant: only the program's command is known. The program is killed at a named point, or from outside, and started
-again in the same directory. `sdk/conformance` says what must hold.
+Invariant: only the program's command is known. The program is killed at a named point or from outside, and started
+again in the same directory. `sdk/conformance` defines the expected behaviour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Self
 from procession import faults
 from procession.address import Address, address_of, kept, listening_socket
 from procession.errors import ConfigError
-from procession.sdk.testing import Worker
+from procession.sdk.doubles import Worker
 from procession.storage.secret import Secret, find_secret
 
 START_TIMEOUT_S = 60.0
@@ -27,22 +27,24 @@ POLL_INTERVAL_S = 0.02
 LAST_LINES_BYTES = 2000
 
 ERROR = "error: "
-"""How our programs begin the sentence that they end with."""
+"""The prefix of the last sentence that a program of this project prints when it fails."""
 
 Visible = Callable[[Path, str], bytes]
-"""What a reader of the output sees: of the sink's directory, and an instance."""
+"""Reads the output that a reader sees. The arguments are the sink's directory and an instance."""
 
 
 class SinkProcess:
-    """`command` has `{dir}` where the sink's directory belongs, and `{listen}` for the address it is to listen at.
+    """Runs a sink's program. `{dir}` in `command` stands for the sink's directory, `{listen}` for the address to listen
+    at.
 
-    The program's standard output and error are kept in files beside its directory.
+    The program's standard output and error are kept in files next to its directory.
 
     Args:
         command: The program and its arguments.
-        directory: Where its directory is made.
+        directory: The sink's directory is created in this directory.
         visible: Reads the output.
-        has_faults: Whether the program looks for faults that `arm` names. That costs time, so benchmarks go without.
+        has_faults: Whether the program checks for the fault points of `arm`. The checks take time, so benchmarks
+            disable them.
     """
 
     def __init__(
@@ -73,19 +75,19 @@ class SinkProcess:
         self._kept.close()
 
     async def worker(self) -> Worker:
-        """A connection, before HELLO. The program is started if it does not run."""
+        """Connect to the program, without a HELLO. Starts the program if it does not run."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         return await self._connected()
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
+        """Kill the program with SIGKILL, if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def arm(self, point: str) -> None:
-        """The program is to die when it comes to this fault point."""
+        """Make the program die at this fault point."""
         self._fault.write_text(point)
 
     @property
@@ -96,33 +98,33 @@ class SinkProcess:
         self._fault.unlink(missing_ok=True)
 
     async def died(self) -> None:
-        """Wait for the end of the program."""
+        """Wait until the program ends."""
         assert self._process
         try:
             await asyncio.to_thread(self._process.wait, END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError from None
 
-    def said_bytes(self) -> int:
-        """How much the program has written to its standard error so far, over all of its lives."""
+    def logged_bytes(self) -> int:
+        """Return the number of bytes that the program has written to its standard error, over all starts."""
         return self.stderr.stat().st_size if self.stderr.exists() else 0
 
     async def last_lines(self, after: int, timeout_s: float) -> str:
-        """What the program says of its end, if it ends in this time: the last of what it wrote behind this many
-        bytes."""
+        """Return the reason for the program's end, from its standard error after this many bytes. Empty if the program
+        does not end in time."""
         if self._process is None:
             return ""
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, timeout_s)
             with self.stderr.open("rb") as file:
-                file.seek(max(after, self.said_bytes() - LAST_LINES_BYTES))
+                file.seek(max(after, self.logged_bytes() - LAST_LINES_BYTES))
                 lines = file.read().decode(errors="replace").strip().splitlines()
             first = max((row for row, line in enumerate(lines) if line.startswith(ERROR)), default=len(lines) - 1)
             return " ".join(line.strip() for line in lines[first:]).removeprefix(ERROR)
         return ""
 
     def visible(self, instance: str) -> bytes | None:
-        """The output as a reader sees it; None without a command that reads it."""
+        """Return the output as a reader sees it. None: there is no command that reads it."""
         return None if self._visible is None else self._visible(self.directory, instance)
 
     def _start(self) -> None:
@@ -143,7 +145,7 @@ class SinkProcess:
                 ) from error
 
     async def _connected(self) -> Worker:
-        """That it accepts connections is all that there is to see of a program that is getting ready."""
+        """Connect to the program. Retries until it listens, because no other sign shows that it is ready."""
         assert self._process
         async with asyncio.timeout(START_TIMEOUT_S):
             while self._process.poll() is None:

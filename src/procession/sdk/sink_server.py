@@ -1,7 +1,7 @@
 """The sink's server: accepts the driver's sessions and passes them to the participant of each instance.
 
-Invariant: an instance has one session, the latest. A peer can end its own session, never the server. A failing Output
-or log ends the server, so that recovery runs. Disk access runs in a thread, one at a time per instance.
+Invariant: an instance has only one session, the latest. A peer can end its own session, never the server. A failing
+Output or log ends the server, so that recovery runs. Disk access runs in a thread, one at a time per instance.
 `commit/sink_link` connects over TCP; `sdk/participant` handles the messages.
 """
 
@@ -57,17 +57,17 @@ LINGERING_MAX = 64
 """Maximum number of refused connections that are kept open until the peer has read the reason."""
 BACKLOG = 128
 ACCEPTS_AT_ONCE = 8
-"""Connections accepted per turn of the loop: asyncio accepts as many as the backlog that it is given."""
+"""Maximum number of connections accepted per turn of the event loop. Asyncio takes it from the backlog argument."""
 INSTANCES_MAX = 128
-"""Each instance keeps its output and its log open as long as the sink runs, and may occupy a thread."""
+"""Maximum number of instances. Each has its output and log open as long as the sink runs, and may occupy a thread."""
 HANDSHAKE_TIMEOUT_S = 10.0
 GRACE_S = 0.5
-"""How long a session is still read after its time for HELLO: the server may have been too busy to read it before."""
+"""How long a session is still read after its time for HELLO. A busy server may have left the HELLO unread."""
 LINGER_S = 2.0
 COLUMNS_FROM_MESSAGES = 100_000
-"""Number of messages after which decoding by columns is worth its start-up cost."""
+"""Number of messages after which decoding by columns makes up for its start-up cost."""
 WRITE_BYTES_MAX = 64 * 1024
-CREDITS = 2**31 - 1  # flow control is left to TCP; enough for peers that count credits
+CREDITS = 2**31 - 1  # TCP does the flow control; this is enough for peers that count credits
 FAILED = "the sink failed"
 _INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
 
@@ -78,17 +78,17 @@ Result = TypeVar("Result")
 
 
 class OpenParticipant(Protocol):
-    """Opens the participant of an instance, recovered from disk."""
+    """Opens the participant of an instance and recovers it from disk."""
 
     def __call__(self, instance: str, wait: Wait) -> SinkParticipant: ...
 
 
 class SinkStopping(Exception):
-    """The sink stops and does not wait for a coroutine of an Output."""
+    """The sink stops without waiting for a coroutine of an Output."""
 
 
 class SinkServer:
-    """Serves any number of instances. `serve` ends by cancellation, or with the error that stopped the sink."""
+    """Serves any number of instances. `serve` ends when it is cancelled, or raises the error that stopped the sink."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SinkServer:
         return SessionStream(self._accept, WRITE_BYTES_MAX)
 
     async def _stop(self) -> None:
-        """Waits for work in threads, cancels coroutines, and reads nothing more."""
+        """Stop reading, cancel the Outputs' coroutines and wait for the work in threads."""
         for session in list(self._sessions):
             session.close()
         for instance in self._instances.values():
@@ -172,13 +172,13 @@ class SinkServer:
         return self._instances[name]
 
     async def opened(self, instance: ServedInstance) -> SinkParticipant:
-        """The instance's participant. The caller holds the instance's lock."""
+        """Return the instance's participant, which is opened at first use. The caller holds the instance's lock."""
         if instance.participant is None:
             instance.participant = await self.in_thread(self._open_participant, instance.name, self._wait)
         return instance.participant
 
     def _wait(self, awaitable: Awaitable[None]) -> None:
-        """Called in a thread: runs an Output's coroutine on the loop, and waits for it."""
+        """Run an Output's coroutine on the loop and wait for its end. Called in a thread."""
         with self._waiting:
             future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
             self._waited_for.add(future)
@@ -202,16 +202,17 @@ class SinkServer:
                 await session.refuse("too many sessions")
         except SinkStopping:
             pass
-        except Exception as error:  # whatever the author's Output raised, a vote may be lost
-            session.say_error(FAILED)
+        except Exception as error:  # an error of the author's Output may have lost a vote
             if self._failure and not self._failure.done():
                 self._failure.set_exception(error)
+            session.say_error(FAILED)
         finally:
             self._sessions.pop(session, None)
             session.close()
 
     def _has_room(self) -> bool:
-        """Whether the newest session may stay. If the server is full, the oldest session without a HELLO is closed."""
+        """Whether the newest session may stay. To make room in a full server, closes the oldest session without a
+        HELLO."""
         lingering = [session for session in self._sessions if session.is_refused and not session.is_closed]
         if len(lingering) > self._lingering_max:
             lingering[0].abort()
@@ -228,7 +229,7 @@ async def _awaited(awaitable: Awaitable[None]) -> None:
 
 
 class ServedInstance:
-    """A participant and the session that may use it, one event at a time."""
+    """A participant and its current session. The lock admits one event at a time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -238,7 +239,7 @@ class ServedInstance:
 
 
 class SinkSession:
-    """A connection of a driver."""
+    """A session of a driver with one instance."""
 
     def __init__(self, server: SinkServer, stream: SessionStream) -> None:
         self._server = server
@@ -247,13 +248,13 @@ class SinkSession:
         self._connection = Connection(ConnectionSide.ACCEPTOR, Role.SINK, server.frame_bytes_max)
         self._instance: ServedInstance | None = None
         self.is_silent = False
-        """Connected, without a HELLO so far."""
+        """The peer is connected and has sent no HELLO yet."""
         self.is_refused = False
         self._deadline = asyncio.timeout(server.handshake_timeout_s)
         notice_silence(self._transport.get_extra_info("socket"))
 
     async def run(self) -> None:
-        """Runs until either side ends. An exception that escapes is a failure of the output, not of the peer."""
+        """Run until either side ends the session. An escaping exception is a failure of the output, not of the peer."""
         try:
             try:
                 async with self._deadline:
@@ -268,7 +269,7 @@ class SinkSession:
         except RemoteProtocolError as error:
             await self.refuse(error.sentence)
         except LocalProtocolError as error:
-            # What the peer sent lets no answer stand, two NOTIFYs of one stream for instance.
+            # The peer's messages allow no answer; for example, two NOTIFYs of one stream arrived.
             await self.refuse(f"out of turn: {error.sentence}")
         except TimeoutError:
             await self.refuse("no HELLO in time")
@@ -282,7 +283,7 @@ class SinkSession:
             await self._stream.drain()
 
     async def refuse(self, reason: str) -> None:
-        """Sends the reason, and discards what still arrives: closing with unread bytes resets the connection."""
+        """Send the reason and discard bytes that still arrive. Closing with unread bytes would reset the connection."""
         self.is_silent, self.is_refused = False, True
         self.say_error(reason)
         with suppress(OSError):
@@ -291,11 +292,11 @@ class SinkSession:
                     pass
 
     def say_error(self, reason: str) -> None:
-        """Sends an ERROR frame and closes our half of the connection."""
+        """Send an ERROR frame and close this side of the connection."""
         log.warning("session.refused", peer=peer_of(self._transport.get_extra_info("socket")), reason=reason)
         if not self._transport.is_closing():
             self._transport.write(self._connection.error_frame(reason))
-            if self._transport.can_write_eof():  # not with TLS
+            if self._transport.can_write_eof():  # TLS cannot close only one side
                 self._transport.write_eof()
 
     def close(self) -> None:
@@ -306,7 +307,7 @@ class SinkSession:
         return self._transport.is_closing()
 
     def give_up(self) -> None:
-        """Ends the time for HELLO now."""
+        """End the time for HELLO now."""
         self.is_silent = False
         self._deadline.reschedule(asyncio.get_running_loop().time())
 
@@ -329,7 +330,7 @@ class SinkSession:
 
     async def _begin(self, hello: Hello) -> None:
         if hello.version not in VERSIONS:
-            raise RemoteProtocolError(f"version {hello.version!r} is not known here")
+            raise RemoteProtocolError(f"version {hello.version!r} is unknown")
         if not hmac.compare_digest(hello.cookie, self._server.cookie):
             raise RemoteProtocolError("the cookie does not match")
         if not _INSTANCE.fullmatch(hello.instance):
@@ -342,7 +343,7 @@ class SinkSession:
         instance.session = self
         async with instance.lock:
             if instance.session is not self:
-                return  # another one has come while we waited
+                return  # a newer session began meanwhile
             participant = await self._server.opened(instance)
             await self._server.in_thread(participant.begin)
         log.info("session.opened", instance=hello.instance, committed=participant.committed_end)
@@ -358,12 +359,13 @@ class SinkSession:
                 try:
                     await self._server.in_thread(_answer_messages, participant, event, answers)
                 finally:
-                    # Also those before a word that ends the session: what was promised there stands.
+                    # Answers before a message that ends the session are sent, too: their votes and decisions are
+                    # durable.
                     for answer in answers:
                         self._send(two_phase_commit.wrap(answer))
 
     def _send(self, frame: Frame) -> None:
-        # A violation later in the same segment has ended the connection before this answer.
+        # A violation later in the same segment may have ended the connection before this answer.
         if not self._connection.is_over and not self._transport.is_closing():
             self._transport.write(self._connection.send(frame))
 
@@ -391,7 +393,7 @@ def _answers(participant: SinkParticipant, message: TwoPhase) -> list[TwoPhase]:
             participant.phase2(txn_id, commit)
             return [Reply(txn_id, commit)]
         case ReplyUncommitted() | Reply():
-            raise RemoteProtocolError("a participant's message from the coordinator")
+            raise RemoteProtocolError("the coordinator sent a message of a participant")
         case WorkersLeft(workers=workers):
             participant.workers_left()
             log.info("sink.workers_left", workers=workers)

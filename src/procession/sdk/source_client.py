@@ -1,7 +1,7 @@
 """The client of a source: sends records again until all of them are acknowledged.
 
 Invariant: a lost session costs only time. The next session continues after the last commit, and the gateway drops
-duplicates. Reads the author's Source (`sdk/source_records`); runs one `sdk/source_session` per session.
+duplicates. The client reads the author's Source (`sdk/source_records`) and runs one `sdk/source_session` per session.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procession.sdk.pacing import Backoff, RateLimit
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Forgetful, Source, Stream, UnnumberedSource
 from procession.sdk.source_report import Report
-from procession.sdk.source_session import HelloRefused, StreamFeed
+from procession.sdk.source_session import HelloRefused, StreamFeed, new_encoder
 from procession.sdk.stream_progress import KnownStreams, StreamProgress
 from procession.sdk.stream_reader import StreamReader
 from procession.tls import complaint, connect
@@ -42,10 +42,10 @@ class SourceClient:
 
     Args:
         source: The source.
-        address: Address of a gateway, or of several, separated by commas. The next one is tried when one does not
-            answer.
+        address: Address of a gateway, or of several, separated by commas. If a gateway does not answer, the next is
+            tried.
         options: The options of the source.
-        backoff: The waits between two attempts, if not those of the options.
+        backoff: The waits between two attempts. None: those of the options.
 
     Raises:
         UsageError: The rate or the dialect is not valid.
@@ -57,7 +57,7 @@ class SourceClient:
         keep_quiet()
         print_uncaught_as_sentences()
         if options.rate is not None and options.rate <= 0:
-            raise UsageError(f"{options.rate} records a second is not a rate.", next_step="Give a number above 0.")
+            raise UsageError(f"{options.rate} records per second is not a rate.", next_step="Give a number above 0.")
         if options.dialect not in DIALECTS:
             raise UsageError(
                 f"{options.dialect!r} is not a dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}."
@@ -74,6 +74,7 @@ class SourceClient:
         self._sessions = 0
         self._disconnected_since_s = time.monotonic()
         self._reported = (time.monotonic(), 0)
+        self._encoder = new_encoder()
         self._pace = RateLimit(options.rate, time.monotonic()) if options.rate else None
 
     @property
@@ -82,7 +83,7 @@ class SourceClient:
         return {stream_id: progress.committed for stream_id, progress in self._known.streams.items()}
 
     def report(self) -> Report:
-        """The progress so far."""
+        """Return the progress so far."""
         streams = self._known.streams.values()
         sent = sum(progress.sent for progress in streams)
         (before_s, before), now_s = self._reported, time.monotonic()
@@ -117,7 +118,7 @@ class SourceClient:
                 for helper in helpers:
                     helper.cancel()
         except BaseExceptionGroup as group:
-            # The first is what happened; the others are what followed from it.
+            # The first error is the cause; the others follow from it.
             raise group.exceptions[0] from None
         finally:
             for reading in self._readings.values():
@@ -147,17 +148,17 @@ class SourceClient:
             self._feed.close_if_done()
 
     def _name(self, stream: Stream) -> None:
-        """The source has named a stream: it is opened; or opened again, if it was named before."""
+        """Open a stream that the source has named. A stream that was named before is opened again."""
         if stream.is_ephemeral and self._options.dialect != "draft":
             raise ConfigError(
-                f"Stream {stream.name!r} is ephemeral, which only the draft of the protocol can say.",
+                f"Stream {stream.name!r} is ephemeral, which only the draft of the protocol supports.",
                 next_step='Set the option dialect="draft".',
             )
         is_draft = self._options.dialect == "draft" and not stream.is_ephemeral
         if is_draft and isinstance(self._source, UnnumberedSource) and self._source.is_unnumbered(stream):
             raise ConfigError(
-                f"Stream {stream.name!r} has no ids of its own, and in the draft of the protocol a gateway cannot say"
-                " which ones are free.",
+                f"Stream {stream.name!r} has no ids of its own, and in the draft of the protocol a gateway cannot tell"
+                " which ids are free.",
                 next_step='Give it a spool, give its records ids, or leave out dialect="draft".',
             )
         progress = self._known.streams.get(stream.id)
@@ -168,7 +169,7 @@ class SourceClient:
         elif progress.stream.name != stream.name:
             raise ConfigError(
                 f"Streams {progress.stream.name!r} and {stream.name!r} have the same id, {stream.id}.",
-                next_step="Give each stream an id of its own; Stream.named makes one of the name.",
+                next_step="Give each stream an id of its own; Stream.named derives an id from the name.",
             )
         elif self._feed and progress.is_ended:
             progress.reopen()
@@ -196,13 +197,13 @@ class SourceClient:
                 if not is_waiting:
                     log.warning("source.waiting", address=str(self._address), reason=str(error))
                 is_waiting = True
-                # If a redirect leads to an unreachable gateway, return to the one that sent it; if that fails, try the
-                # next.
+                # If a redirect leads to an unreachable gateway, return to the gateway that sent it. If that fails, try
+                # the next gateway.
                 if self._address == self._homes[0]:
                     self._homes.rotate(-1)
                 self._address = self._homes[0]
             except (HelloRefused, RemoteProtocolError) as error:
-                # Once may be a gateway that is just stopping; again and again is for a person to see.
+                # The gateway may be stopping, so one error is retried. Repeated errors need a person.
                 complaints = 1 if self.committed != before else complaints + 1
                 log.info("session.failed", address=str(self._address), reason=error.sentence)
                 if complaints == self._options.complaints_max:
@@ -221,8 +222,8 @@ class SourceClient:
         patience_s = self._options.patience_s
         if patience_s is not None and time.monotonic() - self._disconnected_since_s > patience_s:
             raise ConfigError(
-                f"No gateway at {', '.join(map(str, self._homes))} took us for {patience_s:g} seconds.",
-                next_step="Start it, or check the address; what is committed is not sent again.",
+                f"No gateway at {', '.join(map(str, self._homes))} opened a session within {patience_s:g} seconds.",
+                next_step="Start the gateway, or check the address; committed records are not sent again.",
             )
 
     def _go_to(self, restart: Restart) -> None:
@@ -232,7 +233,7 @@ class SourceClient:
             log.warning("source.restart_address_invalid", address=restart.address)
 
     async def _trusted(self, session: Awaitable[Restart | None]) -> Restart | None:
-        """Certificates that are not trusted are for a person to see, as a wrong cookie is."""
+        """Run a session. Raises HelloRefused if a certificate is not trusted, because a retry cannot help."""
         try:
             return await session
         except OSError as error:
@@ -256,6 +257,7 @@ class SourceClient:
                 writer,
                 pace=self._pace,
                 readings=self._readings,
+                encoder=self._encoder,
                 on_progress=self._progressed,
             )
             self._sessions += 1
@@ -269,6 +271,6 @@ class SourceClient:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(self._options.connect_timeout_s):
             reader, writer = await connect(self._address, self._options.tls)
-        with contextlib.suppress(OSError):  # it may be closed again already; the reader finds out
+        with contextlib.suppress(OSError):  # it may be closed again already; the reader then notices
             notice_silence(writer.get_extra_info("socket"))
         return reader, writer

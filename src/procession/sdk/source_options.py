@@ -1,4 +1,4 @@
-"""The options of a source's client. Invariant: each limit has a name here, with its unit last."""
+"""The options of a source's client. Invariant: each limit is a named option, with its unit last."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class SourceOptions:
     event_time: EventTimeField | None = None
     """Field of JSON payloads that has the event time. None: the source gives event times."""
     share: int | None = None
-    """The share of the stream ids of the source of the pipeline that this is (`sdk/source_share`). None: no share."""
+    """This source's share of the pipeline's stream ids (`sdk/source_share`). None: no share."""
     acks: Path | None = None
     """Log all acknowledgements to this file (`sdk/ack_log`)."""
 
     gather: GatherLimits = field(default_factory=GatherLimits)
-    """How records that come one by one are collected into batches."""
+    """Limits of the batches into which single records are collected."""
     write_records_max: int = 16 * 1024
     write_bytes_max: int = 1024 * 1024
-    """Maximum records and bytes encoded at once, but at least one record."""
+    """Maximum records and bytes encoded at once. At least one record is always encoded."""
     streams_at_once_max: int = 64
     """Maximum number of streams read at the same time. Others wait until one has ended."""
 
@@ -56,9 +56,9 @@ class SourceOptions:
     patience_s: float | None = None
     """Time without a session after which the source fails. None: never."""
     stop_wait_s: float = 30.0
-    """After the first signal: time to wait for the commit of received records. Infinity: no limit."""
+    """Maximum time to wait for the commit of received records after the first signal. Infinity: no limit."""
     complaints_max: int = 5
-    """Sessions in a row that the gateway may end with an error, without a commit in between."""
+    """Maximum number of sessions in a row that the gateway ends with an error, without a commit in between."""
 
     report: Callable[[Report], None] | None = None
     """Called with the progress every `report_interval_s` and at the end."""

@@ -1,4 +1,4 @@
-"""What the author of a source provides: streams, and their records, one by one or as columns.
+"""The interface that the author of a source implements: streams, and their records, one by one or as columns.
 
 Invariant: message ids strictly increase within a stream, and are the same each time the stream is read. `sdk/batching`
 makes batches of the records, and `sdk/source_session` sends them.
@@ -21,7 +21,7 @@ from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX
 from procession.wire.messages import NOTHING_COMMITTED
 
 PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 64
-"""Maximum size of key and payload: a frame without its other fields."""
+"""Maximum size of key and payload: the maximum frame less its other fields."""
 
 Record = tuple[int, int, bytes, bytes]
 """Message id, event time, key, payload. The event time is in nanoseconds since 1970, or 0 if there is none."""
@@ -29,11 +29,11 @@ Record = tuple[int, int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream.
+    """A stream of a source.
 
     Args:
         id: Identifies the stream. Unique in the whole pipeline.
-        name: The name that people see.
+        name: The name shown to people.
         is_ephemeral: Its records have no identity and are sent at most once. Needs the draft protocol.
     """
 
@@ -66,7 +66,8 @@ class Batch:
 
     @classmethod
     def of(cls, records: pa.RecordBatch) -> Batch:
-        """From an Arrow batch with the columns `message_id` and `payload`, and optionally `event_time` and `key`.
+        """Create a batch from an Arrow batch with the columns `message_id` and `payload`, and optionally `event_time`
+        and `key`.
 
         Raises:
             RecordError: A column is missing, unknown or has the wrong type.
@@ -88,7 +89,7 @@ class Batch:
     def gathered(
         cls, message_ids: list[int], event_times: list[int], keys: list[bytes], payloads: list[bytes]
     ) -> Batch:
-        """From lists, one value per record."""
+        """Create a batch from lists with one value per record."""
         return cls(
             _numbers(message_ids, np.uint64, "message id"),
             _numbers(event_times, np.int64, "event time"),
@@ -108,16 +109,16 @@ class Batch:
         )
 
     def stamped(self, now_ns: int) -> Batch:
-        """The same records with `now_ns` as their event time."""
+        """Return the same records with `now_ns` as their event time."""
         return replace(self, event_times=np.full(len(self), now_ns, np.int64))
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """The bytes of each record's key and payload."""
+        """Return the bytes of each record's key and payload."""
         sizes = np.asarray(pc.binary_length(self.payloads)).astype(np.int64)
         return sizes if self.keys is None else sizes + np.asarray(pc.binary_length(self.keys))
 
     def check(self, stream: Stream, after: int | None) -> None:
-        """Raises RecordError if these records cannot be sent after message id `after`."""
+        """Raise RecordError if these records cannot be sent after message id `after`."""
         ids, columns = self.message_ids, [self.payloads, *([] if self.keys is None else [self.keys])]
         if any(len(column) != len(self) for column in (ids, self.event_times, *columns)):
             raise _bad("a batch has columns of different lengths", stream)
@@ -130,9 +131,9 @@ class Batch:
         is_back[0] &= after is not None
         if is_back.any():
             row = int(np.argmax(is_back))
-            raise _bad(f"message id {ids[row]} comes after {before[row]}", stream, "Give ids that only go up.")
+            raise _bad(f"message id {ids[row]} comes after {before[row]}", stream, "Give ids that only increase.")
         if int(ids[-1]) == NOTHING_COMMITTED:
-            raise _bad("message id 2^64-1 is not for use", stream)
+            raise _bad("message id 2^64-1 is reserved", stream)
         sizes = self.sizes()
         if int(sizes.max()) > PAYLOAD_BYTES_MAX:
             row = int(np.argmax(sizes))
@@ -142,14 +143,14 @@ class Batch:
 
 
 Item: TypeAlias = Record | Batch | pa.RecordBatch
-"""What a source yields: a record, or many as columns. It may mix both."""
+"""A source yields records, or batches of many records as columns. It may mix both."""
 
 Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 Streams: TypeAlias = Iterable[Stream] | AsyncIterable[Stream]
 
 
 class Source(Protocol):
-    """What the author of a source writes. Inheritance is not needed.
+    """The interface of a source. Your class need not inherit from it.
 
     Example:
         >>> class Squares:
@@ -162,16 +163,17 @@ class Source(Protocol):
     """
 
     def streams(self) -> Streams:
-        """The streams to send.
+        """Return the streams to send.
 
         An asynchronous iterator may yield further streams while the others are sent, and may yield a stream that has
         ended again to reopen it.
         """
 
     def read(self, stream: Stream, after: int | None) -> Items:
-        """The records of a stream after a message id. Called again after a lost session.
+        """Return the records of a stream after a message id. Called again after a lost session.
 
-        A plain iterator runs in its own thread and may block. An asynchronous one runs on the event loop and must not.
+        A plain iterator runs in its own thread and may block. An asynchronous iterator runs on the event loop and must
+        not block.
 
         Args:
             stream: The stream.
@@ -184,25 +186,26 @@ class Source(Protocol):
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A Source that is notified which records it may delete."""
+    """A Source that is notified when it may delete records."""
 
     def forget(self, stream: Stream, message_id: int) -> None:
-        """All records up to this message id are committed, and are never read again."""
+        """Delete the records up to this message id. They are committed, and are never read again."""
 
 
 @runtime_checkable
 class UnnumberedSource(Protocol):
-    """A Source whose medium has no message ids: they begin above the last one that the gateway has of the stream."""
+    """A Source whose medium has no message ids. Its ids begin above the last id of the stream that the gateway has."""
 
     def is_unnumbered(self, stream: Stream) -> bool:
         """Whether the stream has no ids yet in this process."""
 
     def number_above(self, stream: Stream, last: int | None) -> None:
-        """The last id that the gateway has of the stream, or None. Called before its first `read`."""
+        """Number the records above `last`, the last id of the stream that the gateway has, or None. Called before the
+        first `read`."""
 
 
 def _numbers(values: Any, kind: type[np.integer[Any]], what: str) -> npt.NDArray[Any]:
-    """A column of whole numbers, or of Arrow's timestamps: no negative id, no half second, no text."""
+    """Convert a column of integers or Arrow timestamps. Raises for negative ids, fractions and text."""
     if isinstance(values, pa.Array):
         if values.null_count:
             raise _bad(f"a {what} is missing")
@@ -233,6 +236,7 @@ def _bytes(values: Any, what: str) -> pa.Array:
 def _bad(what: str, stream: Stream | None = None, next_step: str = "") -> RecordError:
     where = f" on stream {stream.name!r}" if stream else ""
     return RecordError(
-        f"The source gave what cannot be sent{where}: {what}.",
-        next_step=next_step or "Correct the source's read, then start it again; it goes on after what is committed.",
+        f"The source gave records that cannot be sent{where}: {what}.",
+        next_step=next_step
+        or "Correct the source's read, then start it again; it continues after the committed records.",
     )

@@ -1,7 +1,7 @@
 """The report of a source: its progress as a value, for people or programs.
 
-Invariant: reporting has no other effect. Text and JSON lines go to standard error; the result of a program that runs
-with `--json` goes to its standard output. `sdk/source_client` makes the reports.
+Invariant: reporting has no other effect. Text and JSON lines go to standard error. With `--json`, the result of a
+program goes to its standard output. `sdk/source_client` makes the reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Report:
     """The progress of a source."""
 
     state: str
-    """`connecting`, `sending`, `waiting for credits`, `waiting for commits` or `done`."""
+    """One of `connecting`, `sending`, `waiting for credits`, `waiting for commits` or `done`."""
     streams: int
     streams_ended: int
     sent: int
@@ -31,9 +31,9 @@ class Report:
     acknowledged: int
     """Records that are committed."""
     unacknowledged: int
-    """Records sent and not known to be committed, without ephemeral ones."""
+    """Number of records sent and not yet known to be committed, without ephemeral records."""
     ephemeral: int
-    """Ephemeral records sent, which are never acknowledged."""
+    """Number of ephemeral records sent. These are never acknowledged."""
     records_per_s: float
     """Records sent per second since the previous report."""
     sessions: int
@@ -53,7 +53,7 @@ class Report:
 
 
 class SourceReporter:
-    """Shows reports: on a terminal a line that changes, elsewhere a line at intervals."""
+    """Shows reports. A terminal shows one line that changes; other outputs get a line at intervals."""
 
     def __init__(self, *, is_json: bool = False, beside: Callable[[Report], None] | None = None) -> None:
         self._is_json = is_json
@@ -74,7 +74,7 @@ class SourceReporter:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """The last word: what was done, whether or not it is all."""
+        """Show the final report, whether or not the source has finished."""
         if self._is_changing and self._latest:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         if self._latest is None:

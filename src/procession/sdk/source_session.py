@@ -1,9 +1,9 @@
 """A source session: one session of a source with a gateway, from HELLO to the last ACK.
 
-Invariant: nothing is sent without a credit. Each stream is read from the position that the gateway has committed. The
-session is finished only when every record and the end of every stream are committed. No frame says that an end is
-committed. The gateway refuses to open the stream again until then, so an accepted NOTIFY confirms the end. Batches
-come from `sdk/stream_reader`; `sdk/source_client` reconnects when a session is lost.
+Invariant: no record is sent without a credit. Each stream is read from the position that the gateway has committed. The
+session is finished only when every record and the end of every stream are committed. The protocol has no frame that
+confirms an end. But until the end is committed, the gateway refuses a NOTIFY of the stream; so an accepted NOTIFY
+confirms the end. Batches come from `sdk/stream_reader`; `sdk/source_client` reconnects when a session is lost.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ READ_BYTES_MAX = 64 * 1024
 
 CONFIRM_PAUSE_S = 0.02
 CONFIRM_RETRY_S = 0.5
-"""Minimum and maximum time between two NOTIFYs that ask whether the end of a stream is committed. An ACK makes the next
-one come sooner."""
+"""Minimum and maximum time between two NOTIFYs that ask whether the end of a stream is committed. The next NOTIFY is
+sent earlier if an ACK arrives."""
 
 ENCODER_FROM_RECORDS = 10_000_000
-"""Number of records from which on the compiled encoder pays for its load time."""
-
-_encoder = Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
+"""Number of records after which the compiled encoder makes up for its load time."""
 
 log = structlog.get_logger()
+
+
+def new_encoder() -> Readiness:
+    """Return what loads the compiled encoder after enough records."""
+    return Readiness(columns.make_ready, after=ENCODER_FROM_RECORDS)
 
 
 class HelloRefused(ConfigError):
@@ -61,7 +64,8 @@ class HelloRefused(ConfigError):
 
 
 class StreamFeed:
-    """`run` returns None when all is done, or the Restart that the gateway sent; OSError when the session was lost."""
+    """Sends the streams of a source in one session. `run` returns None when all is done, or the Restart that the
+    gateway sent. It raises OSError when the session is lost."""
 
     def __init__(
         self,
@@ -74,9 +78,11 @@ class StreamFeed:
         *,
         pace: RateLimit | None = None,
         readings: dict[int, StreamReader] | None = None,
+        encoder: Readiness | None = None,
         on_progress: Callable[[StreamProgress], None] | None = None,
     ) -> None:
-        """`readings` outlive the session, so a stream has at most one reader at a time."""
+        """`readings` outlives the session, so a stream has at most one reader at a time. `encoder` also outlives the
+        session, and counts what all sessions of a process send."""
         self._source = source
         self._known = known
         self._options = options
@@ -85,18 +91,20 @@ class StreamFeed:
         self._writer = writer
         self._pace = pace
         self._readings = {} if readings is None else readings
+        self._encoder = new_encoder() if encoder is None else encoder
         self._on_progress = on_progress
         self._credited = asyncio.Event()
         self._acked = asyncio.Event()
         self._slots = asyncio.Semaphore(options.streams_at_once_max)
         self._turn = asyncio.Lock()
-        """One stream writes at a time, each in its turn: so one piece waits for the socket, not one of each stream."""
+        """Lets the streams write one at a time, in turn. So only one batch waits for the socket, not one batch per
+        stream."""
         self._to_notify = deque(known.streams.values())
         self._refused: list[StreamProgress] = []
         self._unconfirmed: deque[StreamProgress] = deque()
-        """The ended streams that a NOTIFY has yet to confirm, in the order of their ids."""
+        """The ended streams that wait for a NOTIFY to confirm their end, ordered by id."""
         self._is_asking = False
-        """A NOTIFY, sent or about to be, asks about the first of them."""
+        """Whether a NOTIFY that asks about the first unconfirmed stream is sent or about to be sent."""
         self._is_confirming = False
         self._tasks = asyncio.TaskGroup()
         self._senders: set[asyncio.Task[None]] = set()
@@ -117,21 +125,22 @@ class StreamFeed:
                     for sender in self._senders:
                         sender.cancel()
         except BaseExceptionGroup as group:
-            # The first is what happened; the others are what followed from it.
+            # The first error is the cause; the others follow from it.
             raise group.exceptions[0] from None
 
     @property
     def needs_credits(self) -> bool:
-        """There is no credit left."""
+        """Whether there are no credits left."""
         return self.is_welcome and not self._connection.credit.available
 
     def open(self, progress: StreamProgress) -> None:
-        """A stream that was named while the session goes on, for the first time or again."""
+        """Open a stream that the source named during the session, for the first time or again."""
         self._to_notify.append(progress)
         self._notify()
 
     def close_if_done(self) -> None:
-        """Say that no more comes; the gateway closes when it has read all."""
+        """When everything is committed, close this side of the connection. The gateway closes its side when it has read
+        all."""
         if not self.is_welcome or not self._known.is_acknowledged or self._is_leaving:
             return
         if not self._is_confirming:
@@ -140,7 +149,7 @@ class StreamFeed:
         if self._known.is_done:
             self._is_leaving = True
             if not self._writer.can_write_eof():
-                # TLS has no half-close. Closing sends everything, and waits until the peer closes, too.
+                # TLS has no half-close. Closing sends all buffered bytes, then waits until the peer closes.
                 self._writer.close()
             elif not self._writer.is_closing():
                 self._writer.write_eof()
@@ -177,7 +186,7 @@ class StreamFeed:
                         progress.is_end_committed = True
                         self._ask_for_an_end()
                 elif success and self._is_unnumbered(progress):
-                    # From an earlier session: it does not cover what this session has sent.
+                    # The id may come from an earlier session, so it does not acknowledge records of this session.
                     last = None if point_of_reference == NOTHING_COMMITTED else point_of_reference
                     cast(UnnumberedSource, self._source).number_above(progress.stream, last)
                     self._begin(progress)
@@ -197,10 +206,10 @@ class StreamFeed:
                 self.close_if_done()
             case Error(reason):
                 if reason.startswith(draft.IN_USE):
-                    raise ConnectionResetError(reason)  # a refused NOTIFY, in the draft: to be tried again
+                    raise ConnectionResetError(reason)  # the draft refuses a NOTIFY in this way: try again
                 if self.is_welcome:
                     raise RemoteProtocolError(f"the gateway ended the session: {reason}")
-                raise HelloRefused(f"The gateway refused us: {reason}.", next_step=_next_step(reason))
+                raise HelloRefused(f"The gateway refused the session: {reason}.", next_step=_next_step(reason))
             case Violation(reason):
                 self._write(self._connection.error_frame(reason))
                 raise RemoteProtocolError(reason)
@@ -215,7 +224,7 @@ class StreamFeed:
             self._on_progress(progress)
 
     def _notify(self) -> None:
-        # RESTART or ERROR may follow this event in the same read: then nothing more may be sent.
+        # RESTART or ERROR may follow this event in the same read. Then no more frames may be sent.
         while self._to_notify and self._connection.credit.available and not self._connection.is_over:
             progress = self._to_notify.popleft()
             reference = UNNUMBERED if self._is_unnumbered(progress) else progress.committed or 0
@@ -233,7 +242,7 @@ class StreamFeed:
         sender.add_done_callback(self._senders.discard)
 
     async def _confirm_ends(self) -> None:
-        """Sends NOTIFYs until the end of every stream is committed. Starts when there is nothing left to send, because
+        """Send NOTIFYs until the end of every stream is committed. Starts when there is nothing left to send, because
         an accepted NOTIFY opens the stream again until the session ends. Confirms one stream at a time, in the order of
         their ids. Otherwise two sources of the same streams could each hold some of them, and deadlock."""
         self._unconfirmed.extend(sorted(self._known.streams.values(), key=lambda progress: progress.stream.id))
@@ -265,7 +274,7 @@ class StreamFeed:
             await self._credit()
             self._send(_end_of(progress.stream))
         progress.end()
-        # The draft opens a stream again at once, so it cannot say whether its end is committed.
+        # The draft opens a stream again at once, so it cannot confirm that the end is committed.
         progress.is_end_committed = not self._connection.dialect.confirms_ends
         if progress.is_named_again:
             progress.reopen()
@@ -296,7 +305,7 @@ class StreamFeed:
                 self._send_piece(progress, batch.slice(sent, count), int(ends[sent + count - 1]) - bytes_before)
                 await self._writer.drain()
             sent += count
-            # `drain` does not yield while there is room; the receiver has to have its turn.
+            # `drain` does not yield while there is room, so this lets the receiver run.
             await asyncio.sleep(0)
 
     def _send_piece(self, progress: StreamProgress, piece: Batch, size_bytes: int) -> None:
@@ -307,11 +316,11 @@ class StreamFeed:
             progress.stream.id, message_ids, piece.event_times, piece.keys, piece.payloads
         )
         self._write(memoryview(data))
-        _encoder.worked(len(piece))
+        self._encoder.worked(len(piece))
         progress.send(piece.message_ids, size_bytes)
 
     async def _allowance(self, wanted: int) -> int:
-        """How many records may be sent now: at least one, by credits and pace."""
+        """Wait until records may be sent, then return how many the credits and the rate allow: at least one."""
         while True:
             allowed = min(await self._credit(), wanted, self._options.write_records_max)
             if self._pace:
@@ -322,7 +331,7 @@ class StreamFeed:
             await asyncio.sleep(self._pace.wait_s())
 
     async def _credit(self) -> int:
-        """The credits there are, as soon as there is one."""
+        """Wait until there is a credit, then return the number of credits."""
         while not self._connection.credit.available:
             self._credited.clear()
             await self._credited.wait()
@@ -333,20 +342,19 @@ class StreamFeed:
         self._write(self._connection.send(frame))
 
     def _write(self, data: bytes | memoryview) -> None:
-        # A transport that was reset while we waited for something else may raise another error than OSError (uvloop's
-        # does).
+        # The transport may have been reset meanwhile. Some transports, such as uvloop's, then raise no OSError.
         if self._writer.is_closing():
             raise ConnectionResetError("the connection was lost")
         self._writer.write(data)
 
 
 def _end_of(stream: Stream) -> AnyFrame:
-    # A stream's messages are all ephemeral or none is, and its end is one of them.
+    # Either all messages of a stream are ephemeral or none is; an ephemeral stream ends with a message.
     return DraftMessage(stream.id, None, None, is_last=True) if stream.is_ephemeral else Eos(stream.id)
 
 
 def _next_step(reason: str) -> str:
-    """What to do about a HELLO that a gateway refused."""
+    """Return the advice for a HELLO that a gateway refused with this reason."""
     if reason.startswith("no cookie"):
         return "Send no cookie: the port of this gateway is open."
     if "cookie" in reason:

@@ -1,6 +1,6 @@
 """The share of a source: the streams of a connector, under ids that belong to one source of a pipeline.
 
-Invariant: a connector knows its own stream ids, the gateway knows those of the share (`record.id_in_share`), and only
+Invariant: a connector knows its own stream ids, and the gateway knows the ids of the share (`record.id_in_share`). Only
 this module maps between them. `procession run` starts connectors with `--source NAME` for this.
 """
 
@@ -47,7 +47,7 @@ class SharedSource:
         before = self._streams.setdefault(shared.id, stream)
         if before.id != stream.id:
             raise ConfigError(
-                f"streams {before.name!r} and {stream.name!r} would have the same id by a rare chance",
+                f"streams {before.name!r} and {stream.name!r} have the same id, by a rare coincidence",
                 next_step="give the source another name in the app, or read them in two sources",
             )
         return shared

@@ -1,7 +1,7 @@
 """The stream reader: one pass over a stream, from the author's iterator to batches that are ready to be sent.
 
-Invariant: the author's code never blocks the event loop, and is at most two batches ahead of what is sent. A plain
-iterator runs in its own thread; an asynchronous one in a task. `sdk/source_session` sends the batches.
+Invariant: the author's code never blocks the event loop, and is at most two batches ahead of the sent records. A plain
+iterator runs in its own thread; an asynchronous iterator in a task. `sdk/source_session` sends the batches.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class StreamReader(ABC):
         self._delay_s = batcher.delay_s
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Condition()
-        """Over the gather and what follows; the author's side waits on it for room."""
+        """Guards the batcher and the attributes below it. The author's thread waits on it for room."""
         self._is_over = self._is_stopped = False
         self._error: BaseException | None = None
         self._first_s = 0.0
-        """When the oldest record that waits was added."""
+        """When the oldest waiting record was added."""
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -57,7 +57,7 @@ class StreamReader(ABC):
                     await self._changed.wait()
 
     def _wait_s(self) -> float | None:
-        """Seconds until there is something to do; None if that depends on the author's code."""
+        """Return the seconds until there is something to do. None: it depends on the author's code."""
         if self._gather.is_due or self._is_over:
             return 0.0
         if self._gather.is_empty:
@@ -65,7 +65,7 @@ class StreamReader(ABC):
         return max(0.0, self._first_s + self._delay_s - time.monotonic())
 
     def _put(self, item: Item) -> bool:
-        """Take what the author yields. Returns whether the other side has something new to read. Called under the
+        """Add an item that the author's code yields. Returns whether there is something new to read. Called under the
         lock."""
         was_empty = self._gather.is_empty
         self._gather.add(item)
@@ -74,22 +74,22 @@ class StreamReader(ABC):
         return was_empty or self._gather.is_due
 
     def _finish(self, error: BaseException | None) -> None:
-        """The author's code has returned, or raised. Under the lock."""
+        """Note that the author's code has returned or raised. Called under the lock."""
         self._is_over, self._error = True, error
 
     @abstractmethod
     def made_room(self) -> None:
-        """Wake the author's side, which may have waited for room. Called under the lock."""
+        """Wake the author's code, which may wait for room. Called under the lock."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask the author's code to end where it is."""
+        """Stop the author's code at its current position."""
 
 
 class _InThread(StreamReader):
     def __init__(self, stream: Stream, batcher: StreamBatcher, items: Iterable[Item]) -> None:
         super().__init__(batcher)
-        # A daemon: an author's read that blocks for ever must not keep a program from ending.
+        # A daemon thread: an author's read that blocks forever must not keep the program from ending.
         threading.Thread(target=self._run, args=(items,), name=f"read {stream.name}", daemon=True).start()
 
     def _run(self, items: Iterable[Item]) -> None:
@@ -104,7 +104,7 @@ class _InThread(StreamReader):
                     self._lock.wait_for(lambda: self._gather.has_room or self._is_stopped)
                     if self._is_stopped:
                         break
-        except BaseException as raised:  # the feed raises it
+        except BaseException as raised:  # `__anext__` raises it
             error = raised
         finally:
             if close := getattr(iterator, "close", None):
@@ -163,7 +163,7 @@ class _InTask(StreamReader):
 def begin_reading(
     stream: Stream, after: int | None, items: Items, limits: GatherLimits, event_time: EventTimeField | None = None
 ) -> StreamReader:
-    """Let the author's iterator run."""
+    """Start the author's iterator and return the reader of its batches."""
     batcher = StreamBatcher(stream, after, limits, event_time)
     if isinstance(items, AsyncIterable):
         return _InTask(stream, batcher, items)

@@ -1,14 +1,14 @@
-"""The transaction log of a sink: which ranges of its output were voted for, and which of them are committed.
+"""The transaction log of a sink: the ranges of its output that had a vote, and those that are committed.
 
     {"op": "base", "turn": 1, "count": committed transactions before, "txn": the last of them, "end": position}
     {"op": "phase1", "txn": id, "start": position, "end": position, "vote": true}
     {"op": "phase2", "txn": id, "commit": true}
 
-The first entry has the format number of the log, too: `"format": 2`. A vote may have a `note`, which is committed with
+The first entry also has the format number of the log: `"format": 2`. A vote may have a `note`, which is committed with
 the transaction.
 
-Invariant: a vote or a decision is on disk when its method returns, so this file alone says what is visible of an
-output. The log is bounded: when it is long, a shorter file with the same meaning replaces it. Older committed
+Invariant: a vote or a decision is on disk when its method returns, so this file alone defines which bytes of an output
+are visible. The log is bounded: when it is long, a shorter file with the same meaning replaces it. Older committed
 transactions without a gap become one *base*: the bytes [0, end) are committed. The latest transactions stay, because
 the verifier compares them with the round records. Each base has a number (`turn`), so no two files begin with the same
 bytes and a reader notices that the file was replaced. `sdk/participant` writes it through `storage/journal`; the
@@ -32,7 +32,7 @@ from procession.runtime.host_files import HOST_FILES
 from procession.storage.journal import Entry, Journal, JournalTail, read_journal
 
 FORMAT = 2
-"""Stored in the first entry of a log. A log without it has format 1, which is otherwise the same."""
+"""Format number, stored in the first entry of a log. A log without a format number has format 1, otherwise the same."""
 ENTRIES_MAX = 8192
 """Number of entries above which the log is compacted. An epoch has two."""
 TRANSACTIONS_KEPT = 1000
@@ -42,12 +42,12 @@ log = structlog.get_logger()
 
 
 class Transaction(NamedTuple):
-    """A transaction of one output: the bytes from `start` up to, not including, `end`.
+    """A transaction of one output: the bytes from `start` up to, but not including, `end`.
 
     Args:
         txn_id: Id of the transaction.
         start: Position of its first byte.
-        end: Position behind its last byte.
+        end: Position after its last byte.
     """
 
     txn_id: str
@@ -56,7 +56,7 @@ class Transaction(NamedTuple):
 
 
 class TransactionStates:
-    """What the entries of a transaction log add up to."""
+    """The transactions after a number of entries of a transaction log."""
 
     def __init__(self) -> None:
         self.committed_end = 0
@@ -64,13 +64,13 @@ class TransactionStates:
         self.entries = 0
         self.prepared: dict[str, Transaction] = {}
         self.committed_note: Mapping[str, Any] | None = None
-        """What the last committed transaction with a note was voted for with."""
+        """The note of the last committed transaction that has a note."""
         self._notes: dict[str, Mapping[str, Any]] = {}
         self._repeatable: set[str] = set()
 
     def take(self, entry: Entry) -> Transaction | None:
-        """Add one entry. Returns the transaction that the entry commits, if any. A base counts as one transaction from
-        the first byte on."""
+        """Add one entry. Returns the transaction that the entry commits, if any. A base counts as one transaction that
+        starts at the first byte."""
         self.entries += 1
         match entry:
             case {"op": "phase1", "txn": str(txn_id), "start": int(start), "end": int(end), "vote": bool(vote)}:
@@ -90,7 +90,7 @@ class TransactionStates:
                     return None
                 self.committed_note = note if note is not None else self.committed_note
                 if is_repeatable:
-                    # Of positions that came again only what is new counts: the rest is there, with the same bytes.
+                    # Only the new part of repeated positions counts: the rest is already there, with the same bytes.
                     start = max(transaction.start, self.committed_end)
                     transaction = transaction._replace(start=start, end=max(start, transaction.end))
                 return self._committed(transaction, 1)
@@ -105,7 +105,7 @@ class TransactionStates:
 
 
 class TransactionLog:
-    """The sink's own log. `open` it before anything else."""
+    """The log that a sink writes. Call `open` first."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class TransactionLog:
 
     @property
     def prepared(self) -> tuple[Transaction, ...]:
-        """Voted for and not decided: what LIST_UNCOMMITTED is answered with."""
+        """The transactions with a vote and without a decision, which is the answer to LIST_UNCOMMITTED."""
         return tuple(self._ledger.prepared.values())
 
     @property
@@ -141,12 +141,12 @@ class TransactionLog:
         return self._ledger.committed_note
 
     def open(self) -> None:
-        # Entry by entry: a log may be long, what it leaves in the ledger is not.
+        # Entry by entry, because a log may be long. The ledger that remains is small.
         self._ledger = ledger = TransactionStates()
         self._journal.open(lambda entry: _taken(ledger, entry, self.path))
 
     def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
-        """`is_repeatable`: of an idempotent output, whose positions may come again."""
+        """Write a vote. `is_repeatable` marks an idempotent output, whose positions may be sent again."""
         txn_id, start, end = transaction
         entry: Entry = {"op": "phase1", "txn": txn_id, "start": start, "end": end, "vote": commit}
         if self.next_note is not None:
@@ -168,12 +168,12 @@ class TransactionLog:
         else:
             self._journal.replace(entries)
         faults.point("sink:after-compact")
-        # Where nothing was gained it is not tried again at every turn.
+        # If nothing was gained, do not try again at every turn.
         self._ledger.entries = 0 if entries is None else len(entries)
 
     def roll_back(self, end: int, txn_id: str) -> None:
-        """Take back everything behind the end of this committed transaction, and what is prepared. The count of
-        commits goes on, so that a reader that stays notices."""
+        """Roll back all bytes after the end of this committed transaction, and prepared transactions. The number of
+        commits still increases, so a reader that stays open notices."""
         entries = list(read_journal(self.path, self._files))
         if self.committed_end == end and not self.prepared:
             return
@@ -195,8 +195,8 @@ class TransactionLog:
 
 
 def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
-    """Entries that add up to the same, with all commits but the last `kept` in the base; None if there is a gap in
-    what the base would cover: it is not for us to hide that."""
+    """Return fewer entries with the same meaning: the base has all commits but the last `kept`. None: the commits for
+    the base have a gap, and a base would hide it."""
     ledger = TransactionStates()
     votes: dict[str, Entry] = {}
     latest: deque[tuple[Transaction, list[Entry]]] = deque()
@@ -220,9 +220,8 @@ def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
 
 
 class TransactionTail:
-    """Reads a log that another process writes. Each call returns the transactions committed since the last call. A
-    reader that is far behind gets the transactions that are in the base as one.
-    """
+    """Reads a log that another process writes. Each `poll` yields the transactions committed since the previous poll. A
+    reader that is far behind gets all transactions of the base as one transaction."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,7 +232,7 @@ class TransactionTail:
 
     @property
     def prepared(self) -> tuple[Transaction, ...]:
-        """Voted for and not decided, as of the last call of `look`."""
+        """The transactions with a vote and without a decision, as of the last poll."""
         return tuple(self._ledger.prepared.values())
 
     def poll(self) -> Iterator[Transaction]:
@@ -251,7 +250,7 @@ class TransactionTail:
 
 
 def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
-    """Their byte ranges, neighbours joined, in the same order."""
+    """Return the byte ranges of the transactions in their order, with adjacent ranges joined."""
     ranges: list[tuple[int, int]] = []
     for _, start, end in transactions:
         if start == end:
@@ -264,12 +263,13 @@ def joined(transactions: Iterable[Transaction]) -> list[tuple[int, int]]:
 
 
 def committed_ranges(path: Path) -> list[tuple[int, int]]:
-    """The committed byte ranges of the output whose transaction log this is, neighbours joined, in order of commit."""
+    """Return the committed byte ranges of an output from its transaction log, in commit order, with adjacent ranges
+    joined."""
     return joined(TransactionTail(path).poll())
 
 
 def uncommitted(path: Path) -> tuple[Transaction, ...]:
-    """The transactions of a log that are voted for and not decided."""
+    """Return the transactions of a log that have a vote and no decision."""
     return tuple(_ledger_of(path, read_journal(path)).prepared.values())
 
 

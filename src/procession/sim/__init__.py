@@ -1,1 +1,2 @@
-"""The simulator: every decision core in one process, on a virtual clock, network and disk, from one seed. Pure."""
+"""The simulator: runs all decision cores in one process, on a virtual clock, network and disk, from one seed.
+Pure."""

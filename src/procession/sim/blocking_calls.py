@@ -1,9 +1,8 @@
-"""Blocking calls of a simulated process: shipped code that runs on a stack of its own, so that it can be interrupted.
+"""Runs blocking calls of a simulated process: shipped code on a separate stack, so that it can be interrupted.
 
-Invariant: of all threads exactly one runs at any time. The simulation hands its turn to the thread of a call and waits
-until the call is done or suspends itself, so a run depends on its seed only. A call that is abandoned, because its
-process died, ends with `ProcessKilled` where it was suspended. `simulated_process` starts the calls;
-`simulated_files` suspends them.
+Invariant: exactly one thread runs at any time. The simulation resumes the thread of a call and waits until the call
+is done or suspends itself, so a run depends only on its seed. If a process dies, its suspended calls end with
+`ProcessKilled`. `simulated_process` starts the calls; `simulated_files` suspends them.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ class ProcessKilled(BaseException):
 
 
 class CallThread:
-    """A thread that makes one call after the other, each when it is resumed."""
+    """A thread that makes one call after another, each when it is resumed."""
 
     def __init__(self) -> None:
         self.call: Callable[[], Any] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.delay_s = 0.0
-        """How long the call that is suspended wants to wait."""
+        """Seconds that the suspended call waits."""
         self._is_done = True
         self._is_abandoned = False
         self._turn, self._back = threading.Lock(), threading.Lock()
@@ -38,13 +37,13 @@ class CallThread:
         self._is_done = self._is_abandoned = False
 
     def resume(self) -> bool:
-        """Let the call go on. Whether it is done."""
+        """Let the call continue. Return whether it is done."""
         self._turn.release()
         self._back.acquire()
         return self._is_done
 
     def suspend(self, delay_s: float) -> None:
-        """Called by the code of the call: others go on first."""
+        """Suspend the call, so that others run first. Called by the code of the call."""
         self.delay_s = delay_s
         self._back.release()
         self._turn.acquire()
@@ -52,13 +51,13 @@ class CallThread:
             raise ProcessKilled
 
     def abandon(self) -> None:
-        """The process of the call is dead: end the call where it is suspended."""
+        """End the suspended call, because its process is dead."""
         if not self._is_done:
             self._is_abandoned = True
             self.resume()
 
     def end(self) -> None:
-        """Ends the thread, which makes no call."""
+        """End the thread, which has no open call."""
         self.call = None
         self.resume()
 
@@ -76,7 +75,7 @@ class CallThread:
 
 
 class CallThreads:
-    """The threads of a run, which are used again."""
+    """The threads of a run, which are reused."""
 
     def __init__(self) -> None:
         self._idle: list[CallThread] = []

@@ -1,9 +1,9 @@
-"""A world of object services and one replicated directory: the shipped files, journal and restore on simulated hosts.
+"""Simulates object services and one replicated directory: the shipped files, journal and restore on simulated hosts.
 
-Invariant: a file that was written durably is there, as it was or as it was replaced later, after any loss of the
-machine that wrote it, within what `docs/decisions/0017` promises. A process that another one has replaced completes no
-further sync. `sim/replica_world` has the services and the faults; here a writer changes files, and its successor, on
-the same disk or on an empty one, looks for them.
+Invariant: after any loss of machines within the limits of `docs/decisions/0017`, a file that was written durably
+exists with that content or a later one. A replaced process completes no further sync. `sim/replica_world` has the
+services and the faults; here a writer changes files, and its successor checks them, on the same disk or after a
+restore on an empty one.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from procession.sos.directory_restore import STAGING, restore_directory
 from procession.sos.file_journal import FileJournal
 from procession.sos.replica_marker import ReplicaMarker
 from procession.sos.replicated_files import MARKER, ReplicatedFiles
-from procession.sos.replicated_volume import ReplicatedVolume
+from procession.sos.replicated_volume import NoVolume, ReplicatedVolume
 from procession.storage.durable import make_directory, storage_error, write_durably
 
 DIRECTORY = SimulatedPath("d")
 NAMES = ("a", "b", "log")
 WAIT_S = 0.002
 ON_THE_SAME_DISK = 0.5
-"""How likely a killed writer is started again on its machine. Otherwise the machine is lost with it."""
+"""Probability that a killed writer is restarted on its machine. Otherwise the machine is lost, too."""
 SNAPSHOT_BYTES_MIN = 400
 
 
 class SimulatedCondition:
-    """What the threads of a simulated process wait on. Only one of them runs at any time."""
+    """A condition variable for the threads of a simulated process. Only one of them runs at any time."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
@@ -58,7 +58,7 @@ class SimulatedCondition:
 
 
 class DirectoryOracle:
-    """What was written durably, and what successors found. A successor is a process with a higher fence."""
+    """Compares durable writes with the files that successors find. A successor is a process with a higher fence."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[bytes, int] = {}
@@ -116,17 +116,15 @@ class DirectoryWriter(SimulatedWriter):
         has_history = bool(self._directory_oracle.acknowledged) or self._name > 1
         if has_history and not files.exists(DIRECTORY / MARKER):
             if files.exists(DIRECTORY) and STAGING not in files.names(DIRECTORY):
-                files.remove_tree(DIRECTORY)  # the operator does what the error says
+                files.remove_tree(DIRECTORY)  # the operator does the next step of the error
             try:
                 await restore_directory(VOLUME, options, DIRECTORY, host=self._host)
-            except ProcessionError as error:
-                if "no volume" not in error.sentence:
-                    raise
+            except NoVolume:
                 if self._directory_oracle.acknowledged:
-                    # The first writer has begun since: the operator tries again.
+                    # The first writer has started meanwhile: the operator tries again.
                     self.later(0.0, self.kill)
                     return
-                # The first writer was lost before it had begun.
+                # The first writer was lost before it started.
                 files.remove_tree(DIRECTORY)
         make_directory(DIRECTORY, files)
         marker = ReplicaMarker(DIRECTORY, VOLUME, files)
@@ -167,7 +165,7 @@ class DirectoryWriter(SimulatedWriter):
         self._directory_oracle.durable(self.volume.fence, name, value)
 
     def _append(self, files: FileSystem, value: int) -> None:
-        """A log: the last of its lines counts."""
+        """Append to a log, in which the last line counts."""
         path = DIRECTORY / "log"
         is_new = not files.exists(path)
         try:
@@ -209,11 +207,15 @@ class DirectoryWorld(ReplicaWorld):
         self.directory = DirectoryOracle()
         self._machine = Machine("w")
 
+    @property
+    def acknowledged(self) -> int:
+        return len(self.directory.acknowledged)
+
     def start_writer(self) -> SimulatedWriter:
-        self._writers += 1
+        self.writers += 1
         if self._is_calm or self.site.chance.random() > ON_THE_SAME_DISK:
             self._machine = Machine("w")
-        self._current = DirectoryWriter(self.site, self._machine, self, self._writers)
+        self._current = DirectoryWriter(self.site, self._machine, self, self.writers)
         self._current.start()
         return self._current
 
@@ -225,7 +227,7 @@ class DirectoryWorld(ReplicaWorld):
 
 @contextmanager
 def directory_world(plan: ReplicaPlan, chance: Randomness, *, is_recorded: bool = False) -> Iterator[DirectoryWorld]:
-    """A world that is taken apart at the end."""
+    """Yield a world, whose memory is freed at the end."""
     world = DirectoryWorld(plan, chance, is_recorded=is_recorded)
     try:
         yield world

@@ -1,11 +1,11 @@
-"""A simulated disk: the page cache, the durable content, and the effect of a power cut on the difference.
+"""Simulates a disk: the page cache, the durable content, and the effect of a power cut on their difference.
 
-Invariant: a killed process loses nothing that it wrote; a power cut loses, keeps or tears anything that was not synced;
-a scattered one keeps any sectors of it.
-A file's bytes are durable after `fsync` of the file, its name after `fsync` of the directory; of the names that were
-changed in one directory a power cut keeps the first few, in order, as a journaling file system does. A failed sync
-behaves as on Linux: what it should have written counts as clean, is read back until the power is cut, and a later sync
-succeeds without writing it. Processes use it through `simulated_files`; `oracle` reads what is durable.
+Invariant: after a kill all written data is still there. A power cut loses, keeps or tears data that was not synced; a
+scattered power cut keeps any sectors of it. A file's bytes are durable after `fsync` of the file, its name after
+`fsync` of the directory; a power cut keeps the first few name changes of a directory, in order, as a journaling file
+system does. A failed sync behaves as on Linux: its data counts as clean and is read back until the power is cut, and
+a later sync succeeds without writing it. Processes use the disk through `simulated_files`; `oracle` reads what is
+durable.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 PATHS_MAX = 16_384
 SECTOR_BYTES = 64
-"""What a disk writes whole, as small as the files of a simulation are."""
+"""Size of the unit that a disk writes as a whole; small, because the files of a simulation are small."""
 
 
 class SimulatedPath(PosixPath):
-    """A path on a simulated disk. The runs use the same few again and again, and to join two is slow."""
+    """A path on a simulated disk. Joined paths are cached, because runs use the same few paths repeatedly, and
+    joining is slow."""
 
     def __truediv__(self, key: str) -> Path:  # type: ignore[override]
         return _joined(self, key)
 
     def resolve(self, strict: bool = False) -> SimulatedPath:
-        """Paths are relative to the root of the disk, and there are no links."""
+        """Return the path itself: paths are relative to the root of the disk, and there are no links."""
         return self
 
 
@@ -111,7 +112,7 @@ class Directory:
         self.names: dict[str, File | Directory] = {}
         self.durable: dict[str, File | Directory] = {}
         self.pending: list[dict[str, File | Directory | None]] = []
-        """Name changes since the last sync. Each is atomic."""
+        """Name changes since the last sync. Each change is atomic."""
         self.lost: set[str] = set()
         """Names whose last change a failed sync marked clean: it is visible, and no later sync makes it durable."""
 
@@ -128,8 +129,9 @@ class Directory:
             self.pending = []
 
     def fail_to_sync(self, *, is_lost: bool) -> None:
-        """A rename is visible to all processes but not durable; unless it `is_lost`, a later sync may make it durable.
-        Directories are not lost: they are made once, and a file system whose journal fails does not sync again."""
+        """Model a failed sync: renames are visible to all processes but not durable. Unless `is_lost`, a later sync
+        may make them durable. Directories are not lost: they are created once, and a file system with a failed
+        journal does not sync again."""
         if is_lost:
             kept = [changes for changes in self.pending if any(type(node) is Directory for node in changes.values())]
             self.lost.update(name for changes in self.pending if changes not in kept for name in changes)
@@ -147,9 +149,9 @@ class Directory:
 
 
 def _scattered(old: bytes, new: bytes, chance: Randomness) -> bytes:
-    """Of what was written since the last sync, any sectors are on disk, whatever their order. One that is not, in what
-    the file has grown by, is zeros. A byte that is alone in its sector is on disk: nobody can tell it from a bit that
-    was flipped."""
+    """Return the content after a power cut that keeps a random selection of the unsynced sectors. In the new part of
+    a file, the other sectors are zeros. A sector with one changed byte is always kept, because its loss would look
+    like a flipped bit."""
     shorter, longer = sorted((len(old), len(new)))
     length = chance.choice((len(old), len(new), chance.randrange(shorter, longer + 1)))
     before, after = old[:length].ljust(length, b"\0"), new[:length].ljust(length, b"\0")
@@ -170,26 +172,26 @@ def _apply(names: dict[str, File | Directory], changes: dict[str, File | Directo
 
 
 class Disk:
-    """Paths are relative, with `/` between names."""
+    """A simulated disk. Paths are relative, with `/` between names."""
 
     def __init__(self) -> None:
         self.root = Directory()
         self.is_full = False
         self.is_read_only = False
-        """After an error the kernel has mounted it read-only: what is not synced cannot be synced any more."""
+        """Whether the kernel has mounted the disk read-only after an error. Unsynced data can no longer be synced."""
         self.fsync_failures = 0
         """Number of the next syncs that fail."""
         self.is_lying = False
         """Whether syncs report success and write nothing."""
         self.locks: dict[File | Directory, SimulatedProcess] = {}
-        """Who holds the lock of a file or directory. The lock of a dead process is free."""
+        """The process that holds the lock of a file or directory. Locks of dead processes are free."""
         self.syncs = 0
         """Counts changes of durable content, so that readers can skip unchanged disks."""
         self._found: dict[str, Directory] = {}
-        """Directories by their paths, as long as none is moved."""
+        """Cache of directories by path, until one is moved."""
 
     def fails_to_sync(self) -> bool:
-        """Whether the sync that is made now fails."""
+        """Return whether the current sync fails."""
         is_failing = self.fsync_failures > 0
         self.fsync_failures -= is_failing
         return is_failing
@@ -210,12 +212,12 @@ class Disk:
         return node
 
     def moved(self, node: File | Directory) -> None:
-        """It has another name now, or none."""
+        """Handle a file or directory that was renamed or removed."""
         if type(node) is Directory:
             self._found.clear()
 
     def renamed(self) -> None:
-        """Directories below the root have other names now, and these are durable."""
+        """Handle renamed directories below the root. The new names are durable."""
         self._found.clear()
         self.syncs += 1
 
@@ -241,7 +243,8 @@ class Disk:
         return node.durable if type(node) is File else None
 
     def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> None:
-        """With `is_scattered`, sectors were written in any order; else what was appended is on disk up to a byte."""
+        """Lose unsynced data. With `is_scattered`, any sectors may have been written; otherwise appended data is kept
+        up to some byte."""
         self.root.cut_power(chance, is_scattered=is_scattered)
         self.syncs += 1
         self._found.clear()

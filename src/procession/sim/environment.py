@@ -1,8 +1,9 @@
-"""The environment: machines, and what all processes share: clock, randomness, network, oracle, fault schedule.
+"""Defines the environment of a run: the machines, and the clock, randomness, network, oracle and fault schedule that
+all processes share.
 
 Invariant: time passes only in the clock, and two events at the same time happen in the order in which they were
 scheduled. A fault happens exactly when its part has taken the given number of steps. `world` creates the environment
-and implements the faults; every process uses it.
+and implements the faults; all processes use it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Machine:
         self.is_up = True
 
     def cut_power(self, chance: Randomness, *, is_scattered: bool = False) -> bool:
-        """Kill all processes, and lose what was not synced. Returns whether the machine was up."""
+        """Kill all processes, and lose unsynced data. Return whether the machine was up."""
         if not self.is_up:
             return False
         self.is_up = False
@@ -76,7 +77,7 @@ class Machine:
 
 
 class StepCounter:
-    """The number of steps of a part over all its incarnations, and the steps at which faults happen."""
+    """Counts the steps of a part across restarts, and has the steps at which faults happen."""
 
     __slots__ = ("_edges", "_faults", "edges_taken", "next_edge", "next_fault", "taken")
 
@@ -123,13 +124,13 @@ class Environment:
         self.gone: Callable[[SimulatedProcess], None]
         """Called for every process that dies."""
         self.gateways: dict[str, SimulatedGateway] = {}
-        """The last incarnation of each."""
+        """The last process of each gateway."""
         self.disks: dict[str, Disk] = {}
-        """Of each gateway."""
+        """The disk of each gateway."""
         self.set_back: set[str] = set()
         """Gateways whose directories are currently set back or lost."""
         self.was_set_back: set[str] = set()
-        """Gateways whose directories ever were."""
+        """Gateways whose directories were ever set back or lost."""
         self.refused: Callable[[str], None]
         """Called for every gateway that refuses a driver because of its log."""
         self.confirmed: Callable[[str, int], None]
@@ -170,7 +171,7 @@ class Environment:
                 self._inject(fault, process)
 
     def _inject_later(self, fault: PlannedFault, machine: Machine) -> None:
-        """Return the current incarnation of the part."""
+        """Inject a delayed fault into the current process of the part."""
         for process in machine.processes:
             if process.part == fault.part:
                 self._inject(fault, process)

@@ -1,4 +1,4 @@
-"""The plan of a run: how many streams, records and sinks, which limits, and which faults happen when.
+"""Defines the plan of a run: its streams, records, sinks and limits, and its faults with their times.
 
 Invariant: a plan and its seed determine the whole run. A plan can be saved as JSON, reduced (`shrink`) and run again.
 `world` runs it.
@@ -65,39 +65,40 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "producer": ("kill", "kill", "pause", "cut", "half-close", "ghost"),
 }
-"""The faults of each part; a repeated entry is drawn more often. `site` has only one: a power cut of everything."""
+"""The faults of each part; a repeated entry is drawn more often. `site` has only one fault, a power cut of all
+machines."""
 
 SET_BACKS = ("set-back", "lost")
 """A gateway's directory is lost, or replaced by a copy taken at the fault's step, once that copy lacks committed data.
-It is put back when the gateway has refused the driver."""
+The newest directory is put back when the gateway has refused the driver."""
 SET_BACK_SHARE = 0.04
 """Share of worlds with one gateway that have set-backs. In these a gateway waits until its directory is confirmed."""
 SET_BACK_SHARE_OF_SEVERAL = 0.15
-"""The same share of worlds with several gateways. It is higher because there are fewer of them, and the fault affects
-only one of the gateways."""
+"""Share of worlds with several gateways that have set-backs. It is higher because there are fewer such worlds, and
+the fault affects only one gateway."""
 SET_BACK_REACH = 0.6
-"""Copies are taken in this first share of the steps, so that later epochs are committed after the copy."""
+"""Copies are taken within this share of the steps, so that epochs are committed after the copy."""
 JOINS = range(40, 120)
-"""Steps of the leader within which most other gateways join. Half of its copies are taken there, in worlds whose first
-producer connects to another gateway first."""
+"""Steps of the leader within which most other gateways join. If the first producer connects to another gateway first,
+half of the leader's copies are taken in these steps."""
 
 DISK_FAULTS = ("scatter", "read-only")
 """A power cut that leaves any of the sectors that were written since the last sync, and a file system that is read-only
 until an operator mounts it again."""
 DISK_FAULT_SHARE = 0.12
-"""Share of worlds that have one of them in addition to their other faults."""
+"""Share of worlds with one of these faults in addition to their other faults."""
 
 STEPS = {GATEWAY: 200, "follower": 170, DRIVER: 170, SPARK: 90, "sink": 90, "producer": 20}
 """Approximate number of steps of a part in a run of five records without faults."""
 EDGES = {GATEWAY: 40, "follower": 34, DRIVER: 46, SPARK: 12, "sink": 20}
-"""Approximate number of edges in such a run. A crash at an edge shows a missing sync."""
+"""Approximate number of edges in such a run. A crash at an edge reveals a missing sync."""
 EDGE_SHARE = 0.35
 """Share of the faults of parts with a disk that are injected at an edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """The values that a world of this size is drawn from. A value that is listed twice is drawn twice as often."""
+    """The values from which a world of this size is drawn. A value that is listed twice is drawn twice as often."""
 
     streams: tuple[int, ...]
     records: tuple[int, ...]
@@ -105,9 +106,9 @@ class WorldSize:
     faults: tuple[int, ...]
     epoch_records_max: tuple[int, ...]
     twins: float
-    """How likely a stream has a second producer."""
+    """Probability that a stream has a second producer."""
     reach: float
-    """Faults are injected within `STEPS` times this."""
+    """Faults are injected within this multiple of `STEPS`."""
 
 
 SMALL = WorldSize(
@@ -143,7 +144,7 @@ SEVERAL_SHARE = 0.25
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
     """A fault at the part's `step`-th step, or `delay_s` after it. `seconds` is its duration, or the time until the
-    part is restarted. With a delay, a fault can hit a part that waits and takes no steps."""
+    part is restarted. With a delay, a fault can also hit a part that waits and takes no steps."""
 
     part: str
     step: int
@@ -151,7 +152,7 @@ class PlannedFault:
     seconds: float
     delay_s: float = 0.0
     is_at_edge: bool = False
-    """`step` counts edges only: the moments before the part puts something on disk, or renames it."""
+    """Whether `step` counts only edges: the moments before the part syncs or renames a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +164,18 @@ class StreamPlan:
     has_twin: bool = False
     """Whether a second producer requests the same stream."""
     replays: str = "no"
-    """After a reconnect: begins after what is committed (no), at the beginning (zero), or somewhere between."""
+    """Where the producer begins after a reconnect: after the committed records (no), at the beginning (zero), or
+    between."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """Whether it is our own sink, or an existing one whose reported position is unreliable."""
+    """A sink: Procession's own, or a third-party sink whose reported position is unreliable."""
 
     is_ours: bool = True
     answers_phase2: bool = True
     lists_refused: bool = False
-    """Whether it lists transactions that it voted to abort, and would crash if asked to commit one."""
+    """Whether the sink lists transactions that it voted to abort, and would crash if asked to commit one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +190,11 @@ class FaultPlan:
     is_one_machine: bool = False
     loss: float = 0.0
     gateways: int = 1
-    """Number of gateways. The first one leads."""
+    """Number of gateways. The first gateway is the leader."""
     tasks: tuple[int, ...] = (1,)
-    """How many tasks count by key: of the first driver, the second and so on, and round again."""
+    """Number of tasks that count by key, for the first driver, the second and so on; repeated cyclically."""
     first_home: int = 0
     """The number of the gateway to which the first producer connects first."""
-
-    @property
-    def sets_back(self) -> bool:
-        """Whether the directory of a gateway may not be the one that it had last."""
-        return any(fault.kind in SET_BACKS for fault in self.faults)
 
     @property
     def gateway_parts(self) -> tuple[str, ...]:
@@ -211,7 +208,7 @@ class FaultPlan:
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
-        """A plan as `to_json` writes it, or a scenario that has one under `plan`."""
+        """Parse a plan as `to_json` writes it, or a scenario with a plan under `plan`."""
         try:
             document = json.loads(text)
             fields: dict[str, Any] = dict(document.get("plan", document))
@@ -250,7 +247,7 @@ class FaultPlan:
             parts |= {f"producer-{number}", *([f"producer-{number}-twin"] if stream.has_twin else [])}
         for fault in self.faults:
             if fault.part not in parts:
-                yield f"a fault strikes {fault.part!r}, and there is no such part"
+                yield f"a fault is for {fault.part!r}, and there is no such part"
             elif fault.kind in SET_BACKS and fault.part not in self.gateway_parts:
                 yield f"{fault.kind!r} is done to a gateway, if at all"
             elif fault.kind in DISK_FAULTS and _role(fault.part) not in EDGES:
@@ -292,7 +289,7 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
     if chance.random() < SEVERAL_SHARE:
         plan = _with_several(plan, chance, size)
     plan = replace(plan, tasks=chance.choice(TASKS))
-    # Drawn last: the other plans stay as they were.
+    # Drawn last, so that other plans do not change.
     if chance.random() < (SET_BACK_SHARE if plan.gateways == 1 else SET_BACK_SHARE_OF_SEVERAL):
         part = GATEWAY if plan.gateways == 1 else chance.choice(plan.gateway_parts)
         step = 1 + int(STEPS[_role(part)] * SET_BACK_REACH * chance.random())
@@ -311,7 +308,7 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
 
 
 def _with_several(plan: FaultPlan, chance: Randomness, size: WorldSize) -> FaultPlan:
-    """The same with two or three gateways, streams that are fought for, and faults that are about that."""
+    """Return the plan with two or three gateways, streams that several producers request, and matching faults."""
     plan = replace(plan, gateways=chance.choice((2, 2, 3)))
     streams = tuple(replace(stream, has_twin=chance.random() < 0.3) for stream in plan.streams)
     parts = [*plan.gateway_parts, *plan.gateway_parts, "producer-0"]

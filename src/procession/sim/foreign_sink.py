@@ -1,8 +1,9 @@
-"""A third-party sink: a server of its own around the shipped participant, transaction log and file output.
+"""Simulates a third-party sink: its own server around the shipped participant, transaction log and file output.
 
-Invariant: an instance has one session, the latest. A new HELLO ends the older session, and later input from it is
-ignored. Another session may come between two events of one read. Its position means nothing; some send no reply in
-phase 2, and some list transactions that they refused. Sinks of ours run the shipped server (`simulated_sink`).
+Invariant: only the latest session of an instance is open. A new HELLO ends the older session, and later input from
+that session is ignored. Another session may come between two events of one read. The reported position of such a sink
+is unreliable; some send no reply in phase 2, and some list transactions that they refused. Procession's sinks run the
+shipped server (`simulated_sink`).
 Upstream: `commit/sink_link`, over the network. Downstream: `observed_sink`.
 """
 
@@ -80,20 +81,20 @@ class ForeignSink(SimulatedProcess):
         self.post(self._open_directory)
 
     def _open_directory(self) -> None:
-        """As `sdk.sink_directory.SinkDirectory`."""
+        """Open the directory, as `sdk.sink_directory.SinkDirectory` does."""
         lock_directory(SimulatedPath(self.part), self._files)
         remove_drafts(SimulatedPath(self.part), self._files)
         self.site.network.listeners[self.part] = self
 
     def failed(self, error: ProcessionError) -> None:
-        """A failed output or log ends the sink, because a vote may be affected. Recovery finds out."""
+        """End the sink after a failed output or log, because a vote may be affected. Recovery determines this."""
         if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
         self.site.log_event(self.part, "! %s", error.sentence)
         self.kill()
 
     def voted(self) -> None:
-        """It hangs after the vote, if it is to."""
+        """Hang after the vote, if the schedule says so."""
 
     # Sessions
 
@@ -106,7 +107,7 @@ class ForeignSink(SimulatedProcess):
             session.end.close()
 
     def lost(self, end: Endpoint, is_clean: bool) -> None:
-        """What was read before is still taken: the real server ends its loop only at the end of the stream."""
+        """Handle the end of a connection. Input that was already read is still processed, as in a real server."""
 
     def received(self, end: Endpoint, data: bytes) -> None:
         session: ForeignSinkSession = end.tag

@@ -1,6 +1,6 @@
-"""The names and addresses of the simulated gateways.
+"""Maps the simulated gateways to names and addresses.
 
-Invariant: a part has one name and two addresses for the whole run, as a gateway with fixed ports has. The shipped
+Invariant: a part has one name and two addresses for the whole run, like a gateway with fixed ports. The shipped
 gateway code listens and connects at the addresses; fault schedules use the parts.
 """
 
@@ -12,7 +12,7 @@ LISTEN_PORT, CONTROL_PORT = 1, 2
 
 
 def name_of(part: str) -> str:
-    """A gateway's name among gateways; in fault schedules the first is simply the gateway."""
+    """Return a gateway's name among gateways, which differs from its part's name for the first gateway."""
     return part if "-" in part else LEADER
 
 
@@ -21,10 +21,10 @@ def part_of(name: str) -> str:
 
 
 def listen_address(part: str) -> str:
-    """Where producers connect."""
+    """Return the address at which producers connect."""
     return f"{part}:{LISTEN_PORT}"
 
 
 def control_address(part: str) -> str:
-    """Where drivers, operators and other gateways connect."""
+    """Return the address at which drivers, operators and other gateways connect."""
     return f"{part}:{CONTROL_PORT}"

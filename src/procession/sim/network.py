@@ -1,9 +1,9 @@
-"""The simulated network: connections that carry real bytes with delays, in chunks, or not at all.
+"""Simulates the network: connections deliver real bytes with delays, in chunks, or not at all.
 
 Invariant: the bytes that arrive on a connection are a prefix of those that were written, in order, in chunks of any
 size. When a connection breaks, each end notices at a different time, and the last write may be cut anywhere.
-Connections are independent, so an old one can deliver after a new one. Requests to the gateway's control port (`call`)
-are values: each request and each reply may be lost, delayed or duplicated.
+Connections are independent, so an old one can deliver after a new one. Requests to the gateway's control port
+(`call`) are values; each request and reply may be lost, delayed or duplicated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Endpoint:
         self.other: Endpoint
         self.tag: Any = None
         self.address = ""
-        """At the listening end: the address that the other end connected to."""
+        """At the listening end: the address to which the other end connected."""
         self.number = site.network.number(self)
         self._clock = site.clock
         self._random = site.chance.random
@@ -64,7 +64,7 @@ class Endpoint:
         return not self._is_closed
 
     def write(self, data: bytes) -> None:
-        """Sends the data. Has no effect if the connection is lost, as with a socket whose loss is not noticed yet."""
+        """Send data. Has no effect if the connection is lost, like a socket whose loss was not noticed yet."""
         self.owner.step()
         if self._is_closed or self._is_cut or not data:
             return
@@ -74,7 +74,7 @@ class Endpoint:
             self._clock.after(self._delay_s(), self._arrive)
 
     def close(self) -> None:
-        """Closes in order: written data arrives, then the end. Later data from the other end is ignored."""
+        """Close in order: written data arrives, then the end. Later data from the other end is ignored."""
         if self._is_closed:
             return
         self._leave()
@@ -92,8 +92,8 @@ class Endpoint:
         self.site.clock.after(wait_s, self._finish, False)
 
     def cut(self) -> None:
-        """Break the connection: a part of the data in flight arrives, nothing that is written later, and each side
-        notices it at a different time."""
+        """Break the connection. A part of the data in flight arrives, later data does not, and each side notices the
+        break at a different time."""
         chance = self.site.chance
         for end in (self, self.other):
             end._truncate()
@@ -102,11 +102,11 @@ class Endpoint:
             self.site.clock.after(wait_s, end.owner.post, _lose, end, False)
 
     def mute(self) -> None:
-        """From here on nothing that is written arrives, and nobody notices."""
+        """Drop all data from now on, without either end noticing."""
         self._is_cut = True
 
     def half_close(self) -> None:
-        """No more comes from here: the other side reads an end, and closes; what it wrote before still arrives."""
+        """End this direction: the other side reads the end and closes. Data that it wrote before still arrives."""
         if not self._is_closed and not self.other._is_closed:
             self.site.clock.after(self._delay_s(), self._finish, True)
 
@@ -119,7 +119,7 @@ class Endpoint:
         self._flight = [data[: self.site.chance.randrange(0, len(data) + 1)]] if data else []
 
     def _delay_s(self) -> float:
-        """When something written now arrives: never before what was written earlier."""
+        """Return the delay of data that is written now. It never arrives before earlier data."""
         now = self._clock.now
         arrival_s = now + self._latency_s * (0.5 + self._random())
         if arrival_s > self._arrival_s:
@@ -181,19 +181,19 @@ class Network:
         self._ends: list[Endpoint] = []
 
     def number(self, end: Endpoint) -> int:
-        """A number for a new end: sets of ends have no order that a replay could rely on."""
+        """Return a number for a new end, by which ends are sorted, because the order of sets is not reproducible."""
         self._ends.append(end)
         return len(self._ends)
 
     def dismantle(self) -> None:
-        """Removes all references between endpoints, so that they can be freed."""
+        """Remove all references between endpoints, so that they can be freed."""
         for end in self._ends:
             del end.other, end.owner, end.tag
 
     def connect(self, owner: SimulatedProcess, address: str, connected: Callable[[Endpoint | None], Any]) -> None:
         """Open a connection. `connected` gets our end, or None if nothing listens."""
         chance = self.site.chance
-        # Most connections are quick; some are so slow that a later one overtakes them, and few much slower.
+        # Most connections are fast; some are so slow that later ones overtake them, and a few are much slower.
         drawn = chance.random()
         latency_s = 0.001 if drawn < 0.8 else (0.05 if drawn < 0.97 else 0.6) * chance.random()
         self.site.clock.after(latency_s, self._connect, owner, address, connected, latency_s)
@@ -214,7 +214,7 @@ class Network:
         owner.post(connected, ours)
 
     def call(self, owner: SimulatedProcess, address: str, request: Any, answered: Answer) -> None:
-        """Ask, and get the answer, an error as a value, or None when none came in time."""
+        """Send a request. `answered` gets the answer, an error as a value, or None if no answer came in time."""
         owner.step()
         site, chance = self.site, self.site.chance
         is_answered = False
@@ -237,7 +237,7 @@ class Network:
                 listener.post(listener.on_request, request, reply)  # type: ignore[attr-defined]
 
         def arrive_again() -> None:
-            # A client does not repeat an answered request. One that it repeated before may be read late.
+            # A client does not repeat an answered request, but an earlier repetition may be read late.
             if not is_answered or self.listeners.get(address) is first:
                 arrive()
 

@@ -1,31 +1,31 @@
-"""Reports a sink to the oracle: its votes, its commits, and what of its output is durable.
+"""Reports a sink to the oracle: its votes, its commits and its durable output.
 
-Invariant: the participant, the transaction log and the output are the shipped ones, on the simulated disk; nothing here
-changes what they do. The log is made to compact often. `simulated_sink` and `foreign_sink` use them.
+Invariant: the participant, the transaction log and the output are the shipped ones, on the simulated disk; this
+module does not change their behaviour. The log is configured to compact often. `simulated_sink` and `foreign_sink`
+use them.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from procession.sdk.output import Output
 from procession.sdk.participant import SinkParticipant, Where
-from procession.sdk.transaction_log import Transaction, TransactionLog, TransactionStates
+from procession.sdk.transaction_log import Transaction, TransactionLog
 from procession.sim.disk import Disk, SimulatedPath
 from procession.sim.environment import Environment
+from procession.sim.file_formats import read_transactions
 from procession.sim.oracle import MEMORY, Oracle
 from procession.sim.simulated_files import SimulatedFileSystem
-from procession.storage.journal import Entry, read_journal
 
-# So few that even a short run compacts several times.
+# A low limit, so that even a short run compacts several times.
 ENTRIES_MAX = 4
 TRANSACTIONS_KEPT = 1
+transactions = lru_cache(MEMORY)(read_transactions)
 NOT_ARRIVED: Where = [(-1, 0, 0)]
-"""A range that no worker can have sent: there is no such stream."""
+"""A range that no worker can have sent, because the stream does not exist."""
 
 
 def output_path(sink: str) -> Path:
@@ -48,11 +48,10 @@ class ObservedTransactionLog(TransactionLog):
     def open(self) -> None:
         super().open()
         # Output that the last process wrote before it died becomes visible now.
-        output, ledger = self._output(), TransactionStates()
-        for entry in read_journal(self.path, self._files):
-            transaction = ledger.take(entry)
-            if transaction is not None and transaction.end > len(self._oracle.outputs[self._sink]):
-                self._oracle.visible(self._sink, transaction.txn_id, output[: transaction.end])
+        output, log = self._output(), self._disk.file(str(self.path))
+        for transaction in transactions(b"" if log is None else log.data).committed:
+            if transaction.end > len(self._oracle.outputs[self._sink]):
+                self._oracle.visible(self._sink, transaction.txn, output[: transaction.end])
         self._oracle.recovered(self._sink, output[: self.committed_end])
 
     def vote(self, transaction: Transaction, commit: bool, *, is_repeatable: bool = False) -> None:
@@ -68,12 +67,12 @@ class ObservedTransactionLog(TransactionLog):
             self._oracle.visible(self._sink, txn_id, self._output()[: self.committed_end])
 
     def is_durable(self, txn_id: str) -> bool:
-        """Whether a vote on this transaction, and its bytes, would survive a power cut now."""
-        entries = self._disk.durable_file(str(self.path)) or b""
-        prepared = self._ledger.prepared.get(txn_id)
+        """Return whether a vote on this transaction, and its bytes, would survive a power cut now."""
+        durable = transactions(self._disk.durable_file(str(self.path)) or b"")
+        prepared = durable.prepared.get(txn_id)
         output = self._disk.durable_file(str(output_path(self._sink))) or b""
         is_whole = prepared is None or output[: prepared.end] == self._output()[: prepared.end]
-        return is_whole and f'"txn":"{txn_id}"'.encode() in entries
+        return is_whole and txn_id in durable.accepted
 
     def _output(self) -> bytes:
         file = self._disk.file(str(output_path(self._sink)))
@@ -86,14 +85,14 @@ class RefusingSink(Protocol):
     part: str
     site: Environment
     refusals: int
-    """Above 0, the simulation makes it refuse the next transaction."""
+    """Number of the next transactions that the simulation makes the sink refuse."""
 
     def voted(self) -> None:
-        """It has voted, and has not sent the vote yet."""
+        """Handle a vote that is made but not sent yet."""
 
 
 class ObservedParticipant(SinkParticipant):
-    """The shipped participant, but for the transactions that the simulation makes it refuse. Reports its votes."""
+    """The shipped participant, which also refuses the transactions that the simulation chooses. Reports its votes."""
 
     last_refused: str | None = None
 
@@ -110,7 +109,7 @@ class ObservedParticipant(SinkParticipant):
     def phase1(self, txn_id: str, where: Where) -> bool:
         sink = self._sink
         sink.site.oracle.attempted(sink.part, txn_id)
-        # It votes no on a range that did not arrive.
+        # The participant votes abort because this range has not arrived.
         vote = super().phase1(txn_id, NOT_ARRIVED if sink.refusals else where)
         sink.refusals = 0
         if not vote:
@@ -126,18 +125,7 @@ class ObservedParticipant(SinkParticipant):
         sink.site.log_event(sink.part, "= phase 2 %s of %s, committed %s", commit, txn_id, self.committed_end)
 
 
-@lru_cache(MEMORY)
-def _entry(line: bytes) -> Entry:
-    """What a line says: to be read only, for it is remembered."""
-    entry: Entry = json.loads(line[9:])
-    return entry
-
-
 def durable_output(disk: Disk, sink: str) -> bytes:
-    """What of the sink's output is committed, and would survive a power cut now."""
-    ledger = TransactionStates()
-    for line in (disk.durable_file(str(log_path(sink))) or b"").splitlines(keepends=True):
-        if not line.endswith(b"\n") or line[:8] != b"%08x" % zlib.crc32(line[9:-1]):
-            break  # a power cut has torn it, or has scattered its sectors
-        ledger.take(_entry(line))
-    return (disk.durable_file(str(output_path(sink))) or b"")[: ledger.committed_end]
+    """Return what of the sink's output is committed, and would survive a power cut now."""
+    end = transactions(disk.durable_file(str(log_path(sink))) or b"").committed_end
+    return (disk.durable_file(str(output_path(sink))) or b"")[:end]

@@ -1,8 +1,8 @@
-"""The oracle: knows what was sent and what is on every disk, and reports the first violation of an invariant.
+"""Checks the invariants: knows all sent records and the content of every disk, and reports the first violation.
 
-Invariant: it judges by what is durable and what others could see (ACKs, votes, visible output), never by what a
-part believes; and a violation names its invariant in a sentence. An epoch is *decided* when, in the copy of the
-checkpoint that `CURRENT` names, `commits/N` and `rounds/N` are durable. It checks every step of every part; the runner
+Invariant: the oracle uses only durable data and effects that others could see (ACKs, votes, visible output), never a
+part's memory. A violation names its invariant in a sentence. An epoch is *decided* when `commits/N` and `rounds/N`
+are durable in the copy of the checkpoint that `CURRENT` names. The oracle checks every step of every part; the runner
 prints the first violation.
 """
 
@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from procession.commit.round_record import RoundRecord
-from procession.commit.transaction_id import TransactionId
 from procession.sim.disk import Directory, Disk, File
+from procession.sim.file_formats import DecidedRound, epoch_and_attempt, read_round, read_rows, segment_base
 from procession.sim.sequential_run import Fold, Record, Sequential
 from procession.wire.messages import NOTHING_COMMITTED
 
 
 class InvariantViolation(Exception):
-    """An invariant does not hold. Ends the run at once, because everything after it is only a consequence."""
+    """An invariant does not hold. Ends the run immediately, because later errors are only consequences."""
 
     def __init__(self, invariant: str, sentence: str) -> None:
         super().__init__(f"{invariant}: {sentence}")
@@ -29,17 +28,21 @@ class InvariantViolation(Exception):
 
 CHECKPOINT, STATES = "checkpoint", "state"
 MEMORY = 16_384
-"""Size of the caches of names and records over all runs, which are similar."""
+"""Size of the caches of names and records, which all runs share."""
 
-parse = lru_cache(MEMORY)(TransactionId.parse)
-read_round = lru_cache(MEMORY)(RoundRecord.from_json)
+Row = tuple[int, int, int, bytes]
+"""Kind, stream id, message id, payload."""
+
+parse = lru_cache(MEMORY)(epoch_and_attempt)
+round_of = lru_cache(MEMORY)(read_round)
 
 
 class Oracle:
     """`expected` is the final output of each sink: the records of each stream in order.
 
-    A blind oracle reads no disk: it judges only by visible output, acknowledgements and stalls, like an outside
-    observer. It finds most planted bugs too, some later, so they are not found merely by definition."""
+    A blind oracle reads no disk. Like an outside observer, it uses only visible output, acknowledgements and stalls.
+    It also finds most planted bugs, some of them later. So these bugs are not found just because the oracle reads the
+    disks."""
 
     def __init__(
         self, disk: Disk, expected: Mapping[str, Mapping[int, Sequence[int]]], *, is_blind: bool = False
@@ -47,7 +50,7 @@ class Oracle:
         self.expected = expected
         self._first = next(iter(expected), "")
         self.is_blind = is_blind
-        self.decided: dict[int, RoundRecord] = {}
+        self.decided: dict[int, DecidedRound] = {}
         self.outputs: dict[str, bytes] = dict.fromkeys(expected, b"")
         self.acknowledged: dict[int, int] = {}
         self._disk = disk
@@ -56,7 +59,7 @@ class Oracle:
         self._committed: dict[int, int] = {}
         """The last committed message of each stream."""
         self._missing = sum(len(ids) for streams in expected.values() for ids in streams.values())
-        """How many records sinks have yet to show."""
+        """Number of records that sinks have not shown yet."""
         self._records: dict[int, bytes] = {}
         self._reached = {sink: dict.fromkeys(streams, 0) for sink, streams in expected.items()}
         self._made_by: dict[Record, str] = {}
@@ -68,7 +71,7 @@ class Oracle:
         """Every state file that was written."""
         self._sequential, self._fold = Sequential(expected), Fold()
         self._lines = dict.fromkeys(expected, 0)
-        """How many each sink has shown."""
+        """Number of lines that each sink has shown."""
 
     @property
     def is_complete(self) -> bool:
@@ -87,7 +90,7 @@ class Oracle:
             return
         copy = root.durable.get(f"{int(current.durable):010d}")
         if not isinstance(copy, Directory):
-            return  # the new driver has not finished its copy: its content is not decided yet
+            return  # the new driver has not finished its copy, so nothing in it is decided yet
         commits, rounds = copy.durable.get("commits"), copy.durable.get("rounds")
         if not isinstance(commits, Directory):
             return
@@ -106,7 +109,7 @@ class Oracle:
 
     def _decide(self, epoch: int, data: bytes) -> None:
         self._records[epoch] = data
-        self.decided[epoch] = record = read_round(data)
+        self.decided[epoch] = record = round_of(data)
         for stream, message_id in record.positions.items():
             self._committed[stream] = max(message_id, self._committed.get(stream, -1))
         self._sequential.take(self.decided, self._sequences)
@@ -119,13 +122,14 @@ class Oracle:
         self._states[name] = data
 
     def state_read(self, epoch: int, name: str, data: bytes | None) -> None:
-        """A task of a driver that is in charge begins this epoch with what a file says that it did not write itself."""
+        """Check a state file that a task of the current driver reads at the beginning of this epoch, written by
+        another task."""
         if self.is_blind:
             return
         if epoch - 1 not in self.decided:
             self.check()
         record = self.decided.get(epoch - 1)
-        if record is None or not any(name in version.names for version in record.states.values()):
+        if record is None or name not in record.states:
             raise InvariantViolation(
                 "I9", f"epoch {epoch} reads state file {name}, which rounds/{epoch - 1} does not name"
             )
@@ -134,11 +138,11 @@ class Oracle:
                 "I9", f"epoch {epoch} reads state file {name}, and it is {'gone' if data is None else 'torn'}"
             )
 
-    def commit_written(self, epoch: int, record: RoundRecord) -> None:
-        """Note that `commits/N` exists, in the checkpoint copy of the current driver."""
+    def commit_written(self, epoch: int, record: bytes) -> None:
+        """Note that `commits/N` exists, in the checkpoint copy of the current driver, with this round record."""
         if self.is_blind:
             return
-        for name in (name for version in record.states.values() for name in version.names):
+        for name in round_of(record).states:
             if self._disk.durable_file(f"{STATES}/{name}") != self._states[name]:
                 raise InvariantViolation("I9", f"commits/{epoch} is there, but its state file {name} is not durable")
 
@@ -151,22 +155,21 @@ class Oracle:
         transaction = parse(txn)
         if transaction is None:
             raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, which is not a transaction of ours")
-        if transaction.epoch not in self.decided:
+        epoch, _ = transaction
+        if epoch not in self.decided:
             self.check()
-        record = self.decided.get(transaction.epoch)
+        record = self.decided.get(epoch)
         if record is None:
-            raise InvariantViolation(
-                "I1", f"{part} commits {txn!r} at {sink}, but epoch {transaction.epoch} is not decided"
-            )
+            raise InvariantViolation("I1", f"{part} commits {txn!r} at {sink}, but epoch {epoch} is not decided")
         if record.parts[sink].txn != txn:
             raise InvariantViolation(
                 "I1", f"{part} commits {txn!r} at {sink}, but the round record names {record.parts[sink].txn!r}"
             )
 
     def attempted(self, sink: str, txn: str) -> None:
-        """A driver, in charge or not, asks for a vote. The number of the attempt must be a new one."""
+        """Check that a driver, current or not, asks for a vote with a new attempt number."""
         transaction = parse(txn)
-        attempt = (sink, transaction.attempt if transaction is not None else -1)
+        attempt = (sink, transaction[1] if transaction is not None else -1)
         if attempt in self._attempts:
             raise InvariantViolation("I3", f"{sink} is asked to vote on {txn}, and has had attempt {attempt[1]} before")
         self._attempts.add(attempt)
@@ -188,7 +191,7 @@ class Oracle:
             raise InvariantViolation("I2", f"{sink} tells its vote on {txn!r} before it is durable")
 
     def visible(self, sink: str, txn: str, output: bytes) -> None:
-        """The sink's whole committed output, now that it has committed this transaction."""
+        """Check the sink's whole committed output after this transaction."""
         self.about_to_commit(sink, txn, "the sink")
         if (sink, txn) in self._refused:
             raise InvariantViolation("I3", f"{sink} commits {txn!r}, which it had voted to abort")
@@ -204,7 +207,7 @@ class Oracle:
         self.outputs[sink] = output
 
     def recovered(self, sink: str, output: bytes) -> None:
-        """What a sink finds committed when it comes back is what was visible before, and maybe more."""
+        """Check that the committed output of a restarted sink begins with the output that was visible before."""
         if not output.startswith(self.outputs[sink]):
             raise InvariantViolation(
                 "I2", f"{sink} had {len(self.outputs[sink])} bytes of visible output and has lost or changed some"
@@ -234,7 +237,7 @@ class Oracle:
         """Compare a line with the sequential run."""
         due = self._sequential.due(sink, self._lines[sink])
         if self.is_blind:
-            # Only the first sink gets every record, and the others the same lines.
+            # Only the first sink gets every record; the others get some of the same lines.
             due = (record, self._fold.take(record) if sink == self._first else count)
         if due != (record, count):
             raise InvariantViolation(
@@ -266,8 +269,8 @@ class Oracle:
             )
 
     def opened(self, stream: int, point_of_reference: int) -> None:
-        """A gateway sends the NOTIFY_ACK that opens a stream. It is checked here, because a paused producer may read it
-        much later, after another producer has received later ACKs."""
+        """Check a NOTIFY_ACK that opens a stream when the gateway sends it. A paused producer may read it much later,
+        after another producer has received later ACKs."""
         known, committed = self.acknowledged.get(stream, -1), _committed(point_of_reference)
         if committed < known:
             raise InvariantViolation(
@@ -275,16 +278,22 @@ class Oracle:
             )
 
     def acknowledged_to(self, stream: int, point_of_reference: int) -> None:
-        """A producer got an ACK, or the NOTIFY_ACK that opens its stream."""
+        """Record an ACK, or the NOTIFY_ACK that opens a stream, that a producer has received."""
         self.acknowledged[stream] = max(self.acknowledged.get(stream, -1), _committed(point_of_reference))
 
     def set_back(self, gateway: str, end: int) -> None:
-        """The gateway's directory is an older copy, whose log ends at `end`. The driver accepts it: what was read
-        behind that belongs to an offer that a power cut has undone."""
+        """Record that the driver accepts a gateway whose directory is an older copy and whose log ends at `end`. Rows
+        that were read after `end` belong to an offer that a power cut has undone."""
         self._sequences = {at: record for at, record in self._sequences.items() if at[0] != gateway or at[1] < end}
 
+    def rows_read(self, gateway: str, log: Directory, start: int, end: int, rows: Sequence[Row]) -> None:
+        """Check the rows [start, end) of this gateway's log, as a task has read them, against the files."""
+        found = [] if self.is_blind else read_rows(_segments(log), start, end)
+        if found != rows and not self.is_blind:
+            raise InvariantViolation("I5", f"rows {start} to {end} of {gateway} are read as {rows}, and are {found}")
+
     def read(self, gateway: str, sequence: int, record: Record) -> None:
-        """A task read this record at this sequence number of this gateway's log."""
+        """Check a record that a task has read at this sequence number of this gateway's log."""
         known = self._sequences.setdefault((gateway, sequence), record)
         if known != record:
             raise InvariantViolation("I5", f"sequence {sequence} of {gateway} was {known} and is now {record}")
@@ -292,9 +301,14 @@ class Oracle:
 
 @lru_cache(MEMORY)
 def _names(name: str) -> tuple[int, str]:
-    """The epoch of a commit, -1 if it is none, and the name of its round record."""
+    """Return the epoch of a commit and the name of its round record; -1 if the file is not a commit."""
     epoch = int(name) if name.isdigit() else -1
     return epoch, f"{epoch:020d}"
+
+
+def _segments(log: Directory) -> dict[int, bytes]:
+    files = {segment_base(name): node.data for name, node in log.names.items() if isinstance(node, File)}
+    return {base: data for base, data in files.items() if base is not None}
 
 
 def _committed(point_of_reference: int) -> int:
@@ -304,4 +318,4 @@ def _committed(point_of_reference: int) -> int:
 def _epoch(txn: str) -> int:
     transaction = parse(txn)
     assert transaction is not None
-    return transaction.epoch
+    return transaction[0]

@@ -1,15 +1,15 @@
-"""A world of object services and the writers of one replicated volume: the shipped code on simulated hosts.
+"""Simulates object services and the writers of one replicated volume: the shipped code on simulated hosts.
 
-Invariant: what was acknowledged survives the loss of machines, within what `docs/decisions/0017` promises for the
-numbers of replicas. The history of each established writer begins with that of every earlier one, and has everything
-that earlier ones acknowledged. Faults end, and then a last writer must find everything. Takes a plan and returns what
-was found.
+Invariant: acknowledged writes survive the loss of machines, within the limits of `docs/decisions/0017` for the number
+of replicas. The history of each established writer begins with the history of every earlier writer, and has all
+writes that earlier writers acknowledged. Faults end, and then a last writer must find everything. Takes a plan and
+returns the findings.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from procession.sim.simulated_loop import AsyncioProcess
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_transport import SimulatedListener
 from procession.sim.world import without_log
-from procession.sos.quorum_copies import claims_needed
+from procession.sos.quorum_copies import QuorumPhase, claims_needed
 from procession.sos.recovery import RECORD
 from procession.sos.replicated_volume import ReplicaOptions, ReplicatedVolume
 from procession.sos.sos_server import SosConfig, SosServer, open_store
@@ -61,18 +61,18 @@ class ReplicaPlan:
     replicas: int
     write_quorum: int
     appends: int
-    """How many must be acknowledged, by all writers together."""
+    """Number of appends that must be acknowledged, by all writers together."""
     roll_bytes: int
     faults: tuple[PlannedFault, ...]
 
     @property
     def losses(self) -> int:
-        """Copies that may be lost at a time."""
+        """Maximum number of copies that may be lost at a time."""
         return min(self.write_quorum - 1, (self.replicas + 1) // 2 - 1)
 
     @property
     def lying_services_max(self) -> int:
-        """Copies that may forget what they called synced, and perhaps their identity, too."""
+        """Maximum number of copies that may lose data that they reported as synced, and perhaps their identity."""
         members = tuple(bytes([number]) for number in range(self.replicas))
         claims = claims_needed(QuorumConfig(members, self.write_quorum))
         return min(self.losses, self.write_quorum + claims - self.replicas - 1)
@@ -95,7 +95,7 @@ def make_replica_plan(chance: Randomness) -> ReplicaPlan:
 
 @dataclass
 class ReplicaOracle:
-    """What the writers were told, and what each of them found."""
+    """Checks the replies to the writers, and the history that each writer finds."""
 
     acknowledged: dict[bytes, int] = field(default_factory=dict)
     histories: dict[int, list[bytes]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class ReplicaOracle:
 
 
 class SimulatedService(AsyncioProcess):
-    """An object service."""
+    """A simulated object service."""
 
     def __init__(self, site: Environment, part: str, machine: Machine, *, may_be_damaged: bool) -> None:
         super().__init__(site, part, machine)
@@ -142,7 +142,7 @@ class SimulatedService(AsyncioProcess):
             self.failed(error)
 
     def _delete_volumes(self) -> None:
-        """Do what the error tells the operator. Only a disk that reports false syncs leaves a damaged volume."""
+        """Do the next step that the error names. Only a disk that reports false syncs leaves a damaged volume."""
         if not self._may_be_damaged:
             raise InvariantViolation("R6", f"a crash of {self.part} has left a damaged volume")
         self.site.log_event(self.part, "= the operator deletes the damaged volume")
@@ -178,7 +178,7 @@ class SimulatedWriter(AsyncioProcess):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every replica has everything, and is a member."""
+        """Whether every replica is a member and has all data."""
         writer = self.volume._writer
         return not self.volume.missing and bool(writer.chain) and not writer.chain[-1].head.is_joint
 
@@ -186,7 +186,7 @@ class SimulatedWriter(AsyncioProcess):
         oracle, chance = self._world.oracle, self.site.chance
         try:
             await self.volume.open()
-            fence = self.volume.fence  # it may roll while it reads
+            fence = self.volume.fence  # the volume may begin a new segment while it is read
             self.history = [data async for _, data in self.volume.history()]
             oracle.established(fence, self.history)
             self.site.log_event(self.part, "= writer %s leads with fence %s", self._name, self.volume.fence)
@@ -216,7 +216,7 @@ class ReplicaWorld:
         self._machines = {f"sos-{number}": Machine(f"sos-{number}") for number in range(plan.replicas)}
         self._lost: set[str] = set()
         self._lying_services: set[str] = set()
-        self._writers = 0
+        self.writers = 0
         self._current: SimulatedWriter | None = None
         self._is_calm = False
 
@@ -233,7 +233,7 @@ class ReplicaWorld:
             self._start_service(part)
         self.start_writer()
         self._advance()
-        # Everything comes back, and a last writer reads all.
+        # All machines come back, and a last writer reads everything.
         self._is_calm = True
         for machine in self._machines.values():
             self._repair(machine)
@@ -243,16 +243,27 @@ class ReplicaWorld:
         self._advance()
         if missing := [payload for payload in self.oracle.acknowledged if payload not in last.history]:
             raise InvariantViolation("R1", f"at the end {missing} are lost")
+        # An earlier writer that still runs may have taken the volume meanwhile.
+        self._advance(lambda: last.is_whole or last.volume._writer.phase is QuorumPhase.FENCED)
 
-    def _advance(self) -> None:
+    def _advance(self, is_reached: Callable[[], bool] | None = None) -> None:
+        """Let time pass until the current writer is done, or `is_reached` holds."""
         events, end_s = 0, self.site.clock.now + STALL_S
-        while self._current is None or not self._current.is_done:
+        while not (self._is_done() if is_reached is None else is_reached()):
             events += 1
             if not self.site.clock.advance() or events > EVENTS_MAX or self.site.clock.now > end_s:
                 missing = self._current.volume.missing if self._current is not None else []
                 raise InvariantViolation(
                     "R4", f"no progress; acknowledged {len(self.oracle.acknowledged)}, missing {missing}"
                 )
+
+    def _is_done(self) -> bool:
+        return self._current is not None and self._current.is_done
+
+    @property
+    def acknowledged(self) -> int:
+        """Writes that the quorum had, as their writers were told."""
+        return len(self.oracle.acknowledged)
 
     def dismantle(self) -> None:
         with without_log():
@@ -269,8 +280,8 @@ class ReplicaWorld:
             SimulatedService(self.site, part, machine, may_be_damaged=part in self._lying_services).start()
 
     def start_writer(self) -> SimulatedWriter:
-        self._writers += 1
-        self._current = SimulatedWriter(self.site, Machine("w"), self, self._writers)
+        self.writers += 1
+        self._current = SimulatedWriter(self.site, Machine("w"), self, self.writers)
         self._current.start()
         return self._current
 
@@ -281,7 +292,7 @@ class ReplicaWorld:
             self.site.clock.after(RESTART_S, self._restart_writer, process)
 
     def take_over(self) -> None:
-        """Another writer starts, while the earlier one goes on."""
+        """Another writer starts, while the earlier one still runs."""
         if not self._is_calm:
             self.start_writer()
 
@@ -325,7 +336,7 @@ class ReplicaWorld:
                     self.site.clock.after(fault.seconds, self._cut_power, machine, 0.1)
 
     def _lose(self, part: str, seconds: float) -> None:
-        """Lose a machine with its disk. An empty one replaces it."""
+        """Lose a machine with its disk. A machine with an empty disk replaces it."""
         writer = self._current
         if writer is not None and writer.is_alive and writer.is_whole:
             members = [member.hex() for member in writer.volume._writer.chain[-1].head.config.members]
@@ -338,7 +349,8 @@ class ReplicaWorld:
         machine.disk = Disk()
 
     def _identity(self, part: str) -> str | None:
-        """Of the copy on a machine's disk. A writer may not know yet that its machine is lost."""
+        """Return the identity of the copy on a machine's disk. A writer may not have noticed yet that the machine is
+        lost."""
         record = self._machines[part].disk.durable_file(f"sos/volumes/{VOLUME}/{RECORD}")
         return None if record is None else str(json.loads(record)["identity"])
 
@@ -361,7 +373,7 @@ def random_bits(chance: Randomness, bits: int) -> int:
 
 @contextmanager
 def replica_world(plan: ReplicaPlan, chance: Randomness, *, is_recorded: bool = False) -> Iterator[ReplicaWorld]:
-    """A world that is taken apart at the end."""
+    """Yield a world that is taken apart at the end."""
     world = ReplicaWorld(plan, chance, is_recorded=is_recorded)
     try:
         yield world

@@ -1,6 +1,6 @@
-"""Run totals: the counts of many simulated runs.
+"""Adds up the counts of many simulated runs, and determines their verdict.
 
-Invariant: it only adds counts, so the totals of several processes can be combined.
+Invariant: counts are only added, so the totals of several processes can be combined.
 """
 
 from __future__ import annotations
@@ -12,6 +12,15 @@ from typing import Any
 from procession.sim.world import WorldOutcome
 
 
+def runs_verdict(*, has_failed: bool, is_stopped: bool, has_output: bool) -> str:
+    """Return the verdict of many runs. Without output they say nothing."""
+    if has_failed:
+        return "violated"
+    if is_stopped:
+        return "stopped"
+    return "clean" if has_output else "unknown"
+
+
 @dataclass
 class RunTotals:
     runs: int = 0
@@ -20,7 +29,7 @@ class RunTotals:
     events: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     cpu_seconds: float = 0.0
-    """Of all processes together."""
+    """CPU time of all processes together."""
 
     def add(self, outcome: WorldOutcome) -> None:
         self.runs += 1
@@ -39,7 +48,7 @@ class RunTotals:
 
     @property
     def runs_a_second(self) -> float:
-        """Of one core."""
+        """Runs per second of one core."""
         return self.runs / self.cpu_seconds if self.cpu_seconds else 0.0
 
     @property

@@ -1,55 +1,42 @@
-"""The simulator's runner: runs seeds, returns a verdict, and for a failed seed a readable event log.
+"""Runs seeds of the simulator, and returns a verdict and, for a failed seed, a readable event log.
 
-Invariant: it only provides what a simulation must not have itself: randomness from a seed, time and processes. A seed
-gives a plan (`make_plan`) and a schedule; a saved plan is run as it is. Seeds are run in blocks, by one process or
-several, and reported in order, so the output does not depend on the number of processes, and the reported failure is
-that of the lowest seed.
+Invariant: only the runner uses what a simulation must not use itself: random seeds, time and processes. A seed gives
+a plan (`make_plan`) and a schedule; a saved plan is run unchanged. Seeds are run in blocks (`sim/seed_blocks`) and
+reported in order, so the output does not depend on the number of processes, and the reported failure is that of the
+lowest seed.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import random
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
 from typing import Any
 
 from procession.sim.fault_plan import FaultPlan, make_plan
 from procession.sim.oracle import InvariantViolation
-from procession.sim.run_totals import RunTotals
+from procession.sim.run_totals import RunTotals, runs_verdict
+from procession.sim.seed_blocks import cpu_s, now_s, run_blocks, seeded
 from procession.sim.shrink import shrink
 from procession.sim.world import World, WorldOutcome
 
 SCHEDULE = 0x5EED
-"""The plan and the schedule of a seed use two generators, so that a plan can be reduced and keep its schedule."""
-BLOCK_RUNS = 100
-"""Seeds per block. Garbage is collected after each block. An interrupt waits for the current blocks."""
+"""Added to a seed for the generator of the schedule. The plan has another generator, so a reduced plan keeps the
+schedule."""
 PROGRESS_S = 10.0
 
 Say = Callable[[str], None]
 
 
 def plan_of(seed: int) -> FaultPlan:
-    return make_plan(seed, random.Random(seed))
+    return make_plan(seed, seeded(seed))
 
 
 def run_plan(plan: FaultPlan, *, is_recorded: bool = False, is_blind: bool = False) -> WorldOutcome:
-    world = World(plan, random.Random(plan.seed ^ SCHEDULE), is_recorded=is_recorded, is_blind=is_blind)
+    world = World(plan, seeded(plan.seed ^ SCHEDULE), is_recorded=is_recorded, is_blind=is_blind)
     outcome = world.run()
     world.dismantle()
     return outcome
-
-
-def cores() -> int:
-    """Return the number of useful processes on this machine."""
-    return len(os.sched_getaffinity(0))
 
 
 # Blocks of seeds
@@ -64,7 +51,7 @@ class BlockResult:
 
 
 def run_block(seeds: range) -> BlockResult:
-    tally, started = RunTotals(), time.process_time()
+    tally, started = RunTotals(), cpu_s()
     failing = None
     gc.disable()
     try:
@@ -77,59 +64,11 @@ def run_block(seeds: range) -> BlockResult:
     finally:
         gc.collect()
         gc.enable()
-        tally.cpu_seconds = time.process_time() - started
+        tally.cpu_seconds = cpu_s() - started
     return BlockResult(tally, failing)
 
 
-def _run_block(seeds: range) -> BlockResult:
-    """Runs a block in a process that does nothing else. The objects that a block leaves are caches for all runs
-    (`MEMORY`). They are frozen, so that the garbage collector does not scan more and more of them."""
-    done = run_block(seeds)
-    gc.freeze()
-    return done
-
-
-def _blocks(seeds: range) -> Iterator[range]:
-    return (seeds[number : number + BLOCK_RUNS] for number in range(0, len(seeds), BLOCK_RUNS))
-
-
-@contextmanager
-def _done(seeds: range, jobs: int) -> Iterator[Iterator[BlockResult]]:
-    """Yield the results of the blocks of these seeds, in order."""
-    if jobs == 1 or len(seeds) <= BLOCK_RUNS:
-        gc.collect()
-        gc.freeze()  # excludes the many imported objects from collection
-        try:
-            yield map(_run_block, _blocks(seeds))
-        finally:
-            gc.unfreeze()
-        return
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin)
-    try:
-        # Only this process handles SIGINT. The workers inherit SIG_IGN and finish their blocks.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        done = pool.map(_run_block, _blocks(seeds))
-        signal.signal(signal.SIGINT, before)
-        yield done
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin() -> None:
-    threading.Thread(target=_end_with_parent, name="end with the parent", daemon=True).start()
-    gc.collect()
-    gc.freeze()
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started it ends, even if that was killed."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-# What is said
+# Reports
 
 
 @dataclass(frozen=True)
@@ -161,15 +100,13 @@ class SimulationReport:
 
     @property
     def verdict(self) -> str:
-        if self.failure is not None:
-            return "violated"
-        if self.is_stopped:
-            return "stopped"
-        return "clean" if self.tally.records else "unknown"
+        return runs_verdict(
+            has_failed=self.failure is not None, is_stopped=self.is_stopped, has_output=self.tally.records > 0
+        )
 
     @property
     def next_seed(self) -> int:
-        """All before it are run."""
+        """The first seed that was not run."""
         return self.first_seed + self.tally.runs
 
     def lines(self) -> Iterator[str]:
@@ -178,7 +115,7 @@ class SimulationReport:
         if self.failure is None:
             yield f"{self.verdict}: {figures}"
             if self.verdict == "unknown":
-                yield "no sink had a record to show: that says nothing"
+                yield "no sink had a record to show, so this proves nothing"
             if self.is_stopped:
                 yield f"the next seed is {self.next_seed}"
             return
@@ -209,17 +146,17 @@ class SimulationReport:
 
 
 def _silent(_line: str) -> None:
-    """Discards the text."""
+    """Discard the text."""
 
 
 def run_seeds(
     first: int, runs: int, *, jobs: int = 1, is_recorded: bool = False, say: Say = _silent
 ) -> SimulationReport:
     """Run seeds from `first` on, until one fails or the user interrupts. `say` gets the progress."""
-    report, started, reported = SimulationReport(first), time.monotonic(), time.monotonic()
+    report, started, reported = SimulationReport(first), now_s(), now_s()
     failing = None
     try:
-        with _done(range(first, first + runs), jobs) as blocks:
+        with run_blocks(range(first, first + runs), jobs, run_block) as blocks:
             say(f"{runs:,} runs from seed {first} on, by {jobs} {'process' if jobs == 1 else 'processes'}")
             for done in blocks:
                 report.tally.merge(done.tally)
@@ -227,8 +164,8 @@ def run_seeds(
                 if failing is not None:
                     say(f"seed {failing} fails; looking for a smaller plan that does")
                     break
-                if time.monotonic() - reported > PROGRESS_S:
-                    reported = time.monotonic()
+                if now_s() - reported > PROGRESS_S:
+                    reported = now_s()
                     rate = report.tally.runs / (reported - started)
                     say(f"{report.tally.runs:,} runs, {rate:.0f} a second, up to seed {report.next_seed - 1}")
     except KeyboardInterrupt:
@@ -237,18 +174,18 @@ def run_seeds(
         report.failure = FailedPlan.of(plan_of(failing))
     elif is_recorded:
         report.event_log = run_plan(plan_of(first), is_recorded=True).event_log
-    report.seconds = time.monotonic() - started
+    report.seconds = now_s() - started
     return report
 
 
 def run_again(plan: FaultPlan, *, is_recorded: bool = False) -> SimulationReport:
     """Run a saved plan."""
-    report, started, cpu_started = SimulationReport(plan.seed), time.monotonic(), time.process_time()
+    report, started, cpu_started = SimulationReport(plan.seed), now_s(), cpu_s()
     outcome = run_plan(plan, is_recorded=is_recorded)
     report.tally.add(outcome)
-    report.tally.cpu_seconds = time.process_time() - cpu_started
+    report.tally.cpu_seconds = cpu_s() - cpu_started
     if outcome.breach is not None:
         report.failure = FailedPlan.of(plan)
     report.event_log = outcome.event_log if report.failure is None else ()
-    report.seconds = time.monotonic() - started
+    report.seconds = now_s() - started
     return report

@@ -1,37 +1,37 @@
-"""The sequential run: the output of one loop over the log's rows without failures, for each sink.
+"""Computes the output of a sequential run: one loop over the log's rows without failures, for each sink.
 
-Invariant: it knows nothing of tasks, states or runs of an epoch. Its input is the rows of the log: within an epoch one
-gateway after the other, each in sequence; with one gateway, epoch boundaries have no effect. A blind oracle, which does
-not read the log, uses the output of the first sink, which gets every record. `oracle` compares the result with the
-output of the sinks (I11).
+Invariant: this module does not use tasks, states or runs of an epoch. Its input is the rows of the log: within an
+epoch one gateway after another, each in sequence; with one gateway, epoch boundaries have no effect. A blind oracle,
+which does not read the log, uses the output of the first sink, which gets every record. `oracle` compares the result
+with the output of the sinks (I11).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from procession.commit.round_record import RoundRecord
+from procession.sim.file_formats import DecidedRound
 
 Record = tuple[int, int]
 """Stream id and message id."""
 
 KEYS = (b"a", b"d", b"o")
-"""Of two tasks, and of three, each has one of them at least."""
+"""The keys. With two or three tasks, each task has at least one key."""
 
 
 def key_of(message_id: int) -> bytes:
-    """The key by which the application counts: two records that follow one another have the same, in all streams."""
+    """Return the key by which the application counts. Two consecutive records of a stream have the same key."""
     return KEYS[message_id // 2 % len(KEYS)]
 
 
 class Fold:
-    """The application, as it would be written down without thinking of failures."""
+    """The application, written without regard to failures."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(KEYS, 0)
 
     def take(self, record: Record) -> int:
-        """The count that this record gets."""
+        """Return the count that this record gets."""
         key = key_of(record[1])
         self._counts[key] += 1
         return self._counts[key]
@@ -48,8 +48,8 @@ class Sequential:
         self._epoch = 0
         self._ends: Mapping[str, int] = {}
 
-    def take(self, rounds: Mapping[int, RoundRecord], rows: Mapping[tuple[str, int], Record]) -> None:
-        """Go on as far as epochs are decided; `rows` are the log's, by gateway and sequence."""
+    def take(self, rounds: Mapping[int, DecidedRound], rows: Mapping[tuple[str, int], Record]) -> None:
+        """Continue up to the last decided epoch; `rows` are the log's, by gateway and sequence."""
         while (decided := rounds.get(self._epoch)) is not None:
             for record in self._between(decided.offsets, rows):
                 count = self._fold.take(record)
@@ -66,6 +66,6 @@ class Sequential:
                     yield record
 
     def due(self, sink: str, place: int) -> tuple[Record, int] | None:
-        """The record that this line of the sink's output is of, and its count; None if there is none yet."""
+        """Return the record and the count of this line of the sink's output; None if the line does not exist yet."""
         due = self._due[sink]
         return due[place] if place < len(due) else None

@@ -1,9 +1,9 @@
-"""Set-back faults: a gateway's directory is replaced by an older copy or lost, and an operator repairs it.
+"""Injects set-back faults: a gateway's directory is lost or replaced by an older copy, and an operator repairs it.
 
-Invariant: the copy lacks records or committed positions of a decided epoch. So, before any producer is admitted, the
-gateway must refuse the driver or receive what it lacks. After a refusal the operator follows `docs/how-to/backup.md`,
-and restores the gateway's latest directory. `world` triggers it at a fault; `simulated_gateway` then starts on the
-replaced directory.
+Invariant: the copy lacks records or committed positions of a decided epoch. So the gateway must refuse the driver, or
+receive the missing data, before any producer is admitted. After a refusal the operator follows
+`docs/how-to/backup.md`, and restores the gateway's latest directory. `world` triggers it at a fault;
+`simulated_gateway` then starts on the replaced directory.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ SET_BACK = "set-back"
 POLL_INTERVAL_S = 0.05
 """Interval at which the operator checks whether the copy is outdated and the machine is up."""
 REPAIR_S = 0.1
-"""From the refusal until the newest directory is put back."""
+"""Time from the refusal until the newest directory is put back."""
 
 
 class SetBackOperator:
     def __init__(self, site: Environment, machines: dict[str, Machine], kill: Callable[[str], None]) -> None:
-        """`kill` kills a part, if it lives; it is started again."""
+        """Prepare the operator. `kill` kills a part if it is alive; the supervisor restarts the part."""
         self._site = site
         self._machines = machines
         self._kill = kill
         self._is_repairing: set[str] = set()
 
     def begin(self, part: str, kind: str, seconds: float) -> None:
-        """Take the copy now, if there is to be one, and put it in the directory's place when it is old."""
+        """Begin a fault. Unless the directory is lost, copy it now. Replace the directory by the copy when the copy
+        is outdated."""
         found = self._machines[part].disk.directory(part)
         copy = copied(found) if found is not None and kind == SET_BACK else None
         lacks = (0, -1) if copy is None else (log_end(copy), read_snapshot(_snapshot_of(copy)).epoch)
         self._when(seconds, lambda: self._is_old(part, *lacks), lambda: self._set_back(part, copy))
 
     def refused(self, part: str) -> None:
-        """A gateway has refused a driver. If a fault of ours caused it, undo the fault."""
+        """Handle a gateway that has refused a driver. If a set-back is the cause, undo the fault."""
         if part in self._site.set_back and part not in self._is_repairing:
             self._is_repairing.add(part)
             self._when(REPAIR_S, lambda: self._machines[part].is_up, lambda: self._put_back(part))
 
     def confirmed(self, part: str, end: int) -> None:
-        """A driver takes the directory, whose log ends here, for the right one. If it is a copy, it has what it lacked,
-        or is wrong."""
+        """Handle a driver that accepts the directory, whose log ends at `end`. If the directory is a copy, the oracle
+        checks that it is now complete."""
         if part in self._site.set_back:
             self._site.oracle.set_back(name_of(part), end)
             self._site.log_event(part, "= the copy is taken")
@@ -68,7 +69,7 @@ class SetBackOperator:
         machine, decided = self._machines[part], self._site.oracle.decided
         known = read_snapshot(machine.disk.durable_file(snapshot_path(part)))
         committed = decided[max(decided)].offsets.get(name_of(part), 0) if decided else 0
-        is_old = end < max(known.end_sequence, committed) or epoch < known.epoch
+        is_old = end < max(known.end, committed) or epoch < known.epoch
         return machine.is_up and not self._site.set_back and is_old
 
     def _set_back(self, part: str, copy: Directory | None) -> None:
@@ -90,7 +91,8 @@ class SetBackOperator:
         self._change(part, {part: newest, set_aside(part): None})
 
     def _change(self, part: str, names: dict[str, File | Directory | None]) -> None:
-        """What a power cut may do to the files themselves it still may."""
+        """Change names in the part's parent directory. The effects of a later power cut on the files stay
+        possible."""
         disk = self._machines[part].disk
         disk.root.change(names)
         disk.root.sync()
@@ -98,7 +100,7 @@ class SetBackOperator:
 
 
 def copied(directory: Directory) -> Directory:
-    """A copy as any program makes it: with writes that are not synced, and that a power cut may undo later."""
+    """Return a copy as an ordinary program makes it: with unsynced writes, which a later power cut may undo."""
     copy = Directory()
     for name, node in directory.names.items():
         if isinstance(node, Directory):
@@ -116,6 +118,7 @@ def _snapshot_of(directory: Directory) -> bytes | None:
 
 
 def blamed(error: StorageError, *, is_injected_damage: bool) -> StorageError:
-    """A copy of the error. `is_injected_damage`: the simulation caused it, and an operator repairs it. The copy can be
-    raised from the error: an error that is raised from itself is its own cause, and following its causes never ends."""
+    """Return a copy of the error. `is_injected_damage` marks an error that the simulation has caused and an operator
+    repairs. The copy can be raised from the error. An error that is raised from itself would be an endless chain of
+    causes."""
     return StorageError(error.sentence, next_step=error.next_step, is_injected_damage=is_injected_damage)

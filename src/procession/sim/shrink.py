@@ -1,6 +1,7 @@
-"""Shrinking: reduces a failing plan as far as possible, so that a person can read what happened.
+"""Shrinks a failing plan as far as possible, so that a person can read its event log.
 
-Invariant: every smaller plan is run, and kept only if it fails too. The runner prints the result and its event log.
+Invariant: every smaller plan is run, and is kept only if it also fails. The runner prints the result and its event
+log.
 """
 
 from __future__ import annotations
@@ -78,5 +79,5 @@ def _smaller(plan: FaultPlan) -> Iterator[FaultPlan]:
 
 
 def _without(plan: FaultPlan, part: str) -> FaultPlan:
-    """The plan without the faults of a part that is gone."""
+    """Return the plan without the faults of a removed part."""
     return plan.with_faults(tuple(fault for fault in plan.faults if not fault.part.startswith(part)))

@@ -1,7 +1,7 @@
-"""The driver's and the Spark helper's clients of the simulated gateways, one for each gateway.
+"""Simulates the clients of the driver and of Spark's helper: one client for each simulated gateway.
 
-Invariant, as in `driver/gateway_clients`: a gateway that does not answer delays no other. Each gateway has one request
-in flight; a late reply counts for the next request. The leader says which gateways there are. Upstream:
+Invariant, as in `driver/gateway_clients`: a gateway that does not answer does not delay the others. Each gateway has
+one request in flight; a late reply counts for the next request. The leader says which gateways there are. Upstream:
 `simulated_driver` and `simulated_spark`. Downstream: the shipped `gateway/control`, by requests.
 """
 
@@ -15,8 +15,7 @@ from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
 from procession.driver.gateway_clients import place_of
-from procession.driver.known_gateways import epochs_kept
-from procession.driver.last_commit import LastCommit
+from procession.driver.last_commit import LastCommit, epochs_kept, known_members
 from procession.errors import ProcessionError, RoundError, StorageError
 from procession.gateway.global_registry import LEADER
 from procession.gateway.members import Member
@@ -31,35 +30,36 @@ EPOCH_BYTES_MAX = 1 << 30
 
 Request = dict[str, Any]
 Answers = dict[str, tuple[Request, Any]]
-"""By the gateway's name: what it was asked, and its answer."""
+"""The request and the answer of each gateway, by name."""
 
 
 def last_commit(checkpoint: Checkpoint, epoch: int) -> LastCommit:
-    """As in `driver/last_commit`: the commit of this epoch, which gateways must know."""
+    """Return the commit of this epoch, which gateways must know, as `driver/last_commit` does."""
     if epoch >= 0:
-        checkpoint.check_fence()  # a commit that was on disk before a successor took over is known to it
+        checkpoint.check_fence()  # a successor knows all commits that were on disk before it took over
     record = checkpoint.rounds.read(epoch) if epoch >= 0 else None
     return LastCommit(checkpoint.fence, record, checkpoint.places.all())
 
 
 def fence_request(last: LastCommit, name: str, offered: LogOffset) -> Request:
-    """As `gateway/control_client.ControlClient.fence`."""
+    """Return the request of `gateway/control_client.ControlClient.fence`."""
     return _request("fence", fence=last.fence, offered=offered.as_json(), known=last.known(name)._asdict())
 
 
-def list_request(fence: int) -> Request:
-    """For the leader's list of gateways."""
-    return _request("fence", fence=fence)
+def list_request(fence: int, names: Iterable[str]) -> Request:
+    """Return the request for the leader's list of gateways, which must contain these names, as in
+    `driver/offsets`."""
+    return _request("fence", fence=fence, known=known_members(names)._asdict())
 
 
 def offer_request(last: LastCommit, name: str, start: LogOffset, records_max: int) -> Request:
-    """As `gateway/control_client.ControlClient.offer`."""
+    """Return the request of `gateway/control_client.ControlClient.offer`."""
     fields = {"start": start.sequence, "offered": start.as_json(), "known": last.known(name)._asdict()}
     return _request("offer", fence=last.fence, **fields, records_max=records_max, bytes_max=EPOCH_BYTES_MAX)
 
 
 def commit_request(fence: int, record: RoundRecord, name: str) -> Request:
-    """As `driver/last_commit.send_commit`."""
+    """Return the request of `driver/last_commit.send_commit`."""
     positions = {str(stream): message_id for stream, message_id in record.positions.items()}
     end, kept = record.offsets.get(name, 0), epochs_kept(record, name)
     return _request("commit", fence=fence, epoch=record.epoch, end=end, positions=positions, epochs_kept=kept)
@@ -74,7 +74,7 @@ def members_of(answer: Mapping[str, Any]) -> list[Member]:
 
 
 def keep_places(site: Environment, places: LogLocations, gateways: Iterable[Member]) -> None:
-    """As `driver/offsets`: a gateway that the leader lists is known to all later drivers."""
+    """Store the places of the gateways that the leader lists, for all later drivers, as `driver/offsets` does."""
     for member in gateways:
         try:
             places.keep(member.name, place_of(member))
@@ -82,37 +82,42 @@ def keep_places(site: Environment, places: LogLocations, gateways: Iterable[Memb
             part = part_of(member.name)
             site.log_event(part, "! refuses: the driver finds that %s", error.sentence)
             site.refused(part)
-            raise blamed(error, is_injected_damage=part in site.was_set_back) from error  # the list may be an old one
+            raise blamed(error, is_injected_damage=part in site.was_set_back) from error  # the list may be outdated
 
 
 class SimulatedGatewayClients:
-    def __init__(self, owner: SimulatedProcess) -> None:
+    def __init__(self, owner: SimulatedProcess, check_fence: Callable[[], None]) -> None:
         self._owner = owner
+        self._check_fence = check_fence
         self.names = [LEADER]
         self._identities: dict[str, str] = {}
-        """Of the gateways but the leader: no other one is asked."""
+        """Identities of the gateways without the leader. Only these gateways are asked."""
         self._pending: set[str] = set()
         self._away: set[str] = set()
         self._found: Answers = {}
         self._done: Callable[[Answers], Any] | None = None
 
     def meet(self, gateways: Iterable[Member]) -> None:
-        """Takes the leader's list of gateways. An empty list changes nothing."""
+        """Use the leader's list of gateways. An empty list changes nothing."""
         if there := {member.name: member.identity for member in gateways}:
             self.names = sorted({LEADER, *there})
             self._identities = {name: identity for name, identity in there.items() if name != LEADER}
             self._found = {name: found for name, found in self._found.items() if name in self.names}
 
     def ask(self, questions: Mapping[str, Request], done: Callable[[Answers], Any]) -> None:
-        """Ask each its question; `done` gets the answers of those that are there, also to what was asked before."""
+        """Send each gateway its request. `done` gets the answers of the reachable gateways, including late
+        answers."""
         self._done = done
         for name, question in questions.items():
             if name not in self._pending and name not in self._found:
                 self._pending.add(name)
-                whom = {"identity": self._identities[name]} if name in self._identities else {}
-                self.send(name, {**question, **whom}, partial(self._answered, name, question))
+                self._put(name, question)
         if not self._waits:
             self._owner.later(0.0, self._poll)
+
+    def _put(self, name: str, question: Request) -> None:
+        whom = {"identity": self._identities[name]} if name in self._identities else {}
+        self.send(name, {**question, **whom}, partial(self._answered, name, question))
 
     def send(self, name: str, request: Request, answered: Callable[[Any], Any]) -> None:
         self._owner.site.network.call(self._owner, control_address(part_of(name)), request, answered)
@@ -123,9 +128,13 @@ class SimulatedGatewayClients:
 
     def _answered(self, name: str, question: Any, answer: Any) -> Any:
         if isinstance(answer, RoundError | GarbledRequest):
-            answer = None  # as if it were away: the request is sent again
+            answer = None  # as if the gateway were away: the request is sent again
         if isinstance(answer, ProcessionError):
             raise answer
+        if answer is not None and "start" in answer and "known" in question and not question["known"]["start"]:
+            self._check_fence()  # as in `driver/last_commit`
+            self._put(name, {**question, "known": {**question["known"], "start": answer["start"]}})
+            return None
         self._pending.discard(name)
         self._away.discard(name)
         if answer is not None:

@@ -1,5 +1,5 @@
-"""The Python half of a driver: the shipped commit performer, with its sink links, coordinator and checkpoint, and a
-model of `driver/driver` and its clients of the gateways.
+"""Simulates the Python half of a driver: the shipped commit performer with its sink links, coordinator and
+checkpoint, and a model of `driver/driver` with its clients of the gateways.
 
 Invariant, as in the driver: a performer gets the epochs of one Spark, and an error of either ends both. The oracle sees
 every event and every action of the coordinator. `simulated_spark` delivers the epochs; the sinks are reached over the
@@ -52,16 +52,16 @@ PIPELINE, CHECKPOINT_ID, FINGERPRINT = "p", "abc123", "f"
 RETRY_S = 0.1
 ANSWER_S = 0.4
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.002, 0.1
-"""As short as an epoch is here: a sink may come back while its round is in doubt."""
+"""As short as a simulated epoch, so that a sink may return while its round is in doubt."""
 
 
 def _is_passing(error: ProcessionError) -> bool:
-    """Whether the supervisor may simply start a driver again, as `supervisor/supervisor` would."""
+    """Return whether a restart of the driver may help, as `supervisor/supervisor` decides it."""
     return not error.next_step and not isinstance(error, LocalProtocolError)
 
 
 class ObservedCoordinator(Coordinator):
-    """The shipped coordinator. The oracle judges what it decides, at the moment when it is decided."""
+    """The shipped coordinator. The oracle checks each decision when it is made."""
 
     driver: SimulatedDriver
 
@@ -79,8 +79,8 @@ class ObservedCoordinator(Coordinator):
 
 
 class ObservedClaims(SimulatedFileSystem):
-    """The simulated disk. The oracle records what a driver has decided at the moment when a successor replaces it: from
-    then on, until the successor has its copy, no copy on disk says so."""
+    """The simulated disk. When a successor replaces a driver, the oracle records the driver's decisions, because no
+    copy on disk has them until the successor has finished its copy."""
 
     def rename(self, old: Path, new: Path) -> None:
         super().rename(old, new)
@@ -122,12 +122,12 @@ class SimulatedDriver(AsyncioProcess):
             for name, plan in sinks.items()
         ]
         self._performer: CommitPerformer
-        self._fences, self._commits = SimulatedGatewayClients(self), SimulatedGatewayClients(self)
+        self._fences, self._commits = (SimulatedGatewayClients(self, self._check_fence) for _ in range(2))
         self._fenced: set[str] = set()
         self._notified: dict[str, int] = {}
         """The last epoch that each gateway has acknowledged."""
         self._met: Mapping[str, int] = {}
-        """How far each gateway was read when the leader last sent its list of gateways."""
+        """The offset of each gateway when the leader last sent its list of gateways."""
 
     def start(self) -> None:
         self.post(self._begin)
@@ -140,7 +140,7 @@ class SimulatedDriver(AsyncioProcess):
                 self.spark.kill()  # the supervisor reaps the whole group
 
     def stop(self) -> None:
-        """SIGTERM: Spark is stopped wherever it is, then the log is looked up."""
+        """Handle SIGTERM: stop Spark immediately, then read its commit log."""
         if self.spark is None:
             self.kill()
         else:
@@ -148,7 +148,7 @@ class SimulatedDriver(AsyncioProcess):
             self.spark.later(0.05 * self.site.chance.random(), self.spark.end)
 
     def failed(self, error: ProcessionError) -> None:
-        """Stops the driver; the supervisor decides whether it is restarted. A driver that still holds the fence may
+        """Stop the driver; the supervisor decides whether it is restarted. A driver that still holds the fence may
         stop only for a known reason."""
         if self.error is not None:
             return
@@ -168,7 +168,7 @@ class SimulatedDriver(AsyncioProcess):
         if self.is_alive and self._is_in_charge():
             raise InvariantViolation("I7", f"a sink does not understand its driver: {reason}")
 
-    # Beginning
+    # Start
 
     def _begin(self) -> Steps:
         checkpoint = self.checkpoint = yield from self.blocking(self._claim)
@@ -220,10 +220,13 @@ class SimulatedDriver(AsyncioProcess):
     def _say(self, sentence: str) -> None:
         self.site.log_event(self.part, "! %s", sentence)
 
+    def _check_fence(self) -> None:
+        self.checkpoint.check_fence()
+
     def _raise_fence(self) -> None:
-        """No earlier driver's acknowledgements count from here on; then Spark may start. The leader comes first: it
-        knows the others."""
-        self._fences.send(LEADER, list_request(self.checkpoint.fence), self._listed)
+        """Raise the fence at the gateways, so that acknowledgements of earlier drivers are ignored; then start Spark.
+        The leader is first, because it has the list of the others."""
+        self._fences.send(LEADER, list_request(self.checkpoint.fence, self._places.all()), self._listed)
 
     def _listed(self, answer: Any) -> None:
         if isinstance(answer, ProcessionError) and not isinstance(answer, RoundError):
@@ -252,10 +255,10 @@ class SimulatedDriver(AsyncioProcess):
         self._fences.meet(gateways)
         self._commits.meet(gateways)
 
-    # What Spark calls
+    # Calls from Spark
 
     def run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> Steps | None:
-        """`foreachBatch`: Spark waits until `finished` comes back."""
+        """Run `foreachBatch`. Spark waits until `finished` is called."""
         return self._do(self._run_epoch(epoch, manifests))
 
     async def _run_epoch(self, epoch: int, manifests: Sequence[Manifest]) -> None:
@@ -264,11 +267,11 @@ class SimulatedDriver(AsyncioProcess):
             self.spark.soon(self.spark.finished, epoch)
 
     def query_ended(self) -> Steps | None:
-        """Spark is gone for good: the performer looks the open round up and tells the sinks, then the driver ends."""
+        """Handle Spark's end: the performer settles the open round and notifies the sinks, then the driver ends."""
         return self._do(self._end())
 
     def query_failed(self, error: ProcessionError) -> Steps | None:
-        """Spark itself failed: as `query_ended`, and the driver ends with this error."""
+        """Handle a failure of Spark: like `query_ended`, but the driver ends with this error."""
         return self._do(self._end(error))
 
     async def _end(self, error: ProcessionError | None = None) -> None:
@@ -277,7 +280,7 @@ class SimulatedDriver(AsyncioProcess):
             self.failed(error)
         elif self.error is None:
             if self.site.chance.random() < 0.5:
-                self.later(0.02 * self.site.chance.random(), self.kill)  # nobody waits until it is done
+                self.later(0.02 * self.site.chance.random(), self.kill)  # no process waits until it is done
             await self._performer.close()
             self.later(0.0, self.kill)
 
@@ -294,7 +297,8 @@ class SimulatedDriver(AsyncioProcess):
     # Reports to the oracle
 
     def asks_for_vote(self, action: ev.EmitEpoch) -> None:
-        """A replaced driver may have lost its copy of the checkpoint. Its later messages decide nothing."""
+        """Report a request for a vote. A replaced driver, which may have lost its copy of the checkpoint, decides
+        nothing any more."""
         if self._is_in_charge():
             path = self.checkpoint.directory / "offsets" / str(action.epoch)
             self.site.oracle.asked_to_vote(action.epoch, self.machine.disk.durable_file(str(path)))
@@ -305,10 +309,10 @@ class SimulatedDriver(AsyncioProcess):
     # The gateways
 
     async def _acknowledge(self, record: RoundRecord) -> None:
-        """As `driver/offsets.GatewayNotifier`."""
+        """Acknowledge a round, as `driver/offsets.GatewayNotifier` does."""
         strangers = [name for name in record.offsets if name not in self._commits.names]
         if any(record.offsets[name] != self._met.get(name) for name in strangers):
-            await self._list_gateways()  # one is new, or one that had left is back
+            await self._list_gateways(record)  # a gateway is new, or has returned
             self._met = record.offsets
         requests = {
             name: commit_request(self.checkpoint.fence, record, name)
@@ -320,11 +324,11 @@ class SimulatedDriver(AsyncioProcess):
         missing = [name for name in self._commits.names if self._notified.get(name) != record.epoch]
         if missing:
             if LEADER not in missing:
-                await self._list_gateways()  # a missing gateway may have left
+                await self._list_gateways(record)  # a missing gateway may have left
             raise RoundError(f"{', '.join(missing)} do not answer")
 
-    async def _list_gateways(self) -> None:
-        request = list_request(self.checkpoint.fence)
+    async def _list_gateways(self, record: RoundRecord) -> None:
+        request = list_request(self.checkpoint.fence, record.offsets)
         answer = await self._asked(lambda done: self._commits.send(LEADER, request, done))
         if isinstance(answer, ProcessionError):
             raise answer
@@ -333,7 +337,7 @@ class SimulatedDriver(AsyncioProcess):
         self._meet(members_of(answer))
 
     def _asked(self, ask: Callable[[Callable[[Any], Steps | None]], None]) -> Awaitable[Any]:
-        """What comes back when this is asked."""
+        """Send a request and return the reply."""
         found = self.loop.create_future()
 
         def done(answer: Any) -> Steps | None:

@@ -1,9 +1,9 @@
-"""The files port on a simulated disk: what `runtime/host_files` is on the operating system.
+"""Implements the files port on a simulated disk, as `runtime/host_files` does on the operating system.
 
-Invariant: each call that changes something is a step at which the process can die, and a sync or a rename is an edge. A
-call of a process that is dead raises `ProcessKilled` and has no effect, also in its `finally` blocks. A fault of the
-schedule raises the OSError that Linux would; `is_injected` tells it from an error that nobody caused. The shipped file
-code runs on it unchanged; it operates on `disk`.
+Invariant: each call that changes a file is a step at which the process can die, and a sync or a rename is an edge. A
+call of a dead process raises `ProcessKilled` and has no effect, also in `finally` blocks. A fault of the schedule
+raises the same OSError as Linux; `is_injected` recognizes these errors. The shipped file code runs unchanged on this
+port, which uses `disk`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from procession.sim.disk import Directory, Disk, File
 from procession.sim.simulated_process import SimulatedProcess
 
 DROPPED = 0.2
-"""Probability that a failed sync drops the written data at once. Otherwise reads return it, but it is not durable."""
+"""Probability that a failed sync drops the written data at once. Otherwise reads return the data, but it is not
+durable."""
 FREE_BYTES = 1 << 40
 LOCK_WAIT_S = 0.02
 MUTEX_WAIT_S = 0.001
@@ -35,7 +36,7 @@ class InjectedDiskError(OSError):
 
 
 def is_injected(error: BaseException | None) -> bool:
-    """Whether a fault of the schedule is the cause of this error."""
+    """Return whether a fault of the schedule is the cause of this error."""
     while error is not None:
         if isinstance(error, InjectedDiskError):
             return True
@@ -44,7 +45,7 @@ def is_injected(error: BaseException | None) -> bool:
 
 
 def is_injected_damage(error: ProcessionError) -> bool:
-    """The same, also for a directory that was set back."""
+    """Return whether a fault of the schedule or a set-back directory is the cause of this error."""
     return bool(error.fields.get("is_injected_damage")) or is_injected(error)
 
 
@@ -145,7 +146,7 @@ class SimulatedFileSystem:
         directory.change({name: None})
 
     def remove_tree(self, path: Path) -> None:
-        """At one step: nothing relies on a tree that is being removed."""
+        """Remove a tree in one step, because no code relies on a partly removed tree."""
         directory, name = self._parent(path)
         self.step()
         node = directory.names.get(name)
@@ -192,7 +193,7 @@ class SimulatedFileSystem:
             raise InjectedDiskError(errno.EROFS, "Read-only file system")
 
     def _turn(self) -> None:
-        """A call begins: others may go first, and the process may be dead."""
+        """Begin a call: other processes may run first, and this process may be dead."""
         self.process.give_way()
         if not self.process.is_alive:
             raise ProcessKilled
@@ -233,7 +234,7 @@ class SimulatedFileSystem:
 
 
 class SimulatedFile:
-    """An open file: it stays the same file when its name is changed or removed."""
+    """An open file. It stays the same file when its name is changed or removed."""
 
     __slots__ = ("_files", "_node")
 
@@ -279,7 +280,7 @@ class SimulatedFile:
         files.disk.syncs += 1
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: an open file holds no resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +292,7 @@ class SimulatedFile:
 
 
 class SimulatedMutex:
-    """Between the threads of one process. Who waits lets the others go on."""
+    """A mutex between the threads of one process. While a thread waits, the others continue."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
@@ -308,7 +309,7 @@ class SimulatedMutex:
 
 
 class SimulatedLock:
-    """Held until it is closed, or until its process dies."""
+    """A lock that is held until it is closed or its process dies."""
 
     def __init__(self, files: SimulatedFileSystem, node: File | Directory) -> None:
         self._files = files

@@ -1,8 +1,8 @@
-"""A gateway: the shipped `gateway/server`, with its performer, sessions, control port and leader link, on a simulated
-host.
+"""Simulates a gateway: the shipped `gateway/server` with its performer, sessions, control port and leader link, on a
+simulated host.
 
-Invariant: nothing of the gateway is written here. This module makes the host of one process, starts the server on it,
-and tells the oracle what the performer does, at the moment when it does it. `simulated_producer` connects to it,
+Invariant: this module contains no code of the gateway. It creates the host of one process, starts the server on it,
+and reports the performer's actions to the oracle when they happen. `simulated_producer` connects to it,
 `simulated_driver` and `simulated_spark` make requests.
 """
 
@@ -38,7 +38,7 @@ from procession.wire.stream_lifecycle import StreamState
 
 READ_BYTES_MAX = 64 * 1024
 WALL_CLOCK_RATE = 1000
-"""A wall clock shows seconds, and a simulated gateway is started again after milliseconds."""
+"""Speed of the wall clock, because a wall clock shows seconds and a simulated gateway restarts after milliseconds."""
 OPEN = StreamState.OPEN
 
 Reply = Callable[[Any], None]
@@ -56,7 +56,7 @@ class GatewayFiles(SimulatedFileSystem):
 
 
 class OracleObserver(ev.GatewayObserver):
-    """Tells the oracle what the shipped performer decides and does, when it does it."""
+    """Reports the decisions and actions of the shipped performer to the oracle when they happen."""
 
     def __init__(self, process: SimulatedGateway) -> None:
         self._process = process
@@ -72,7 +72,7 @@ class OracleObserver(ev.GatewayObserver):
         check_acknowledgement(self._site, self._durable_snapshot, frame)
 
     def on_trim(self, before_sequence: int) -> None:
-        self._site.oracle.trimmed(before_sequence, self._durable_snapshot().end_sequence)
+        self._site.oracle.trimmed(before_sequence, self._durable_snapshot().end)
 
     def on_confirmed(self, next_sequence: int) -> None:
         self._site.confirmed(self._process.part, next_sequence)
@@ -82,11 +82,11 @@ class SimulatedGateway(AsyncioProcess):
     def __init__(
         self, site: Environment, part: str, machine: Machine, limits: Limits, segment_bytes_max: int, checkpoint: Disk
     ) -> None:
-        """`checkpoint` is the disk on which drivers claim their fences."""
+        """Prepare a gateway. `checkpoint` is the disk on which drivers claim their fences."""
         super().__init__(site, part, machine, is_interruptible=False)
         self.has_left = False
         self.is_dirty = False
-        """Whether something was decided since the last check."""
+        """Whether the performer has decided anything since the last check."""
         self.server: GatewayServer | None = None
         self._config = GatewayConfig(
             SimulatedPath(part),
@@ -149,12 +149,12 @@ class SimulatedGateway(AsyncioProcess):
         self.site.refused(self.part)
 
     def stop(self) -> Steps | None:
-        """SIGTERM."""
+        """Handle SIGTERM."""
         self.stopped.set()
         return self.loop.turn()
 
     def check(self) -> None:
-        """I8: at most one session and at most one gateway hold a stream, and a closed session holds none."""
+        """Check I8: at most one session and at most one gateway hold a stream, and closed sessions hold no stream."""
         if not self.is_dirty or self.server is None:
             return
         self.is_dirty = False
@@ -187,7 +187,7 @@ class SimulatedGateway(AsyncioProcess):
     # Requests at the control port
 
     def on_request(self, request: dict[str, Any], reply: Reply) -> Steps | None:
-        """A connection with one request arrives."""
+        """Handle a connection with one request."""
         if (protocol := self.ports.get(control_address(self.part))) is None:
             return None
 
@@ -204,5 +204,5 @@ class SimulatedGateway(AsyncioProcess):
         return self.loop.turn()
 
     def let_go(self, part: str) -> Steps | None:
-        """The operator asks this gateway, the leader, to remove a gateway."""
+        """Handle an operator's request to the leader to remove a gateway."""
         return self.on_request({"op": "leave", "name": name_of(part)}, lambda _: None)

@@ -1,11 +1,10 @@
-"""An asyncio event loop in virtual time: the shipped asyncio code of a simulated process runs on it unchanged.
+"""Implements an asyncio event loop in virtual time, on which the shipped asyncio code of a process runs unchanged.
 
 Invariant: a run depends on its seed only. Callbacks run in the order in which they were scheduled, as in asyncio; a
 timer is an event of the virtual clock, a connection one of the simulated network. Each callback is a step at which the
-process can die, and its disk calls can be interrupted (`blocking_calls`); so can those of its executor, which run
-beside the callbacks. Of a dead process nothing runs any more: what
-its `finally` blocks still call has no effect. A violation found in the middle of a task ends the run, although asyncio
-keeps exceptions of tasks to itself.
+process can die, and its disk calls can be interrupted (`blocking_calls`); so can the calls of its executor, which run
+concurrently with callbacks. A dead process runs no further code, except `finally` blocks, whose calls have no effect.
+A violation in the middle of a task ends the run, although asyncio only stores exceptions of tasks.
 """
 
 from __future__ import annotations
@@ -27,33 +26,53 @@ if TYPE_CHECKING:
     from procession.sim.environment import Environment, Machine
 
     EventLoop: Any
+    Task = asyncio.Task[Any]
 else:
     EventLoop = asyncio.AbstractEventLoop
+    Task = asyncio.Task
 
 TURN_S = 0.004
-"""Longest time between two turns of a loop that has work: other processes, and what arrives meanwhile, come first."""
+"""Maximum time between two turns of a loop with work. Other processes and arriving data come first."""
 
 THREADED = 0.3
-"""How likely a turn, or a call of the executor, can be interrupted. To switch threads is slow."""
+"""Probability that a turn, or a call of the executor, can be interrupted. It is low because switching threads is
+slow."""
+
+
+class NumberedTask(Task):
+    """A task that is hashed by its number: a set of tasks, as in a TaskGroup, is then in the same order in every run,
+    wherever in memory the tasks are."""
+
+    def __init__(
+        self, loop: SimulatedLoop, work: Any, *, name: str | None, context: contextvars.Context | None
+    ) -> None:
+        loop.tasks_made += 1
+        self._number = loop.tasks_made
+        super().__init__(work, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class SimulatedLoop(EventLoop):  # type: ignore[misc]
     """The event loop of one process."""
 
     def __init__(self, process: AsyncioProcess, *, is_interruptible: bool) -> None:
-        """Unless it `is_interruptible`, no other process runs in the middle of a callback, which is faster."""
+        """Create a loop. Unless `is_interruptible`, no other process runs in the middle of a callback, which is
+        faster."""
         self._process = process
         self._is_interruptible = is_interruptible
         self._clock = process.site.clock
         self._random = process.site.chance.random
         self._ready: deque[Any] = deque()
-        """Handles of asyncio."""
+        """Handles of asyncio that are ready to run."""
         self._is_awaited = False
         """Whether the next turn is scheduled."""
         self._is_turning = False
         self._is_over = False
         self._tasks: list[tuple[asyncio.Task[Any], Any]] = []
-        """Each with its coroutine."""
+        """The tasks, each with its coroutine."""
+        self.tasks_made = 0
         self._error: BaseException | None = None
         self.step = process.step
 
@@ -86,7 +105,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It stays in the clock until it is due."""
+        """Do nothing: a cancelled timer stays in the clock until it is due."""
 
     def _due(self, handle: asyncio.TimerHandle) -> None:
         if self._process.is_alive and not handle.cancelled():
@@ -100,7 +119,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
             self._process.later(delay_s, self.turn)
 
     def turn(self) -> Steps | None:
-        """Run what is ready."""
+        """Run the callbacks that are ready."""
         self._is_awaited = False
         if not self._ready or self._is_turning:
             return None
@@ -111,7 +130,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
 
     def _run_ready(self) -> None:
         self._is_turning = True
-        outer = asyncio._get_running_loop()  # a fault that strikes one process may make another one run
+        outer = asyncio._get_running_loop()  # a fault of one process may make another process run
         asyncio._set_running_loop(self)
         process, ready = self._process, self._ready
         try:
@@ -140,12 +159,13 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
     def create_task(
         self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        task = asyncio.Task(self._guarded(coro), loop=self, name=name, context=context)
+        task = NumberedTask(self, self._guarded(coro), name=name, context=context)
         self._tasks.append((task, coro))
         return task
 
     async def _guarded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """A task fails with an error of ours, or of the operating system. Anything else ends the run."""
+        """Run a coroutine. Errors of Procession and of the operating system fail the task; any other error ends the
+        run."""
         try:
             return await work
         except (ProcessionError, OSError):
@@ -155,10 +175,10 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
             raise
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Of what nobody waits for, `_guarded` has noticed what matters."""
+        """Do nothing: `_guarded` already handles errors of tasks that are not awaited."""
 
     def close_tasks(self) -> None:
-        """The run is over: ends all tasks where they wait."""
+        """End all waiting tasks at the end of the run."""
         self._ready.clear()
         self._is_over = True
         for task, coro in self._tasks:
@@ -210,7 +230,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
     async def create_connection(
         self, protocol_factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: Any
     ) -> tuple[SimulatedTransport, asyncio.Protocol]:
-        """The name of a host is that of the part that listens there. Port 0 is its only one."""
+        """Connect to a host, whose name is that of the listening part. A host has only port 0."""
         connected: asyncio.Future[Endpoint] = self.create_future()
         address = f"{host}:{port}" if port else host
 
@@ -220,7 +240,7 @@ class SimulatedLoop(EventLoop):  # type: ignore[misc]
                     end.close()
                 return None
             if end is None:
-                connected.set_exception(ConnectionRefusedError(f"nobody listens at {address}"))
+                connected.set_exception(ConnectionRefusedError(f"no process listens at {address}"))
             else:
                 connected.set_result(end)
             return self.turn()
@@ -246,10 +266,10 @@ class AsyncioProcess(SimulatedProcess):
     def __init__(self, site: Environment, part: str, machine: Machine, *, is_interruptible: bool = True) -> None:
         super().__init__(site, part, machine)
         self.ports: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
-        """What makes the protocols of connections, by the address at which this process listens."""
+        """Factories of protocols, by the address at which this process listens."""
         self.loop = SimulatedLoop(self, is_interruptible=is_interruptible)
         self.stopped = asyncio.Event()
-        """Set by SIGTERM, if the process waits for it."""
+        """Set at SIGTERM, if the process waits for it."""
 
     def begin(self, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Start the process with this coroutine function."""

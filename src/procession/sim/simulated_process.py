@@ -1,9 +1,9 @@
-"""A process: something that can be killed, paused and started again, and does one thing at a time.
+"""Simulates a process, which can be killed, paused and restarted, and runs one handler at a time.
 
-Invariant: each event that it handles, each disk call and each network write is a *step*. Steps are counted for each
-part, and a fault is injected at a count. So a fault can happen between any two steps, and the schedule determines
-exactly when. A handler that is a generator can also be interrupted at each `yield`: other processes continue, and the
-rest of this process waits, as after a blocking call. Upstream: `environment`. Downstream: the parts.
+Invariant: each handled event, each disk call and each network write is a *step*. Steps are counted for each part, and
+a fault is injected at a count. So a fault can happen between any two steps, and the schedule determines exactly when.
+A handler that is a generator can be interrupted at each `yield`: other processes run, and the other handlers of this
+process wait, as after a blocking call. Upstream: `environment`. Downstream: the parts.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ if TYPE_CHECKING:
     from procession.sim.network import Endpoint
 
 Steps = Generator[Any, None, Any]
-"""The steps of a handler. It yields wherever another process may run; a yielded number is the seconds until it
-continues."""
+"""The steps of a handler. It yields where another process may run; a yielded number is the delay in seconds."""
 
 INTERRUPTED = 0.2
-"""How likely another process gets a turn at a `yield`."""
+"""Probability that another process gets a turn at a `yield`."""
 SUSPENDED = 0.25
-"""How likely a blocking call that can be interrupted is suspended when it uses the machine."""
+"""Probability that an interruptible blocking call is suspended when it uses the machine."""
 THREAD_S = 0.002
-"""Longest time until a thread begins."""
+"""Maximum time until a thread begins."""
 PAUSE_POLL_S = 0.02
-"""Interval at which a thread checks whether its process still pauses."""
+"""Interval at which a thread checks whether its process is still paused."""
 
 
 class SimulatedProcess:
-    """One incarnation of a part. `part` names it in fault schedules, over all its incarnations."""
+    """One process of a part. `part` is its name in fault schedules, across restarts."""
 
     def __init__(self, site: Environment, part: str, machine: Machine) -> None:
         self.site = site
         self.part = part
         self.machine = machine
         self.number = len(site.everyone)
-        """Of all processes of the run."""
+        """Number of this process among all processes of the run."""
         self.is_alive = True
         self.is_paused = False
         self.ends: set[Endpoint] = set()
@@ -53,49 +52,49 @@ class SimulatedProcess:
         self._random = site.chance.random
         self._busy: Steps | None = None
         self._thread: CallThread | None = None
-        """Of the blocking call that is being made."""
+        """The thread of the current blocking call."""
         self.suspended = 0
-        """How many blocking calls are interrupted. One that begins may have to wait for them."""
+        """Number of suspended blocking calls. A new call may have to wait for them."""
         self._others: list[Steps] = []
-        """Threads besides the main one."""
+        """The threads besides the main thread."""
         self._backlog: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         machine.processes.append(self)
         site.everyone.append(self)
 
-    # What parts override
+    # Methods that parts override
 
     def start(self) -> None:
-        """Start."""
+        """Start the process."""
 
     def stop(self) -> Steps | None:
-        """SIGTERM."""
+        """Handle SIGTERM."""
 
     def failed(self, error: ProcessionError) -> None:
-        """An error came out of a handler. Unless a part handles it, it is a bug."""
+        """Handle an error of a handler. Unless a part overrides this, the error is a bug."""
         raise InvariantViolation("I7", f"{self.part} dies of {type(error).__name__}: {error.sentence}")
 
     check: Callable[[], None] | None = None
-    """Checks the invariants of the process after each of its steps, and raises a violation. None: it has none of its
-    own."""
+    """Checks the invariants of the process after each of its steps, and raises a violation. None: the process has no
+    invariants of its own."""
 
     def refused(self, reason: str) -> None:
-        """A sink does not understand this process, and says so."""
+        """Handle a sink's error that it does not understand this process."""
 
     def dismantle(self) -> None:
-        """The run is over."""
+        """Free the memory at the end of the run."""
 
     def died(self) -> None:
-        """The process has died. It may do nothing except notify the other processes of its machine."""
+        """Handle the death of the process. Only other processes of its machine may be notified."""
 
     def accepted(self, end: Endpoint) -> Steps | None:
-        """A peer has connected to this process."""
+        """Handle a new connection from a peer."""
 
     def received(self, end: Endpoint, data: bytes) -> Steps | None: ...
 
     def lost(self, end: Endpoint, is_clean: bool) -> Steps | None:
-        """The connection is gone; `is_clean` if the peer closed it in order."""
+        """Handle the end of a connection; `is_clean` if the peer closed it in order."""
 
-    # Doing
+    # Actions
 
     def step(self) -> None:
         """Count a step, and inject the faults that are due."""
@@ -107,7 +106,7 @@ class SimulatedProcess:
             raise ProcessKilled
 
     def edge(self) -> None:
-        """A step that makes something durable, or gives it its name: what was done before it may matter now."""
+        """Count an edge: a step that makes a file durable or renames it."""
         pace = self._pace
         pace.edges_taken = taken = pace.edges_taken + 1
         if taken == pace.next_edge:
@@ -118,7 +117,7 @@ class SimulatedProcess:
         self._after(delay_s, self.post, call, *args)
 
     def soon(self, call: Callable[..., Any], *args: Any) -> None:
-        """After a moment, in which others may come first."""
+        """Run a call after a moment, in which others may run first."""
         self._after(self._random() * 0.002, self.post, call, *args)
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:
@@ -190,7 +189,7 @@ class SimulatedProcess:
     # Blocking calls
 
     def blocking(self, call: Callable[..., Any], *args: Any) -> Steps:
-        """Make a call of shipped code. Other processes may run whenever it uses the machine."""
+        """Make a blocking call of shipped code. Other processes may run whenever it uses the machine."""
         threads = self.site.threads
         thread = threads.take()
         thread.begin(partial(call, *args))
@@ -213,7 +212,7 @@ class SimulatedProcess:
         return thread.result
 
     def start_thread(self, steps: Steps) -> None:
-        """Take these steps in a thread of their own: the handlers of the process run between them."""
+        """Run these steps in a separate thread, between which handlers of the process run."""
         self._others.append(steps)
         self._after(self._random() * THREAD_S, self._run_thread, steps)
 
@@ -234,12 +233,12 @@ class SimulatedProcess:
             self._after(delay_s, self._run_thread, steps)
 
     def give_way(self) -> None:
-        """A call to the machine begins. If it is made by a blocking call, others may go first."""
+        """Let others run first, if a blocking call is about to use the machine."""
         if self._thread is not None and (self.is_paused or self._random() < SUSPENDED):
             self._thread.suspend(self._random() * 0.004)
 
     def wait(self, delay_s: float) -> bool:
-        """Let others go on for a time. False if this is no blocking call, which cannot wait."""
+        """Let other tasks run for a time. Return False outside of blocking calls, which cannot wait."""
         if self._thread is None:
             return False
         self._thread.suspend(delay_s)
@@ -260,7 +259,7 @@ class SimulatedProcess:
             self._drain()
 
     def abandon(self) -> None:
-        """End the handler and the threads that are suspended, if there are any."""
+        """End the suspended handler and threads, if there are any."""
         busy, self._busy = self._busy, None
         others, self._others = self._others, []
         for steps in (busy, *others):
@@ -268,7 +267,7 @@ class SimulatedProcess:
                 steps.close()
 
     def kill(self, *, is_power_cut: bool = False) -> None:
-        """Gone at once. What it wrote to sockets may still arrive, what it wrote to files is in the page cache."""
+        """End the process immediately. Data in sockets may still arrive; data in files is in the page cache."""
         if not self.is_alive:
             return
         self.is_alive = False

@@ -1,9 +1,10 @@
-"""A producer: the real `Connection` and `StreamProgress`, with a copy of `sdk/source_session` and `sdk/source_client`.
+"""Simulates a producer: the shipped `Connection` and `StreamProgress`, with a copy of `sdk/source_session` and
+`sdk/source_client`.
 
-Invariant, as there: it sends nothing without a credit, reads every stream from the committed position that the gateway
-reports, and is done only when every record and the end of its stream are committed. A NOTIFY that is accepted after the
-end confirms this. Some producers ignore the committed position and start from the beginning, as third-party clients do.
-Upstream: the records of its stream. Downstream: `simulated_gateway`.
+Invariant, as there: the producer sends nothing without a credit, begins at the committed position that the gateway
+reports, and is done only when every record and the end of its stream are committed. A NOTIFY that is accepted after
+the end confirms this. Some producers ignore the committed position and start from the beginning, as third-party
+clients do. Upstream: the records of its stream. Downstream: `simulated_gateway`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from procession.wire.v3 import SOURCE_VERSION
 
 HANDSHAKE_S = 0.5
 RETRY_S = 0.05
-"""Delay before a refused producer asks again after the next ACK. Without it, with a small window, every NOTIFY would be
-answered at once and the two would only ask and refuse."""
+"""Delay before a refused producer repeats its request after the next ACK. Without the delay, with a small window,
+producer and gateway would only exchange requests and refusals."""
 
 
 class Producer(SimulatedProcess):
@@ -54,7 +55,7 @@ class Producer(SimulatedProcess):
         self._is_confirming = False
         self._was_refused = False
         self._is_waiting = False
-        """For credits."""
+        """Whether the producer waits for credits."""
 
     def start(self) -> None:
         self._connect()
@@ -67,8 +68,8 @@ class Producer(SimulatedProcess):
         self.later(0.02 + 0.1 * self.site.chance.random(), self._connect)
 
     def _elsewhere(self) -> None:
-        """If a redirect leads to an unreachable gateway, return to the one that sent it; if that fails, try the
-        next."""
+        """Connect to another gateway. If a redirect leads to an unreachable gateway, return to the gateway that sent
+        it; if that fails, try the next gateway."""
         if self._address == self._gateways[0]:
             self._gateways.rotate(-1)
         self._address = self._gateways[0]
@@ -144,7 +145,7 @@ class Producer(SimulatedProcess):
     def _notify(self, end: Endpoint) -> None:
         if end is self._end and not self._connection.is_over:
             if not self._connection.credit.available:
-                self._was_refused = True  # the next ACK brings some
+                self._was_refused = True  # the next ACK grants credits
                 return
             stream, committed = self._progress.stream, self._progress.committed
             end.write(self._connection.send(Notify(stream.id, stream.name, committed or 0)))
@@ -162,7 +163,7 @@ class Producer(SimulatedProcess):
         self.soon(self._pump, end)
 
     def _pump(self, end: Endpoint) -> None:
-        """A few records, or the end."""
+        """Send a few records, or the end of the stream."""
         if end is not self._end or self._next is None or self._connection.is_over:
             return
         if not self._connection.credit.available:

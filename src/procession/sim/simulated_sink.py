@@ -1,9 +1,9 @@
-"""A sink of ours: the shipped `sdk/sink_server` and `sdk/sink_directory`, with the shipped file output, on a simulated
-host.
+"""Simulates a sink: the shipped `sdk/sink_server` and `sdk/sink_directory` with the shipped file output, on a
+simulated host.
 
-Invariant: nothing of the sink is written here. This module starts the server on the simulated loop, and tells the
-oracle what it votes, commits and refuses. Sinks that are not ours are `foreign_sink`. Upstream: `commit/sink_link`,
-over the network. Downstream: `observed_sink`.
+Invariant: this module contains no code of the sink. It starts the server on the simulated loop, and reports votes,
+commits and refusals to the oracle. Third-party sinks are in `foreign_sink`. Upstream: `commit/sink_link`, over the
+network. Downstream: `observed_sink`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from procession.wire.v3 import encode
 
 HANDSHAKE_S = 0.5
 TYPE_AT = 4
-"""Of a frame: after its length."""
+"""Position of the type in a frame, after the length."""
 ERROR_TYPE = encode(Error(""))[TYPE_AT]
 EXPECTED = ("no HELLO in time", "the sink failed")
-"""A sink sends this to an idle connection, and when its disk fails."""
+"""Reasons that a sink sends to an idle connection, or when its disk fails."""
 
 
 class SimulatedSink(AsyncioProcess):
@@ -64,14 +64,14 @@ class SimulatedSink(AsyncioProcess):
         return ObservedParticipant(output, txnlog, self)
 
     def voted(self) -> None:
-        """A sink that hangs has voted, but its vote is not sent."""
+        """Hang after a vote and before it is sent, if the schedule says so."""
         if self.hangs:
             self.hangs -= 1
             for end in self.ends:
                 end.mute()
 
     def failed(self, error: ProcessionError) -> None:
-        """A failed output or log ends the sink, because a vote may be affected. Recovery finds out."""
+        """End the sink after a failed output or log, because a vote may be affected. Recovery determines this."""
         if not is_injected(error):
             raise InvariantViolation("I7", f"{self.part} ends with {error.sentence!r}, and nothing was done to it")
         self.site.log_event(self.part, "! %s", error.sentence)
@@ -86,7 +86,7 @@ class SimulatedSink(AsyncioProcess):
 
 
 class ObservedTransport(SimulatedTransport):
-    """Reports what a sink tells a driver when it ends its session."""
+    """Reports the reason that a sink sends to a driver when it ends the session."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if data[TYPE_AT] == ERROR_TYPE:

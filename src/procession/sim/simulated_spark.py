@@ -1,10 +1,10 @@
-"""Spark's part in an epoch: the JVM half of a driver, with the helper that polls the gateway.
+"""Simulates Spark's part in an epoch: the JVM half of a driver, with the helper that polls the gateway.
 
-Invariant, as in Spark: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced. After a start it runs
-exactly the same range again if there is an `offsets/N` without `commits/N`. It outlives its Python half, and then still
-finishes its pending writes. The application (`tasks`) counts records by key. It is deterministic except for one thing:
-each run of an epoch marks its records with its own number, so the oracle can detect two sinks that show different runs.
-Upstream: `simulated_gateway` and its log. Downstream: `simulated_driver`.
+Invariant, as in Spark: `offsets/N` → tasks → `foreachBatch` → `commits/N`, nothing synced. After a start, Spark runs
+exactly the same range again if there is an `offsets/N` without `commits/N`. It may outlive its Python half, and then
+still finishes its pending writes. The application (`tasks`) counts records by key. It is deterministic except for one
+thing: each run of an epoch marks its records with its number, so the oracle can detect that two sinks show different
+runs. Upstream: `simulated_gateway` and its log. Downstream: `simulated_driver`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 
 TRIGGER_S = 0.02
 TRIGGER_MAX_S = 0.3
-"""Spark asks at a steady rate; asking less often while nothing comes only saves the simulation steps."""
+"""Maximum interval of polls. Spark polls at a steady rate; polling less often without input only saves steps of the
+simulation."""
 
 
 LogRow = tuple[int, int, int, bytes]
-"""Kind, stream id, message id, payload."""
+"""A row of the log: kind, stream id, message id, payload."""
 
 
 class Spark(SimulatedProcess):
@@ -75,9 +76,9 @@ class Spark(SimulatedProcess):
             name: LogReader(SimulatedPath(part_of(name)) / LOG, files=SimulatedFileSystem(self, home.disk))
             for name, home in self._machines.items()
         }
-        self._clients = SimulatedGatewayClients(self)
         claimed, files = driver.checkpoint, SimulatedFileSystem(self, machine.disk)
         self._checkpoint = Checkpoint(claimed.root, claimed.id, claimed.fence, files)
+        self._clients = SimulatedGatewayClients(self, self._checkpoint.check_fence)
         self._places = self._checkpoint.places
         self._spark_files = SparkFiles(claimed.directory, files)
         self._keeping = SimulatedStateStore(self, machine.disk, self._checkpoint, site.oracle)
@@ -97,21 +98,21 @@ class Spark(SimulatedProcess):
         self.post(self._begin)
 
     def failed(self, error: ProcessionError) -> None:
-        """The query ends with this error, which is passed to the driver."""
+        """End the query with this error, which is passed to the driver."""
         self.site.log_event(self.part, "! %s", error.sentence)
         self._has_ended = True
         self.kill()
         self.driver.later(0.01 * self.site.chance.random(), self.driver.query_failed, error)
 
     def end(self) -> None:
-        """The query is stopped in an orderly way: Spark reports its end, and no commit follows."""
+        """Stop the query in order: Spark reports its end, and no commit follows."""
         self._has_ended = True
         self.kill()
         self.driver.later(0.01 * self.site.chance.random(), self.driver.query_ended)
 
     def died(self) -> None:
         if not self._has_ended:
-            # Nothing is known of its last words: the round stays in doubt, and the next driver looks it up.
+            # Its last writes are unknown: the round stays in doubt, and the next driver settles it.
             self.driver.later(0.02 * self.site.chance.random(), self.driver.kill)
 
     def _begin(self) -> Steps:
@@ -134,7 +135,7 @@ class Spark(SimulatedProcess):
             return
         self._checkpoint.check_fence()
         if self._checkpoint.log.decided < self._checkpoint.log.committed:
-            self.later(TRIGGER_S, self._trigger)  # the driver has yet to put it on disk
+            self.later(TRIGGER_S, self._trigger)  # the driver has not written it to disk yet
             return
         yield
         self.site.oracle.check()
@@ -163,7 +164,7 @@ class Spark(SimulatedProcess):
         return self._construct(ends)
 
     def _send_last_commit(self, name: str) -> None:
-        """As `driver/last_commit`: a gateway that was started again must have the last commit."""
+        """Send the last commit to a restarted gateway, which must have it, as `driver/last_commit` does."""
         if (record := self._last.record) is not None:
             self._clients.send(name, commit_request(self._checkpoint.fence, record, name), lambda _: None)
 
@@ -189,7 +190,8 @@ class Spark(SimulatedProcess):
         rows: list[Row] = []
         positions: dict[int, int] = {}
         number = first
-        for (name, start, _), log in zip(ranges, logs, strict=True):
+        for (name, start, end), log in zip(ranges, logs, strict=True):
+            self._observe(name, start, end, log)
             for sequence, (kind, stream, message_id, payload) in enumerate(log, start):
                 if kind == KIND_RECORD:
                     self.site.oracle.read(name, sequence, (stream, message_id))
@@ -217,13 +219,20 @@ class Spark(SimulatedProcess):
         except StorageError as error:
             raise blamed(error, is_injected_damage=part in self.site.set_back) from error
 
+    def _observe(self, name: str, start: int, end: int, log: list[LogRow]) -> None:
+        part = part_of(name)
+        folder = self._machines[name].disk.directory(f"{part}/{LOG}")
+        # A file that is mapped outlives the directory from which it was taken.
+        if start < end and folder is not None and part not in self.site.was_set_back:
+            self.site.oracle.rows_read(name, folder, start, end, log)
+
     def orphaned(self) -> None:
-        """The driver's Python process is dead: every call that waits for it fails."""
+        """Handle the death of the driver's Python process: every call that waits for it fails."""
         if self._is_waiting:
             self.kill()
 
     def finished(self, epoch: int) -> None:
-        """`foreachBatch` has returned: the driver can no longer hold the query."""
+        """Handle the return of `foreachBatch`, after which the driver can no longer stop the commit."""
         self._is_waiting = False
         self.later(0.01 * self.site.chance.random(), self._commit, epoch)
 
@@ -231,7 +240,9 @@ class Spark(SimulatedProcess):
         yield from self._spark_files.write_commit(epoch)
         record = self._checkpoint.rounds.read(epoch)
         if record is not None and read_claim(self._checkpoint.root, self._checkpoint.files) == self._checkpoint.fence:
-            self.site.oracle.commit_written(epoch, record)
+            file = self.machine.disk.file(str(self._checkpoint.rounds.directory / f"{epoch:020d}"))
+            assert file is not None
+            self.site.oracle.commit_written(epoch, file.data)
         self.later(TRIGGER_S * self.site.chance.random(), self._trigger)
 
 

@@ -1,7 +1,8 @@
-"""The states of Spark's tasks: the shipped `TaskStates` on the simulated disk, in files that the round record names.
+"""Simulates the states of Spark's tasks: the shipped `TaskStates` on the simulated disk, in files of the round
+record.
 
-Invariant, as in `spark/task_state`: epoch N starts with the version that `rounds/N-1` names and with no other. A worker
-uses its state in memory only if it is that version. The oracle checks every file that is written and read. Upstream:
+Invariant, as in `spark/task_state`: epoch N starts with exactly the version in `rounds/N-1`. A worker uses its state
+in memory only if it has that version. The oracle checks every file that is written and read. Upstream:
 `simulated_tasks`. Downstream: `simulated_files`.
 """
 
@@ -24,12 +25,13 @@ from procession.storage.state_version import Files, StateCodec, StateVersion, fi
 
 STAGE, KIND = "count", "fold"
 KEYS_MAX = 2
-"""So few that even these tasks do not hold all their keys in memory."""
+"""Maximum number of keys in memory; low, so that tasks do not hold all their keys in memory."""
 CODEC = StateCodec(lambda count: b"%d" % count, int)
 
 
 class ObservedStateFiles(SimulatedFileSystem):
-    """The simulated disk. Tells the oracle which state files an attempt writes, and which of others it reads."""
+    """The simulated disk. Reports to the oracle which state files an attempt writes, and which files of others it
+    reads."""
 
     def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: Checkpoint, oracle: Oracle) -> None:
         super().__init__(process, disk)
@@ -37,7 +39,7 @@ class ObservedStateFiles(SimulatedFileSystem):
         self._oracle = oracle
         self._epoch = 0
         self._own: set[str] = set()
-        """What the attempt at hand has written."""
+        """Files that the current attempt has written."""
 
     def begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -51,7 +53,7 @@ class ObservedStateFiles(SimulatedFileSystem):
         self._oracle.state_written(self._epoch, name, data)
 
     def map(self, path: Path) -> pa.Buffer:
-        # A replaced driver may find any files, and decides nothing.
+        # A replaced driver may find any files, but decides nothing.
         if path.name not in self._own and self._is_current():
             self._oracle.state_read(self._epoch, path.name, self.read(path) if self.exists(path) else None)
         return super().map(path)
@@ -73,7 +75,7 @@ class ObservedStateFile(SimulatedFile):
 
 
 class SimulatedStateStore:
-    """As `spark.task_state.TaskStateStore`, for the workers of one Spark."""
+    """The state store of the workers of one Spark, like `spark.task_state.TaskStateStore`."""
 
     def __init__(self, process: SimulatedProcess, disk: Disk, checkpoint: Checkpoint, oracle: Oracle) -> None:
         self.files = ObservedStateFiles(process, disk, checkpoint, oracle)
@@ -81,7 +83,7 @@ class SimulatedStateStore:
         self._warm: dict[int, TaskStates] = {}
 
     def version(self, epoch: int) -> StateVersion:
-        """What the epoch begins with."""
+        """Return the version with which the epoch begins."""
         if not epoch:
             return StateVersion()
         return self._checkpoint.rounds.states(epoch - 1).get(STAGE, StateVersion())

@@ -1,9 +1,9 @@
-"""The tasks of an epoch: rows are partitioned by key, counted for each key, and merged again.
+"""Simulates the tasks of an epoch: partitions rows by key, counts them per key, and merges them again.
 
 Invariant: the output equals that of one loop over the log's rows, for any number of tasks and any epoch boundaries
-(I11). The partitioning and the states are the real ones, and the driver merges the runs with the shipped emitter. The
-exchange and task retries are not simulated.
-Upstream: `simulated_spark`, which reads the rows. Downstream: `simulated_driver`, which gets the manifests.
+(I11). The partitioning and the states are those of the shipped code, and the driver merges the runs with the shipped
+emitter. The exchange and task retries are not simulated. Upstream: `simulated_spark`, which reads the rows.
+Downstream: `simulated_driver`, which gets the manifests.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ Row = tuple[int, int, bytes]
 
 SCHEMA = pa.schema([(f"{ORDER}0", pa.int64()), ("payload", pa.binary())])
 BATCH_ROWS = 2
-"""A run has so few rows in a batch that a merge has to wait for a path's next one."""
+"""Rows per batch of a run; so few that a merge must wait for the next batch of a path."""
 
 SHARE_OF = {key: share_of(key) for key in KEYS}
 
 
 CHAIN = 1
-"""The chain that begins with the stage that counts."""
+"""Number of the chain that begins with the counting stage."""
 KEYED = {CHAIN: (STAGE, StateVersion(kind=KIND))}
 
 
 class RunsInMemory:
-    """The runs of one driver's epochs. They are as unsynced as files of the run store, and die with their driver."""
+    """The runs of one driver's epochs. Like files of the run store, they are not synced; they are lost with their
+    driver."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[int, str], list[pa.RecordBatch]] = {}
@@ -55,7 +56,7 @@ class RunsInMemory:
 
 
 def distributed(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
-    """The rows of each task, in their order."""
+    """Return the rows of each task, in order."""
     paths: list[list[Row]] = [[] for _ in range(tasks)]
     for row in rows:
         paths[SHARE_OF[key_of(row[1])] % tasks].append(row)
@@ -65,7 +66,7 @@ def distributed(rows: Sequence[Row], tasks: int) -> list[list[Row]]:
 def run_task(
     keeping: SimulatedStateStore, task: int, tasks: int, epoch: int, attempt: int, rows: Sequence[Row]
 ) -> tuple[list[Row], Files]:
-    """One attempt at one task: its lines, and the files of its states, which are durable."""
+    """Run one attempt of one task. Return its output lines, and the files of its states, which are durable."""
     states = keeping.open(task, tasks, epoch, attempt)
     lines = []
     for batch in _batches(rows):
@@ -89,7 +90,7 @@ def manifest_of(
     routes: Mapping[str, Route],
     store: RunsInMemory,
 ) -> Manifest:
-    """What a task hands to Spark: its runs for each sink, and the files of its states."""
+    """Return the manifest of a task: its runs for each sink, and the files of its states."""
     runs = []
     for sink, route in routes.items():
         if chosen := [line for line in lines if route(line[1])]:

@@ -1,4 +1,4 @@
-"""Transports and listening sockets of asyncio on the simulated network.
+"""Implements asyncio's transports and listening sockets on the simulated network.
 
 Invariant: a protocol is called as asyncio calls it: `connection_made`, then data in order, then the end, then
 `connection_lost`, each in a callback of the loop. Nothing arrives while reading is paused. Used by `simulated_loop`,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedListener:
-    """A listening socket, and then the server on it."""
+    """A listening socket, and the server on it once `open` is called."""
 
     family = None
 
@@ -33,7 +33,7 @@ class SimulatedListener:
         return self._name
 
     def listen(self, backlog: int) -> None:
-        """It does, as soon as there is a server."""
+        """Do nothing: the socket listens when `open` sets its server."""
 
     def open(self, process: AsyncioProcess, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class SimulatedListener:
 
 
 class SimulatedTransport(asyncio.Transport):
-    """One end of a simulated connection. Nothing that is written waits here: the network delays it."""
+    """One end of a simulated connection. Written data does not wait here; the network delays it."""
 
     def __init__(self, loop: SimulatedLoop, end: Endpoint, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class SimulatedTransport(asyncio.Transport):
         self._is_closing = False
         self._is_paused = False
         self._unread: list[Callable[[], None]] = []
-        """What has arrived while reading is paused."""
+        """Events that have arrived while reading is paused."""
         end.tag = self
         loop.call_soon(self._begin)
 
@@ -72,7 +72,7 @@ class SimulatedTransport(asyncio.Transport):
         return default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is buffered."""
+        """Do nothing: the transport has no buffer."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing:
@@ -112,7 +112,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end.drop()
             self._loop.call_soon(self._end_protocol, None)
 
-    # What the network calls
+    # Calls from the network
 
     def received(self, data: bytes) -> None:
         if not self._is_closing:
@@ -137,11 +137,11 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.data_received(data)
 
     def _has_paused(self) -> bool:
-        """Whether the protocol wants no more for now."""
+        """Return whether the protocol has paused reading."""
         return self._is_paused
 
     def lost(self, *, is_clean: bool) -> None:
-        """The other side has closed, or the connection is broken."""
+        """Handle a connection that the other side has closed or that is broken."""
         if is_clean:
             self._loop.call_soon(self._take_eof)
         else:
@@ -165,7 +165,7 @@ class SimulatedTransport(asyncio.Transport):
 
 
 class CallTransport(asyncio.Transport):
-    """The listening end of a connection that carries one request, which is one line, and its answer."""
+    """The listening end of a connection with one request, which is one line, and its answer."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Spark's own files in a checkpoint, as Spark writes and reads them: `offsets/N` and `commits/N`.
+"""Writes and reads Spark's files in a checkpoint as Spark does: `offsets/N` and `commits/N`.
 
-Invariant, as in Spark: a file is a draft that is renamed, and nothing is synced. So a power cut can leave a file's name
-without its bytes. A part of the model of Spark (`simulated_spark`); our code reads them with `commit/spark_log`.
+Invariant, as in Spark: a file is written as a draft and renamed without a sync. So a power cut can leave a file's
+name without its bytes. Used by `simulated_spark`; shipped code reads these files with `commit/spark_log`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SparkFiles:
         self._files = files
 
     def offset(self, epoch: int) -> dict[str, LogOffset]:
-        """Where the epoch ends at each gateway. A file that is there but cannot be read stops Spark, and us."""
+        """Return the end of the epoch at each gateway. An unreadable file stops Spark and Procession."""
         try:
             text = self._files.read(self._directory / "offsets" / str(epoch))
             return read_offsets(json.loads(text.splitlines()[-1]))
@@ -41,7 +41,7 @@ class SparkFiles:
     def _write(self, part: str, epoch: int, data: bytes) -> Steps:
         files, folder = self._files, self._directory / part
         if not files.exists(self._directory):
-            raise StorageError(f"{self._directory} is gone")  # a successor cleared it away
+            raise StorageError(f"{self._directory} is gone")  # a successor has removed it
         draft = folder / f".{epoch}.tmp"
         try:
             make_if_missing(folder, files)

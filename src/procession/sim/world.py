@@ -1,7 +1,7 @@
-"""The world of one run: machines, processes, a supervisor that restarts dead processes, and the faults.
+"""Runs the world of one plan: machines, processes, a supervisor that restarts dead processes, and faults.
 
-Invariant: faults end, and then the run must complete: every producer is done, and every record is visible once at every
-sink that gets it, and durable. Takes a `FaultPlan` and returns a `WorldOutcome`.
+Invariant: faults end, and then the run must complete: every producer is done, and every record is durable and visible
+once at every sink that gets it. Takes a `FaultPlan` and returns a `WorldOutcome`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from procession.sim.simulated_tasks import Route
 
 EVENTS_MAX = 60_000
 ROW_BYTES = 600
-"""What a row costs in a segment, if it is alone in its entry."""
+"""Size of a row in a segment, if it is the only row of its entry."""
 """Maximum number of steps. A run that takes more has stalled."""
 STALL_S = 120.0
 END_DELAY_S = 0.2
-"""Time to wait after the last record, in which nothing may appear twice."""
+"""Time to wait after the last record, in which no record may appear twice."""
 RESTART_S = 0.02
 AWAY_S = 0.3
 """Time after which a departed gateway joins again."""
 RETIRE_AFTER_S = 0.05
-"""Low, so that streams are retired while their producers are away for a moment."""
+"""A short time, so that streams are retired during short absences of their producers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class World:
             self._audit()
         except InvariantViolation as found:
             breach = found
-        except Exception as error:  # whatever it is, no part may die of it
+        except Exception as error:  # no other error may end a part
             where = traceback.extract_tb(error.__traceback__)[-1]
             breach = InvariantViolation(
                 "I7", f"an exception: {error!r} in {where.name}, line {where.lineno} of {where.filename}"
@@ -163,9 +163,9 @@ class World:
     def _start(self, part: str) -> None:
         machine = self._machines[part]
         if not machine.is_up or any(process.part == part for process in machine.processes):
-            return  # it starts with its machine, or has started already
+            return  # the part starts with its machine, or has already started
         if machine.disk.is_full or machine.disk.is_read_only:
-            self.site.clock.after(0.1, self._start, part)  # an operator makes room first, or mounts it again
+            self.site.clock.after(0.1, self._start, part)  # first an operator frees space or mounts the disk again
             return
         if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
@@ -220,11 +220,11 @@ class World:
             return
         delay_s = self._absence_s.pop(process.part, RESTART_S)
         if isinstance(process, SimulatedGateway) and process.has_left:
-            delay_s = AWAY_S  # and comes back, with the directory that it had
+            delay_s = AWAY_S  # and returns, with its old directory
         if isinstance(process, SimulatedDriver):
             self._drivers.remove(process)
             if isinstance(process.error, FencedError):
-                delay_s += 0.2  # it was fenced off; its successor may be dying too
+                delay_s += 0.2  # the driver was fenced; its successor may also be dying
             self.site.clock.after(delay_s, self._start, DRIVER)
         elif process.machine.is_up:
             self.site.clock.after(delay_s, self._start, process.part)
@@ -327,13 +327,13 @@ def _ids(plan: FaultPlan, number: int, chance: Randomness) -> list[int]:
 
 
 def _route(number: int) -> Route:
-    """The first sink gets every record, the others some."""
+    """Return the route of a sink: the first sink gets every record, the others get some."""
     return (lambda message_id: True) if number == 0 else (lambda message_id: message_id % 3 != 0)
 
 
 @contextmanager
 def without_log() -> Iterator[None]:
-    """Suppress the log of simulated processes. A run that is printed has its own event log."""
+    """Suppress the log of simulated processes. A printed run has its own event log."""
     before = structlog.get_config()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False

@@ -1,8 +1,8 @@
-"""Changes that other processes of ours make below a replicated directory: tasks write states, Spark removes old files.
+"""Changes below a replicated directory by other processes of the pipeline: tasks write states, Spark removes old files.
 
-Invariant: after `adopt` of an `AdoptedFolder` the journal has every file of the folder as it is on the disk, if the
+Invariant: after `adopt` of an `AdoptedFolder`, the journal has every file of the folder as it is on disk, if the
 process that writes the file has ended. A file that was adopted while it was being written is read again the next time.
-`sos/replicated_files` adopts before it syncs what names these files.
+`sos/replicated_files` adopts files before it syncs a file that names them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class ForeignChanges(Protocol):
     """Changes by other processes that `sos/replicated_files` journals when it syncs a directory."""
 
     def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
-        """Journal what other processes have changed since the last call. `synced` is the directory that is being
+        """Journal the changes of other processes since the last call. `synced` is the directory that is being
         synced."""
 
 
 class AdoptedFolder:
-    """`path` is below the replicated directory. `is_rewritten`: its files are small, and may be replaced by others with
-    the same names. Otherwise a file only grows, until its writer ends."""
+    """A folder whose files other processes write. `path` is below the replicated directory. `is_rewritten`: its files
+    are small, and may be replaced by others with the same names. Otherwise a file only grows, until its writer ends."""
 
     def __init__(self, path: str, *, is_rewritten: bool = False) -> None:
         self.path = path
         self._is_rewritten = is_rewritten
         self._growing: set[str] = set()
-        """Files that are new since the last time."""
+        """Files that are new or have grown since the last call."""
         self._checksums: dict[str, int] = {}
         self._known: set[str] | None = None
-        """Names below the folder that are in the journal. None: this is the first time."""
+        """Names below the folder that are in the journal. None: before the first call."""
 
     def adopt(self, files: ReplicatedFiles, synced: Path) -> None:
         name = files.below(self.path)
@@ -73,7 +73,7 @@ class AdoptedFolder:
         try:
             opened = files.inner.open(path)
         except FileNotFoundError:
-            return  # removed meanwhile
+            return  # another process has removed it meanwhile
         with opened as file:
             checksum = zlib.crc32(file.read(file.size, 0)) if self._is_rewritten else 0
             is_same = number is not None and files.tree.sizes[number] == file.size
@@ -82,7 +82,7 @@ class AdoptedFolder:
             else:
                 draft = f"{name}.adopted"
                 files.adopt(draft, file)
-                files.record(RenameEntry(draft, name))  # so the journal never has a part of a file
+                files.record(RenameEntry(draft, name))  # the rename ensures that the journal never has a part of a file
                 self._growing.add(name)
             if self._is_rewritten:
                 self._checksums[name] = checksum

@@ -1,9 +1,9 @@
 """Restores a directory from its journal on the replicas.
 
-Invariant: the directory is what the journal says, up to its end on the quorum, or there is none: until all files are
-on disk they are in a subdirectory, `restoring`, and the marker of the replicas is written last. A restore that was
-interrupted is done again from the beginning. The volume is claimed before anything is read, so the process that wrote
-the journal can add nothing more. `sos/replicated_files` writes the journal.
+Invariant: the directory has the state of the journal's end on the quorum, or it does not exist. Until all files are on
+disk, they are in a subdirectory, `restoring`, and the marker of the replicas is written last. An interrupted restore
+starts again from the beginning. The volume is claimed before its journal is read, so the process that wrote the journal
+can add no records. `sos/replicated_files` writes the journal.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from procession.sos.file_operations import (
     decode_operations,
 )
 from procession.sos.replica_marker import ReplicaMarker
-from procession.sos.replicated_files import SECRETS
-from procession.sos.replicated_volume import ReplicaOptions, ReplicatedVolume
+from procession.sos.replicated_files import MARKER, SECRETS
+from procession.sos.replicated_volume import NoVolume, ReplicaOptions, ReplicatedVolume
 from procession.storage.durable import fsync_dir, lock_directory, make_directory, make_if_missing, storage_error
 
 STAGING = "restoring"
@@ -50,10 +50,27 @@ async def restore_directory(
     host: Host = HOST,
 ) -> RestoredDirectory:
     """Claim a volume and write its files into `directory`, which must be empty except for secrets. Raises ConfigError
-    if it is not, or if there is no such volume, and StorageError if the disk fails."""
+    if it is not empty or there is no such volume, and StorageError if the disk fails."""
     with closing(lock_directory(directory, host.files)):
         _clear(directory, host.files)
         return await _restore_locked(volume_name, options, directory, say, host)
+
+
+async def restore_missing(
+    volume_name: str,
+    options: ReplicaOptions,
+    directory: Path,
+    *,
+    say: Callable[[str], None] | None = None,
+    host: Host = HOST,
+) -> RestoredDirectory | None:
+    """Restore a directory, unless it already exists on this machine or was never on these replicas."""
+    if host.files.exists(directory / MARKER):
+        return None
+    try:
+        return await restore_directory(volume_name, options, directory, say=say, host=host)
+    except NoVolume:
+        return None
 
 
 async def _restore_locked(
@@ -80,15 +97,15 @@ async def _restore_locked(
 
 
 def _clear(directory: Path, files: FileSystem) -> None:
-    """Remove the files of an interrupted restore. Raises ConfigError if the directory holds anything else but secrets:
-    these are not on the replicas, so an operator may copy them there first."""
+    """Remove the files of an interrupted restore. Raises ConfigError if the directory holds other files, except for
+    secrets: these are not on the replicas, so an operator may copy them there first."""
     names = [name for name in files.names(directory) if name != SECRETS]
     if names and STAGING not in names:
         raise ConfigError(
             f"The directory {directory} is not empty.",
-            next_step="Restore into an empty directory. If this one is the older, move it away.",
+            next_step="Restore into an empty directory. If this directory is older, move it away.",
         )
-    for name in sorted(names, key=lambda name: name == STAGING):  # last: it marks an interrupted restore
+    for name in sorted(names, key=lambda name: name == STAGING):  # last, because it marks an interrupted restore
         path = directory / name
         if files.is_directory(path):
             files.remove_tree(path)
@@ -98,7 +115,7 @@ def _clear(directory: Path, files: FileSystem) -> None:
 
 @dataclass
 class JournalBase:
-    """A state of the directory: its names, and its files by their numbers in a directory of their own."""
+    """A state of the directory: its names, and its files in `place`, named by their numbers."""
 
     place: Path
     root: str
@@ -107,13 +124,14 @@ class JournalBase:
 
 
 class JournalReplay:
-    """Applies the operations of a journal, the oldest first."""
+    """Applies the operations of a journal, oldest first."""
 
     def __init__(self, staging: Path, files: FileSystem) -> None:
         self._staging = staging
         self._files = files
         self._bases: list[JournalBase] = []
-        """The last complete snapshot, and perhaps one that has begun. Without its end, the complete one counts."""
+        """The last complete snapshot, and perhaps a later snapshot that has begun. The complete one is used if the
+        later one has no end."""
         self._open: dict[tuple[Path, int], OpenFile] = {}
         self._made = 0
         make_directory(staging, files)
@@ -124,13 +142,13 @@ class JournalReplay:
         elif isinstance(operation, EndSnapshot):
             self._end()
         else:
-            # A process that starts with the files on its disk writes nothing else before its snapshot ends.
+            # A process that starts with the files on its disk writes only the snapshot before the snapshot ends.
             for base in self._bases[-1:]:
                 self._change(base, operation)
 
     def _begin(self, operation: BeginSnapshot) -> None:
         if self._bases and not operation.is_reset:
-            return  # its content is known already
+            return  # the earlier base already has its content
         for unfinished in [base for base in self._bases if not base.is_complete]:
             self._close(unfinished.place)
             self._bases.remove(unfinished)
@@ -176,12 +194,12 @@ class JournalReplay:
             self._open.pop(key).close()
 
     def finish(self, directory: Path) -> RestoredDirectory:
-        """Put the files where they belong, and sync everything."""
+        """Move the files to their places, and sync them."""
         for known in self._bases:
             self._close(known.place)
         base = next((base for base in self._bases if base.is_complete), None)
         if base is None:
-            # The process that began the journal was lost before its first snapshot ended, so nothing was synced.
+            # The process that began the journal was lost before its first snapshot ended, so no sync had returned.
             base = JournalBase(self._staging, self._bases[-1].root if self._bases else "")
         files, tree = self._files, base.tree
         try:

@@ -1,10 +1,10 @@
 """The journal of a process's files on a replicated volume: many threads add records, one event loop sends them.
 
-Invariant: records are appended in the order in which they were added, each whole in one append. `wait` returns only
-when the write quorum has synced every record up to the barrier. What is added and not synced is bounded by
-`PENDING_BYTES_MAX`: `room` waits. After the volume has failed, or another process has claimed it, every call raises
-OSError, as a disk would. `sos/replicated_files` adds; `sos/replicated_volume` appends. Threads wait on
-`condition`; the simulator passes its own.
+Invariant: records are appended in the order in which they were added, each record whole in one append. `wait` returns
+only when the write quorum has synced every record up to the barrier. The bytes of unsynced records are bounded by
+`PENDING_BYTES_MAX`, because `room` waits. After the volume has failed, or another process has claimed it, every call
+raises OSError, as a disk would. `sos/replicated_files` adds records; `sos/replicated_volume` appends them. Threads wait
+on `condition`; the simulator passes its own.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from procession.sos.file_operations import NOTHING
 from procession.sos.replicated_volume import WARN_AFTER_S, ReplicatedVolume
 
 APPEND_BYTES = 1024 * 1024
-"""Records that wait are appended together, up to about this size."""
+"""Approximate maximum bytes of waiting records that are appended together."""
 BARRIER_BYTES = 4 * 1024 * 1024
-"""The replicas are asked to sync after this many bytes, also if no thread waits."""
+"""Number of bytes after which the replicas are asked to sync, even if no thread waits."""
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 
 log = structlog.get_logger("replicas")
 
 
 class JournalCondition(Protocol):
-    """The condition on which threads wait: `threading.Condition`, or the simulator's."""
+    """The condition on which threads wait: `threading.Condition`, or the simulator's condition."""
 
     def __enter__(self) -> object: ...
 
@@ -47,8 +47,8 @@ class JournalCondition(Protocol):
 
 
 class FileJournal:
-    """The sender of one volume. `run` belongs to the event loop of the volume, and so do `roll` and `retain`; the rest
-    may be called from any thread but that of this loop."""
+    """Sends the records of one volume. Call `run`, `roll` and `retain` in the event loop of the volume. Call the other
+    methods in any other thread."""
 
     def __init__(self, volume: ReplicatedVolume, condition: JournalCondition, loop: asyncio.AbstractEventLoop) -> None:
         self._volume = volume
@@ -61,15 +61,15 @@ class FileJournal:
         self._added = self._sent = self._synced = self._wanted = 0
         """Numbers of records: added, appended, synced by the quorum, and the last one that a thread waits for."""
         self._barrier_at = 0
-        """The last record that was sent with or before a request to sync."""
+        """The last record that was sent before or together with a request to sync."""
         self._bytes_since_barrier = 0
         self._on_way: deque[tuple[int, int, int]] = deque()
-        """Appends that are not synced: number, last record, bytes."""
+        """Appends that are not synced: number of the append, number of its last record, bytes."""
         self._has_way = asyncio.Event()
         self._pending_bytes = 0
         self._error: ProcessionError | None = None
         self.bytes_added = 0
-        """Since the journal was opened."""
+        """Bytes that were added since the journal was opened."""
 
     # For threads
 
@@ -85,7 +85,7 @@ class FileJournal:
             self._ask()
 
     def room(self) -> None:
-        """Wait until the records that are not synced take less than `PENDING_BYTES_MAX`."""
+        """Wait until unsynced records take less than `PENDING_BYTES_MAX`."""
         if self._pending_bytes > PENDING_BYTES_MAX:
             with self._condition:
                 self._wanted = self._added
@@ -129,7 +129,7 @@ class FileJournal:
             with suppress(RuntimeError):  # the loop is closed: the process ends
                 self._loop.call_soon_threadsafe(self._wake.set)
 
-    # For the event loop
+    # Called in the event loop
 
     async def run(self, say: Callable[[str], None]) -> None:
         """Send until cancelled, or until the volume fails."""
@@ -141,7 +141,7 @@ class FileJournal:
                 with self._condition:
                     self._is_waking = False
                 if self._send():
-                    self._wake.set()  # replies come in between
+                    self._wake.set()  # lets replies arrive in between
                     await asyncio.sleep(0)
         except ProcessionError as error:
             self.fail(error)
@@ -155,7 +155,7 @@ class FileJournal:
             self._condition.notify_all()
 
     def _send(self) -> bool:
-        """Append some of the records that wait. Returns whether there are more."""
+        """Append some of the waiting records. Returns whether more records wait."""
         with self._condition:
             parts: list[bytes] = []
             size = 0
@@ -165,7 +165,7 @@ class FileJournal:
                 size += record_bytes
                 self._sent += 1
             if not parts and self._barrier_at < self._wanted:
-                parts = [NOTHING]  # all is sent, but no replica was asked to sync it
+                parts = [NOTHING]  # all records are sent, but no replica was asked to sync them
             if not parts:
                 return False
             self._bytes_since_barrier += size
@@ -178,7 +178,7 @@ class FileJournal:
             return bool(self._queue)
 
     async def _settle(self, say: Callable[[str], None]) -> None:
-        """Record what the quorum has synced, and warn if a thread waits too long."""
+        """Record the progress of the quorum's syncs, and warn if a thread waits too long."""
         is_told = False
         try:
             while True:
@@ -196,7 +196,7 @@ class FileJournal:
             self.fail(error)
 
     def _note(self) -> None:
-        """Note what the quorum has synced."""
+        """Record the progress of the quorum's syncs, and wake waiting threads."""
         acknowledged = self._volume.acknowledged
         with self._condition:
             before = self._synced

@@ -4,12 +4,12 @@
     record:  u8 tag | fields        (names: u16 length and UTF-8; data: u32 length and bytes)
 
 A file has a number, so that it stays the same file when its name changes. `GiveName` makes a file, or gives an existing
-one a further name. A snapshot begins with `BeginSnapshot`, names every directory and file, writes their bytes, and ends
-with `EndSnapshot`. Operations go on in between: each write of the snapshot has the bytes of its place in the journal,
-so a reader that has everything since the beginning can apply it like any other.
+file a further name. A snapshot begins with `BeginSnapshot`, names every directory and file, writes their bytes, and
+ends with `EndSnapshot`. Other operations may come in between. Each write of the snapshot has the bytes that the file
+has at this point of the journal. So a reader that has the whole journal can apply it like any other write.
 
 Invariant: a record decodes to the operation that was encoded. A name leads only to a place below the directory; any
-other is a RemoteProtocolError. `sos/replicated_files` writes the journal, `sos/directory_restore` reads it.
+other name is a RemoteProtocolError. `sos/replicated_files` writes the journal, `sos/directory_restore` reads it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from procession.wire.frame_codec import Reader, short_bytes
 
 FORMAT = 1
 WRITE_BYTES_MAX = 2 * 1024 * 1024
-"""Data of one record. A longer write is several records."""
+"""Maximum data of one record. A longer write becomes several records."""
 NAME_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BeginSnapshot:
     root: str
-    """The name of the directory that the process calls its own. Empty: the directory that is restored."""
+    """The name of the writing process's directory. Empty: the directory that is restored."""
     is_reset: bool
-    """Whether earlier files do not count: a process has started with the files that it found."""
+    """Whether earlier files are void, because a process has started with the files that it found."""
     format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class EndSnapshot:
-    """All bytes of the snapshot come before it."""
+    """Ends a snapshot. All its bytes come before this record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TruncateFile:
 
 @dataclass(frozen=True, slots=True)
 class RenameEntry:
-    """Of a file, or of a directory with all that is in it. Replaces the file that has the new name."""
+    """Renames a file, or a directory with its content. Replaces the file that has the new name."""
 
     old: str
     new: str
@@ -75,7 +75,7 @@ class RenameEntry:
 
 @dataclass(frozen=True, slots=True)
 class RemoveEntry:
-    """Of a file, or of a directory with all that is in it."""
+    """Removes a file, or a directory with its content."""
 
     name: str
 
@@ -85,14 +85,14 @@ FileOperation = (
 )
 
 NOTHING = bytes([9])
-"""A record without meaning: there must be something to append if only a sync is needed."""
+"""A record without an operation, for a sync when no other record waits."""
 _BEGIN, _END, _DIRECTORY, _NAME, _WRITE, _TRUNCATE, _RENAME, _REMOVE = range(1, 9)
 _WRITE_HEAD = struct.Struct(">BQQI")
 _TWO = struct.Struct(">BQQ")
 
 
 def encode_operation(operation: FileOperation) -> tuple[bytes, ...]:
-    """The parts of a record. The data of a write is a part of its own, which is not copied."""
+    """Encode a record, in parts. The data of a write is a separate part, which is not copied."""
     match operation:
         case WriteBytes(file, position, data):
             return _WRITE_HEAD.pack(_WRITE, file, position, len(data)), data
@@ -113,7 +113,7 @@ def encode_operation(operation: FileOperation) -> tuple[bytes, ...]:
 
 
 def decode_operations(data: bytes) -> Iterator[FileOperation]:
-    """The operations of one append. Raises RemoteProtocolError."""
+    """Decode the operations of one append. Raises RemoteProtocolError."""
     reader = Reader(data)
     while reader.remaining:
         if (tag := reader.u8()) != NOTHING[0]:
@@ -159,7 +159,7 @@ def _name_of(reader: Reader, *, is_root: bool = False) -> str:
 
 
 def is_below(name: str) -> bool:
-    """Whether a name leads to something below the directory, in one way only."""
+    """Whether a name leads to a place below the directory, in its only valid spelling."""
     parts = name.split("/")
     return len(name) <= NAME_BYTES_MAX and "\0" not in name and not {"", ".", ".."}.intersection(parts)
 
@@ -170,14 +170,15 @@ class FileTree:
 
     directories: dict[str, None] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
-    """The file of each name."""
+    """The file number of each name."""
     sizes: dict[int, int] = field(default_factory=dict)
-    """Of the files that have a name."""
+    """The sizes of the files that have a name."""
     _names: dict[int, int] = field(default_factory=dict)
-    """How many names each of them has."""
+    """The number of names of each file."""
 
     def apply(self, operation: FileOperation) -> list[int]:
-        """Returns the files that have no name any more. An operation on such a file changes nothing."""
+        """Apply an operation. Returns the files that have lost their last name. An operation on such a file changes
+        nothing."""
         match operation:
             case WriteBytes(file, position, data):
                 if file in self.sizes:
@@ -219,7 +220,7 @@ class FileTree:
         return lost
 
     def _remove(self, name: str) -> list[int]:
-        """Remove a name, and all below it."""
+        """Remove a name, and all names below it."""
         if name in self.files:
             names = [name]
         elif name in self.directories:

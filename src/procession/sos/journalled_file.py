@@ -1,7 +1,7 @@
 """An open file whose changes are journalled.
 
-Invariant: a change is on this disk before it is in the journal, and a sync waits for both. A file whose name is not
-durable yet does not wait for the quorum: the sync of its directory does. `sos/replicated_files` opens it.
+Invariant: a change is on this disk before it is in the journal, and a sync waits for both. If the name of a file is not
+durable yet, its sync does not wait for the quorum; the sync of its directory does. `sos/replicated_files` opens it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class JournalledFile:
     __slots__ = ("_files", "_inner", "_named_at", "_number")
 
     def __init__(self, files: ReplicatedFiles, inner: OpenFile, number: int, *, is_new: bool) -> None:
-        """`is_new`: its name becomes durable only when its directory is synced."""
+        """`is_new`: the file's name becomes durable only when its directory is synced."""
         self._files = files
         self._inner = inner
         self._number = number
@@ -49,7 +49,7 @@ class JournalledFile:
         self._inner.sync(is_data_only=is_data_only)
         if self._named_at != self._files.directory_syncs:
             self._files.journal.wait(barrier)
-        # Otherwise no process relies on the file before the directory is synced, which waits for all of this.
+        # Otherwise no process relies on the file before its directory is synced, which waits for the quorum.
 
     def close(self) -> None:
         self._inner.close()

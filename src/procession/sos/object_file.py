@@ -3,11 +3,11 @@
     head:   "SOSO" | u16 format | u32 length | JSON | u32 CRC-32 of the JSON
     chunk:  "SOSc" | u64 offset | u32 length | u32 checksum | u64 synced | u32 CRC-32 of these fields | data
 
-`checksum` is the running CRC-32 of the object's bytes, with this chunk. `synced` is what was known to be on disk when
-the chunk was written: recovery tells a torn tail from damage by it.
+`checksum` is the running CRC-32 of the object's bytes, including this chunk. `synced` is the length that was known to
+be on disk when the chunk was written. With it, recovery distinguishes an incomplete end from damage.
 
-Invariant: bytes are only added at the end. The index is derived from the file. After a failed sync the file is not used
-any more by this process. `sos/recovery` reads the file after a crash; `sos/volume` decides what is written.
+Invariant: bytes are only added at the end. The index is derived from the file. After a failed sync, this process does
+not use the file again. `sos/recovery` reads the file after a crash; `sos/volume` decides about writes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def object_path(directory: Path, number: int) -> Path:
 
 
 def number_of(name: str) -> int | None:
-    """The number of the object in a file of this name; None: it is not the file of an object."""
+    """Return the number of the object in a file of this name. None: the file is not the file of an object."""
     text = name.removesuffix(SUFFIX)
     return int(text) if name.endswith(SUFFIX) and text.isdigit() and len(text) == 20 else None
 
@@ -74,7 +74,7 @@ def _config(document: dict[str, Any]) -> QuorumConfig:
 
 
 def read_head(file: OpenFile, path: Path, number: int) -> tuple[ObjectHead, int]:
-    """The head of an object, and its size in the file. Raises StorageError if it is damaged."""
+    """Read the head of an object. Returns the head and its size in the file. Raises StorageError if it is damaged."""
     try:
         magic, format_number, length = _HEAD.unpack(file.read(_HEAD.size, 0))
         if magic != HEAD_MAGIC or length > HEAD_BYTES_MAX:
@@ -109,7 +109,7 @@ def damaged_object(path: Path, why: str) -> StorageError:
 
 @dataclass
 class ChunkIndex:
-    """Where the chunks of an object are: 12 bytes of memory for each."""
+    """The positions of an object's chunks, with 12 bytes of memory per chunk."""
 
     head_bytes: int
     """Size of the object's head in the file."""
@@ -129,19 +129,20 @@ class ChunkIndex:
         self.checksums.append(checksum)
 
     def chunk_at(self, offset: int) -> int | None:
-        """The number of the chunk that begins at this offset, or would; None: an offset inside a chunk or beyond."""
+        """Return the number of the chunk that begins or would begin at this offset. None: the offset is inside a chunk
+        or too large."""
         if offset == 0:
             return 0
         found = bisect_left(self.ends, offset)
         return found + 1 if found < len(self.ends) and self.ends[found] == offset else None
 
     def checksum_at(self, length: int) -> int | None:
-        """The object's checksum up to this length; None if no chunk ends there."""
+        """Return the object's checksum up to this length. None: no chunk ends there."""
         chunk = self.chunk_at(length)
         return None if chunk is None else self.checksums[chunk - 1] if chunk else 0
 
     def position(self, chunk: int) -> int:
-        """Where a chunk begins in the file."""
+        """Return the position of a chunk in the file."""
         return self.head_bytes + chunk * CHUNK_HEAD_BYTES + (self.ends[chunk - 1] if chunk else 0)
 
 
@@ -156,7 +157,7 @@ class FoundChunk:
 
 
 def chunk_at(file: OpenFile, position: int) -> FoundChunk | None:
-    """The chunk whose head is at this position; None if there is none."""
+    """Return the chunk whose head is at this position, or None."""
     data = file.read(CHUNK_HEAD_BYTES, position)
     if len(data) < CHUNK_HEAD_BYTES or data[:4] != CHUNK_MAGIC:
         return None
@@ -167,7 +168,8 @@ def chunk_at(file: OpenFile, position: int) -> FoundChunk | None:
 
 
 def scan(file: OpenFile, head_bytes: int) -> tuple[ChunkIndex, int]:
-    """The intact chunks from the beginning on, and how far the last of them says that the object was synced."""
+    """Read the intact chunks from the beginning on. Returns their index, and the synced length that the last chunk
+    states."""
     index, synced = ChunkIndex(head_bytes), 0
     while chunk := chunk_at(file, position := index.position(len(index.ends))):
         data = file.read(chunk.length, position + CHUNK_HEAD_BYTES)
@@ -180,7 +182,8 @@ def scan(file: OpenFile, head_bytes: int) -> tuple[ChunkIndex, int]:
 
 
 def chunks_after(file: OpenFile, position: int) -> Iterator[FoundChunk]:
-    """Heads of chunks behind this position, found by their magic: the length of a damaged chunk cannot be trusted."""
+    """Yield the heads of chunks after this position. They are found by their magic, because the length of a damaged
+    chunk is not reliable."""
     overlap = len(CHUNK_MAGIC) - 1
     while data := file.read(SEARCH_BYTES, position):
         found = data.find(CHUNK_MAGIC)
@@ -194,7 +197,7 @@ def chunks_after(file: OpenFile, position: int) -> Iterator[FoundChunk]:
 
 
 class ObjectFile:
-    """An object of a volume. Its index is loaded when it is first needed: sealed objects are rarely read."""
+    """An object of a volume. Its index is loaded at first use, because sealed objects are rarely read."""
 
     def __init__(
         self, path: Path, number: int, head: ObjectHead, files: FileSystem, index: ChunkIndex | None = None
@@ -209,7 +212,7 @@ class ObjectFile:
 
     @classmethod
     def create(cls, directory: Path, number: int, head: ObjectHead, files: FileSystem) -> ObjectFile:
-        """Durable when this returns."""
+        """Create an object. It is durable when this returns."""
         path, data = object_path(directory, number), encode_head(number, head)
         write_durably(path, data, files)
         return cls(path, number, head, files, ChunkIndex(len(data)))
@@ -235,8 +238,8 @@ class ObjectFile:
         return ObjectState(self.head, self.index.written, self.synced, self.index.checksum)
 
     def append(self, data: bytes, checksum: int) -> None:
-        """Not durable before `sync`. Raises RequestRefused if the checksum is not that of the object with this data,
-        and StorageError if the disk is full."""
+        """Append data, which is durable after `sync`. Raises RequestRefused if the checksum does not match the object
+        with this data, and StorageError if the disk is full."""
         index = self.index
         if zlib.crc32(data, index.checksum) != checksum:
             raise refused(RefusalCode.CONFLICT, f"The append to object {self.number} does not match its checksum.")
@@ -247,7 +250,7 @@ class ObjectFile:
                 self._file = self._files.open(self.path, OpenMode.WRITE)
             self._file.write(position, head, _CRC.pack(zlib.crc32(head)), data)
         except OSError as error:
-            # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
+            # A part may be written. It is cut off now or at recovery, and the next append overwrites it.
             with suppress(OSError):
                 if self._file is not None:
                     self._file.truncate(position)
@@ -255,7 +258,7 @@ class ObjectFile:
         index.add(len(data), checksum)
 
     def sync(self) -> None:
-        """Put all that is appended on disk. A failure ends the service: the kernel may have dropped the pages."""
+        """Put all appended data on disk. A failure ends the service, because the kernel may have dropped the pages."""
         if self._file is None or self.synced == self.index.written:
             return
         try:
@@ -267,7 +270,8 @@ class ObjectFile:
         self.synced = self.index.written
 
     def read(self, offset: int, bytes_max: int) -> tuple[int, list[tuple[int, int]], bytes]:
-        """Whole chunks from an offset on: the checksum before them, length and checksum of each, and their data."""
+        """Read whole chunks from an offset on. Returns the checksum before them, the length and checksum of each, and
+        their data."""
         index = self.index
         first = index.chunk_at(offset)
         if first is None:

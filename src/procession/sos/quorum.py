@@ -1,10 +1,10 @@
-"""The writer of a replicated volume: decides from events what to send to which copy, and what is acknowledged. Pure.
+"""The writer of a replicated volume: decides what to send to which copy, and which appends are acknowledged. Pure.
 
-Invariant: an append is acknowledged only when W members have synced it under this writer's fence. Nothing is appended
-before the writer is established: before W members have its object, and with it, as the service enforces, all that came
-before. What it continues is the longest copy of the newest object among C = max(n − W + 1, majority) members that have
-promised its fence. While the members change, both sets of them must agree. A copy whose identity is not a member never
-counts. `handle` is the only entry point; a fenced writer sends nothing more. `sos/replicated_volume` performs;
+Invariant: an append is acknowledged only when W members have synced it under this writer's fence. A writer appends only
+after it is *established*: W members have its object, and with it all earlier objects, as the service enforces. It
+continues the longest copy of the newest object among C = max(n − W + 1, majority) members that have promised its fence.
+While the members change, both sets of members must agree. A copy whose identity is not a member never counts. `handle`
+is the only entry point; a fenced writer sends nothing more. `sos/replicated_volume` performs the actions;
 `docs/decisions/0017` has the reasons.
 """
 
@@ -38,7 +38,7 @@ from procession.sos.volume_rules import ObjectHead, ObjectState, QuorumConfig, R
 
 
 class QuorumWriter:
-    """One incarnation of the writer of a volume."""
+    """The writer of a volume, from its first claim until a later writer fences it."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class QuorumWriter:
         roll_bytes: int = ROLL_BYTES,
         roll_appends: int = ROLL_APPENDS,
     ) -> None:
-        """`may_begin`: whether to begin a volume of which no copy has an object. `own_fences`: the objects that the
-        history may end with, if there is one; None: any."""
+        """`may_begin`: whether to begin a volume if no copy has an object. `own_fences`: the objects with which an
+        existing history may end. None: any object."""
         check_quorum(replicas, write_quorum)
         self.write_quorum = write_quorum
         self.phase = QuorumPhase.GATHERING
@@ -68,9 +68,9 @@ class QuorumWriter:
         self._roll_bytes, self._roll_appends = roll_bytes, roll_appends
         self._waiting: deque[WaitingAppend] = deque()
         self._queued: deque[tuple[bytes, bool]] = deque()
-        """Appends that were asked for while the writer does not lead, or is about to roll."""
+        """Appends that were requested while the writer does not lead, or is about to roll."""
         self._appends = 0
-        """In the own object."""
+        """Number of appends in the writer's own object."""
         self._wants_roll = False
         self._established = 0
         """The last object that this writer has established."""
@@ -94,8 +94,8 @@ class QuorumWriter:
                 actions += self._progressed(event)
             case ev.ChunksFound():
                 actions += self._found(event)
-            case ev.ReadFailed(source, target):
-                self.copies[source].is_unreadable = True
+            case ev.ReadFailed(source, target, number):
+                self.copies[source].is_unreadable |= number >= self.mark  # or deleted there meanwhile
                 self.copies[target].stop()
             case ev.ReplicaRefused():
                 actions += self._refused(event)
@@ -109,7 +109,7 @@ class QuorumWriter:
 
     @property
     def missing(self) -> list[int]:
-        """The replicas that are away or not complete."""
+        """The replicas that are not connected or not complete."""
         return [replica for replica, copy in enumerate(self.copies) if not copy.is_live]
 
     @property
@@ -118,7 +118,7 @@ class QuorumWriter:
 
     @property
     def _wanted(self) -> QuorumConfig:
-        """The members that the next object is to have."""
+        """The members for the next object."""
         return wanted_config(self.copies, self.write_quorum, self._own.head.config)
 
     def _enter(self, phase: QuorumPhase) -> None:
@@ -136,7 +136,7 @@ class QuorumWriter:
         if self.phase is QuorumPhase.GATHERING:
             return self._try_claim()
         if self.phase is QuorumPhase.WRITING_BACK and self._wanted != self._own.head.config:
-            # A member was lost for good, and the quorum may need the copy that takes its place.
+            # A member was lost for good, and the quorum may need the copy that replaces it.
             return self._claim_again()
         return [ev.SendClaim(replica, self.fence)]
 
@@ -149,11 +149,11 @@ class QuorumWriter:
             if other.reads_from == replica:
                 other.stop()
         if had_promised and self.phase is QuorumPhase.WRITING_BACK and not self._established:
-            return self._claim_again()  # it may be the only one that has the end of what was chosen
+            return self._claim_again()  # only this copy may have the end of the chosen history
         return []
 
     def _claim_again(self) -> list[ev.QuorumAction]:
-        """Claim the next fence. A writer that was never established chooses again what to continue."""
+        """Claim the next fence. A writer that was never established chooses again which history to continue."""
         if self._established:
             return self._claim(self.fence + 1)
         self._enter(QuorumPhase.GATHERING)
@@ -161,7 +161,7 @@ class QuorumWriter:
         return self._try_claim()
 
     def _try_claim(self) -> list[ev.QuorumAction]:
-        """Claim the volume, if enough copies answer that the claim can succeed."""
+        """Claim the volume, if enough copies are connected for the claim to succeed."""
         up = [copy for copy in self.copies if copy.is_up]
         if self.phase is not QuorumPhase.GATHERING:
             return []
@@ -189,7 +189,7 @@ class QuorumWriter:
 
     def _promised(self, replica: int, state: VolumeState) -> list[ev.QuorumAction]:
         if state.promised != self.fence:
-            return []  # of an earlier claim
+            return []  # an answer to an earlier claim
         copy = self.copies[replica]
         copy.described(state)
         copy.holds = self.fence
@@ -200,7 +200,7 @@ class QuorumWriter:
         return []
 
     def _refusal(self, copies: Sequence[CopyView]) -> list[ev.QuorumAction]:
-        """The actions if the history belongs to another process."""
+        """Return the actions if the history belongs to another process."""
         newest = max(copy.newest for copy in copies)
         if self._may_continue_any or not newest or newest in self._own_fences:
             return []
@@ -208,11 +208,11 @@ class QuorumWriter:
         return [ev.ForeignHistory(newest)]
 
     def _choose(self, holding: Sequence[CopyView]) -> list[ev.QuorumAction]:
-        """Choose the history to continue, and the head of the own object."""
+        """Choose the history to continue, and the head of the writer's own object."""
         if not self.chain:
             self.mark = max(copy.mark for copy in holding)
             self.chain = longest_history(holding, self.mark)
-        # Otherwise it was chosen under the fence before, and no other writer can have added to it since.
+        # Otherwise the history was chosen under the previous fence, and no other writer can have added to it since.
         if not self.chain:
             config = QuorumConfig(tuple(copy.identity for copy in self.copies), self.write_quorum)
             head = ObjectHead(0, 0, 0, config)
@@ -220,7 +220,7 @@ class QuorumWriter:
             last = self._own
             head = next_head(last, self._wanted, is_established=self._established == last.number)
         self.chain.append(ChainLink(self.fence, head, 0, 0))
-        self._own_fences |= {self.fence}  # now only: others may have claimed the same number, and won
+        self._own_fences |= {self.fence}  # only now, because other writers may have claimed the same number and won
         self._appends = 0
         self._enter(QuorumPhase.WRITING_BACK)
         return []
@@ -233,7 +233,7 @@ class QuorumWriter:
         copy.holds = 0
         copy.stop()
         if event.promised < self.fence or self.phase is QuorumPhase.GATHERING:
-            return []  # of an earlier claim
+            return []  # an answer to an earlier claim
         if self._established:
             self._enter(QuorumPhase.FENCED)
             return [ev.WriterFenced(event.promised)]
@@ -241,10 +241,10 @@ class QuorumWriter:
         self.chain = []
         return [ev.RetryClaim(event.promised)]
 
-    # Bringing copies up
+    # Completing copies
 
     def _go_on(self) -> list[ev.QuorumAction]:
-        """Do all that can be done now."""
+        """Take all steps that are possible now."""
         actions: list[ev.QuorumAction] = []
         if self.phase in (QuorumPhase.WRITING_BACK, QuorumPhase.LEADING):
             actions += self._count()
@@ -302,7 +302,7 @@ class QuorumWriter:
     def _send(
         self, replica: int, copy: CopyView, link: ChainLink, chunks: Iterable[tuple[bytes, int]], offset: int
     ) -> list[ev.QuorumAction]:
-        """Send what a copy lacks. Bytes behind the length of the link are dead, and are not sent."""
+        """Send a copy the bytes that it lacks. Bytes after the length of the link are dead, and are not sent."""
         chosen = sendable(link, chunks, offset)
         if chosen:
             offset = chosen[-1][0] + len(chosen[-1][1])
@@ -315,11 +315,13 @@ class QuorumWriter:
     def _progressed(self, event: ev.ObjectProgress) -> list[ev.QuorumAction]:
         copy = self.copies[event.replica]
         link = next((link for link in self.chain if link.number == event.number), None)
-        if link is None or not copy.is_up:
+        if not copy.is_up:
             return []
         known = copy.objects.get(event.number)
-        head = link.head if known is None else known.head
-        copy.objects[event.number] = ObjectState(head, event.written, event.synced, event.checksum)
+        if link is not None:
+            head = link.head if known is None else known.head
+            copy.objects[event.number] = ObjectState(head, event.written, event.synced, event.checksum)
+        # This includes objects that were deleted elsewhere meanwhile.
         if copy.is_busy and copy.reads_from is None:
             copy.is_busy = known is not None and copy.sent_number == event.number and event.written < copy.sent
         return []
@@ -352,14 +354,14 @@ class QuorumWriter:
 
     def _send_live(self, replica: int, copy: CopyView, append: WaitingAppend) -> list[ev.QuorumAction]:
         if copy.sent - copy.objects[append.number].written > LAG_BYTES_MAX:
-            copy.is_live, copy.is_busy = False, True  # until it has written what was sent
+            copy.is_live, copy.is_busy = False, True  # until it has written the bytes that were sent
             return []
         copy.sent = append.end
         number, offset, checksum = append.number, append.offset, append.checksum
         return [ev.SendAppend(replica, self.fence, number, offset, checksum, append.data, append.is_barrier)]
 
     def _count(self) -> list[ev.QuorumAction]:
-        """Count what the quorum has."""
+        """Count the appends that the quorum has synced."""
         actions: list[ev.QuorumAction] = []
         own = self._own
         if self.phase is QuorumPhase.WRITING_BACK:
@@ -379,7 +381,7 @@ class QuorumWriter:
     def _is_synced(self, append: WaitingAppend) -> bool:
         own = self._own
         if append.number < own.number:
-            return True  # a quorum has the own object, and so all before it
+            return True  # a quorum has the writer's own object, and so all earlier objects
         return is_written(own.head, {copy.identity for copy in self.copies if copy.has(own.number, append.end)})
 
     def _retain(self, mark: int) -> list[ev.QuorumAction]:

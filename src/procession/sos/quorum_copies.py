@@ -1,6 +1,6 @@
-"""What the writer of a replicated volume knows of its copies, its phases, and the arithmetic of quorums. Pure.
+"""The knowledge of a replicated volume's writer about its copies, its phases, and the arithmetic of quorums. Pure.
 
-Invariant: copies count by their identities, never by their addresses. `sos/quorum` decides with it.
+Invariant: copies count by their identities, never by their addresses. `sos/quorum` makes the decisions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from procession.sos.volume_rules import (
 )
 
 ROLL_BYTES = 64 * 1024 * 1024
-"""Size at which the writer of an object continues in a new one."""
+"""Size at which the writer of an object continues in a new object."""
 ROLL_APPENDS = 100_000
 COPY_BYTES = 1024 * 1024
-"""Maximum bytes on the way to a copy that lags, before it has written them."""
+"""Maximum bytes that are on the way to a lagging copy and not written by it."""
 LAG_BYTES_MAX = 8 * 1024 * 1024
 """Unwritten bytes above which a copy counts as lagging and gets no new appends until it has caught up."""
 
@@ -34,7 +34,7 @@ class QuorumPhase(Enum):
     """Too few copies have answered."""
     CLAIMING = "claiming"
     WRITING_BACK = "writing back"
-    """The history is chosen, and is brought to the quorum."""
+    """The history is chosen, and is being written to the quorum."""
     LEADING = "leading"
     FENCED = "fenced"
 
@@ -48,11 +48,11 @@ PHASES: dict[QuorumPhase, frozenset[QuorumPhase]] = {
     QuorumPhase.LEADING: frozenset({QuorumPhase.CLAIMING, QuorumPhase.FENCED}),
     QuorumPhase.FENCED: frozenset(),
 }
-"""Which phase may follow which."""
+"""The phases that may follow each phase."""
 
 
 def check_quorum(count: int, write_quorum: int) -> None:
-    """Raise ConfigError for numbers of replicas that cannot be safe."""
+    """Raise ConfigError for numbers of replicas that are not safe."""
     if not 1 <= count <= MEMBERS_MAX:
         raise ConfigError(f"{count} replicas cannot be used.", next_step=f"Name 1 to {MEMBERS_MAX} replicas.")
     if not count < 2 * write_quorum <= 2 * count:
@@ -63,14 +63,14 @@ def check_quorum(count: int, write_quorum: int) -> None:
 
 
 def claims_needed(config: QuorumConfig) -> int:
-    """How many members must promise a fence, so that no earlier writer reaches the write quorum, and no other claimant
-    the same fence."""
+    """Return how many members must promise a fence. Then no earlier writer reaches the write quorum, and no other
+    writer can claim the same fence."""
     count = len(config.members)
     return max(count - config.write_quorum + 1, count // 2 + 1)
 
 
 def is_claimed(head: ObjectHead, identities: set[bytes]) -> bool:
-    """Whether enough members of each set of this head are among the copies that have promised."""
+    """Whether these copies have enough members of each set in this head for a claim."""
     return all(
         len(identities.intersection(config.members)) >= claims_needed(config)
         for config in (head.config, *head.old_configs)
@@ -78,8 +78,8 @@ def is_claimed(head: ObjectHead, identities: set[bytes]) -> bool:
 
 
 def is_written(head: ObjectHead, identities: set[bytes]) -> bool:
-    """Whether the write quorum has it. While the members change, also enough of the earlier members that a writer which
-    still claims from these alone finds it."""
+    """Whether the write quorum has the object. While the members change, enough earlier members must have it, too: then
+    a writer that claims only from the earlier members finds it."""
     is_found = all(
         len(identities.intersection(old.members)) > len(old.members) - claims_needed(old) for old in head.old_configs
     )
@@ -113,7 +113,7 @@ class WaitingAppend:
 
 @dataclass(slots=True)
 class CopyView:
-    """The writer's view of one copy."""
+    """The writer's knowledge of one copy."""
 
     is_up: bool = False
     identity: bytes = b""
@@ -121,17 +121,17 @@ class CopyView:
     mark: int = 0
     objects: dict[int, ObjectState] = field(default_factory=dict)
     holds: int = 0
-    """The fence that this connection has claimed for us."""
+    """The fence that this connection has claimed for this writer."""
     sent: int = 0
-    """End of what was sent of the current object, including what is on the way."""
+    """End of the bytes of the current object that were sent, including bytes on the way."""
     sent_number: int = 0
     is_live: bool = False
-    """Whether it gets appends as they are made."""
+    """Whether the copy gets appends as they are made."""
     is_busy: bool = False
-    """Whether a reply of it is outstanding."""
+    """Whether a reply of the copy is outstanding."""
     reads_from: int | None = None
     is_unreadable: bool = False
-    """Whether it failed to read what another copy lacks."""
+    """Whether the copy has failed to read bytes that another copy lacks."""
 
     def described(self, state: VolumeState) -> None:
         self.identity, self.promised, self.mark = state.identity, state.promised, state.mark
@@ -146,20 +146,20 @@ class CopyView:
         return max(self.objects, default=0)
 
     def has(self, number: int, end: int) -> bool:
-        """Whether the copy has synced an object up to here."""
+        """Whether the copy has synced an object up to this length."""
         known = self.objects.get(number)
         return known is not None and known.synced >= end
 
 
 def newest_head(copies: Sequence[CopyView]) -> ObjectHead | None:
-    """The head of the newest object among these copies."""
+    """Return the head of the newest object among these copies."""
     heads: Mapping[int, ObjectHead] = {number: known.head for copy in copies for number, known in copy.objects.items()}
     return heads[max(heads)] if heads else None
 
 
 def longest_history(copies: Sequence[CopyView], mark: int) -> list[ChainLink]:
-    """The history that ends with the longest copy of the newest object among these, the oldest object first. A longer
-    copy of an older object does not count: its tail may never have been acknowledged."""
+    """Return the history, oldest object first, that ends with the longest copy of the newest object among these copies.
+    A longer copy of an older object does not count, because its end may never have been acknowledged."""
     newest = max(copy.newest for copy in copies)
     if not newest:
         return []
@@ -173,7 +173,8 @@ def longest_history(copies: Sequence[CopyView], mark: int) -> list[ChainLink]:
 
 
 def wanted_config(copies: Sequence[CopyView], write_quorum: int, current: QuorumConfig) -> QuorumConfig:
-    """The copies at the named replicas as members. Unless it is clear which they are, nothing changes."""
+    """Return the copies at the named replicas as members. If it is unclear which copies these are, the members stay the
+    same."""
     up = [copy.identity for copy in copies if copy.is_up]
     rest = [member for member in current.members if member not in up]
     away = len(copies) - len(up)
@@ -186,8 +187,8 @@ def wanted_config(copies: Sequence[CopyView], write_quorum: int, current: Quorum
 
 
 def next_head(last: ChainLink, wanted: QuorumConfig, *, is_established: bool) -> ObjectHead:
-    """The head of the object that follows `last`, which it seals. Only the writer that has established the last
-    object may forget the members before."""
+    """Return the head of the object that follows `last`, which it seals. Only the writer that has established the last
+    object may drop the earlier members."""
     olds = () if is_established else last.head.old_configs
     config = last.head.config
     if wanted != config and len(olds) < OLD_CONFIGS_MAX:
@@ -197,8 +198,8 @@ def next_head(last: ChainLink, wanted: QuorumConfig, *, is_established: bool) ->
 
 
 def sendable(link: ChainLink, chunks: Iterable[tuple[bytes, int]], offset: int) -> list[tuple[int, bytes, int]]:
-    """What is sent at once of what a copy lacks from an offset on: offset, data and checksum of each append. Bytes
-    behind the length of the link are dead."""
+    """Return the bytes that are sent at once to a copy that lacks them, from an offset on: offset, data and checksum of
+    each append. Bytes after the length of the link are dead."""
     chosen: list[tuple[int, bytes, int]] = []
     begin = offset
     for data, checksum in chunks:

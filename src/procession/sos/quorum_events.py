@@ -1,7 +1,7 @@
 """The events and actions of the writer of a replicated volume. Pure.
 
-`sos/quorum` decides. A replica is named by its place in the list of replicas. Replies of a connection that is lost do
-not become events.
+`sos/quorum` handles the events. A replica is named by its index in the list of replicas. Replies of a lost connection
+do not become events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from procession.sos.volume_rules import ObjectHead, RefusalCode, VolumeState
 
 @dataclass(frozen=True, slots=True)
 class ClaimAsked:
-    """Claim the volume, with a fence above all that are known."""
+    """Claim the volume, with a fence above all known fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ReplicaDown:
 class ClaimPromised:
     replica: int
     state: VolumeState
-    """After the promise. All of it is synced."""
+    """The state after the promise. All of it is synced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,23 @@ class ObjectProgress:
 
 @dataclass(frozen=True, slots=True)
 class ChunksFound:
-    """What was read for a copy that lacks it."""
+    """A copy has read chunks that another copy lacks."""
 
     source: int
     target: int
     number: int
     offset: int
     chunks: tuple[tuple[bytes, int], ...]
-    """Data, and the object's checksum after it."""
+    """Data of each chunk, and the object's checksum after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """A copy could not read what another one lacks."""
+    """A copy could not read bytes that another copy lacks."""
 
     source: int
     target: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class SendAppend:
 
 @dataclass(frozen=True, slots=True)
 class SendRead:
-    """Read for a copy that lacks it. The answer is ChunksFound."""
+    """Read chunks that another copy lacks. The answer is ChunksFound."""
 
     source: int
     target: int
@@ -153,7 +154,7 @@ class SendRetain:
 
 @dataclass(frozen=True, slots=True)
 class DropReplica:
-    """The copy does not fit, or its disk fails. Disconnect, and try again later."""
+    """Disconnect a copy that does not fit or whose disk fails, and try again later."""
 
     replica: int
     reason: str
@@ -161,35 +162,35 @@ class DropReplica:
 
 @dataclass(frozen=True, slots=True)
 class RetryClaim:
-    """Another client has claimed this fence. Ask again after a moment."""
+    """Ask for a claim again after a moment, because another client has claimed this fence."""
 
     promised: int
 
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """The history up to this writer's own object is on the quorum. It may decide from it, and append."""
+    """The history up to this writer's own object is on the quorum. The writer may now rely on it, and append."""
 
     fence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The first `count` appends are synced by the quorum."""
+    """The quorum has synced the first `count` appends."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriterFenced:
-    """A later writer has claimed the volume. This one must stop and change nothing more."""
+    """A later writer has claimed the volume. This writer must stop and change nothing more."""
 
     promised: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignHistory:
-    """The history ends with an object of another process. This one must not continue it."""
+    """The history ends with an object of another process. This writer must not continue it."""
 
     number: int
 

@@ -1,17 +1,18 @@
-"""Recovery of a volume: reads the directory that an earlier process left, and says what the volume starts with.
+"""Recovery of a volume: reads the directory that an earlier process left, and returns the state that the volume starts
+with.
 
-Invariant: data that was reported as synced is kept, or the volume is refused. What is read may not be on disk yet, so
-it is written into new files before anything relies on it. What the files say together:
+Invariant: data that was reported as synced is kept, or the volume is refused. The read data may not be on disk yet, so
+it is written into new files before any step relies on it. The files together mean:
 
 - no `volume.json`, and no object: the copy was never finished, and no client knows of it. It does not exist;
 - no `volume.json`, but an object: the directory is damaged;
-- a `.draft`: its writer died before the file had its name. It is removed;
+- a `.draft` file: its writer died before the file had its name. It is removed;
 - an object below the mark: its deletion was interrupted. It is removed;
-- an object that a later one of the newest history seals: it was synced before. It is left alone;
-- any other object: it is kept up to its last intact chunk. Behind that a crash leaves a part of a chunk, zeros, or
-  later chunks without earlier ones. If one of these says that the missing bytes had been synced, it is damaged.
+- an object that a later object of the newest history seals: it was synced before. It stays unchanged;
+- any other object: it is kept up to its last intact chunk. After that, a crash leaves a part of a chunk, zeros, or
+later chunks without earlier ones. If one of these says that the missing bytes had been synced, it is damaged.
 
-Not used in the steady state. `sos/volume` continues with the result.
+Used only at the start. `sos/volume` continues with the result.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class VolumeRecord:
-    """What a copy of a volume promises, apart from its objects."""
+    """The promises of a volume's copy, apart from its objects."""
 
     identity: bytes
     promised: int = 0
@@ -49,7 +50,7 @@ class VolumeRecord:
     mark: int = 0
 
     def write(self, directory: Path, files: FileSystem) -> None:
-        """Durable when this returns."""
+        """Write the record. It is durable when this returns."""
         document = {
             "format": FORMAT,
             "identity": self.identity.hex(),
@@ -61,7 +62,7 @@ class VolumeRecord:
 
 
 def read_record(directory: Path, files: FileSystem) -> VolumeRecord:
-    """Raises StorageError if it is damaged, FileNotFoundError if there is none."""
+    """Read the record. Raises StorageError if it is damaged, FileNotFoundError if there is none."""
     path = directory / RECORD
     try:
         found = json.loads(files.read(path))
@@ -77,7 +78,7 @@ def read_record(directory: Path, files: FileSystem) -> VolumeRecord:
 
 
 def recover_volume(directory: Path, files: FileSystem) -> tuple[VolumeRecord, dict[int, ObjectFile]] | None:
-    """Read and renew a copy of a volume; None: there is none. Raises StorageError if it is damaged."""
+    """Read and renew a copy of a volume. Returns None if there is none. Raises StorageError if it is damaged."""
     try:
         names = files.names(directory)
         numbers = sorted(number for name in names if (number := number_of(name)) is not None)
@@ -92,7 +93,7 @@ def recover_volume(directory: Path, files: FileSystem) -> tuple[VolumeRecord, di
             files.remove(directory / name)
     except OSError as error:
         raise storage_error(directory, "read", error) from error
-    record.write(directory, files)  # the last writer may have failed to sync what is read here
+    record.write(directory, files)  # the last writer may have failed to sync the data that is read here
     objects = _recover_objects(directory, [number for number in numbers if number >= record.mark], files)
     fsync_dir(directory, files)
     return record, objects
@@ -128,7 +129,7 @@ def recover_object(path: Path, number: int, files: FileSystem) -> ObjectFile:
             index, _ = scan(file, head_bytes)
             end = index.position(len(index.ends))
             if any(later.synced > index.written for later in chunks_after(file, end)):
-                raise damaged_object(path, f"bytes behind {index.written} were synced and are not intact")
+                raise damaged_object(path, f"bytes after {index.written} were synced and are not intact")
     except OSError as error:
         raise storage_error(path, "read", error) from error
     renew_durably(path, end, files)
@@ -138,8 +139,8 @@ def recover_object(path: Path, number: int, files: FileSystem) -> ObjectFile:
 def open_volumes(
     directory: Path, files: FileSystem
 ) -> tuple[dict[str, tuple[VolumeRecord, dict[int, ObjectFile]]], dict[str, StorageError]]:
-    """All copies in a directory, and the damaged ones with what is wrong. One damaged volume does not stop the
-    others."""
+    """Open all copies in a directory. Also returns the damaged volumes with their errors: a damaged volume does not
+    stop the others."""
     found, damaged = {}, {}
     try:
         names = sorted(name for name in files.names(directory) if files.is_directory(directory / name))
@@ -150,7 +151,7 @@ def open_volumes(
             recovered = recover_volume(directory / name, files)
         except StorageError as error:
             if "errno" in error.fields:
-                raise  # the disk, not the volume
+                raise  # an error of the disk, not of the volume
             damaged[name] = error
         else:
             if recovered is not None:

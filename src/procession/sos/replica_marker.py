@@ -1,7 +1,7 @@
-"""The file that says which replicas a directory belongs to, and which of their objects this machine has written.
+"""The file that names the replicas' volume of a directory, and the fences under which this machine has written objects.
 
-Invariant: a fence is in the file before its object is created, and only if this machine has won it. So a directory
-whose replicas end with another fence is not the newest one: another machine has continued from the replicas. The file
+Invariant: a fence is in the file before its object is created, and only if this machine has won the fence. If the
+replicas end with another fence, another machine has continued from them, so this directory is not the newest. The file
 is not replicated.
 """
 
@@ -18,20 +18,21 @@ from procession.storage.durable import read_if_there, write_durably
 
 FORMAT = 1
 FENCES_MAX = 64
-"""The newest fences that are remembered. Each one seals those before it."""
+"""Maximum number of newest fences that are remembered. Each fence seals those before it."""
 
 
 class ReplicaMarker:
     """The marker of one directory, which must exist before a fence is added."""
 
     def __init__(self, directory: Path, volume: str, files: FileSystem) -> None:
-        """Raises ConfigError if the directory belongs to another volume, StorageError if the file is damaged."""
+        """Read the marker. Raises ConfigError if the directory belongs to another volume, StorageError if the file is
+        damaged."""
         self._path = directory / MARKER
         self._volume = volume
         self._files = files
         self.fences: list[int] = []
         self.has_begun = False
-        """Whether the replicas had the directory at some time. If they are empty after that, they were lost."""
+        """Whether the replicas had the directory at some time. If they are empty after that, their data was lost."""
         found = read_if_there(self._path, files)
         if found is None:
             return
@@ -53,7 +54,7 @@ class ReplicaMarker:
             )
 
     def add(self, fence: int) -> None:
-        """Durable when this returns."""
+        """Add a fence. It is durable when this returns."""
         self.fences = [*self.fences, fence][-FENCES_MAX:]
         self._write()
 

@@ -1,10 +1,10 @@
 """The files port with a journal: every change below a directory is also a record on the replicas.
 
-Invariant: a sync of a file or directory returns only when the disk of this machine and the write quorum both have all
-changes before it. The journal has the changes in the order in which they were made, so every prefix of it is a state
-that the directory was in. Nothing else may change files below the directory, except those in `SKIPPED`,
-which belong to the machine. Files elsewhere are not replicated. `runtime/files` is the port, `sos/file_journal` sends,
-`sos/directory_restore` makes the directory again.
+Invariant: a sync of a file or directory returns only when this machine's disk and the write quorum both have all
+earlier changes. The journal has the changes in their order, so every prefix of the journal is an earlier state of the
+directory. No other program may change files below the directory, except those in `SKIPPED`, which belong to the
+machine. Files elsewhere are not replicated. `runtime/files` is the port, `sos/file_journal` sends the records,
+`sos/directory_restore` restores the directory.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 MARKER = "replica.json"
 SECRETS = "secrets"
 SKIPPED = frozenset({SECRETS, MARKER})
-"""Names in the directory that are not replicated: secrets, and what this machine knows of its replicas."""
+"""Names in the directory that are not replicated: the secrets, and the marker of the replicas."""
 SNAPSHOT_BYTES_MIN = 64 * 1024 * 1024
-"""A snapshot replaces the journal when this many bytes, and twice the size of all files, were added."""
+"""Minimum bytes of the journal after which a snapshot replaces it. It must also have twice the size of all files."""
 
 
 class ReplicationJournal(Protocol):
@@ -89,9 +89,9 @@ class ReplicatedFiles:
         on_snapshot_due: Callable[[], None] = lambda: None,
         snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
     ) -> None:
-        """`name` is that of the directory when it is restored together with others. `only`: what is replicated of it;
-        empty: all. `adopted`: what other processes of ours change; it is journalled when a directory of the given name
-        is synced."""
+        """`name` is the directory's name when it is restored together with others. `only`: the replicated names in it;
+        empty: all. `adopted`: changes of other processes of the pipeline. They are journalled when a directory of the
+        given name is synced."""
         self.inner = inner
         self.journal = journal
         self.root, self._root = root, str(root)
@@ -101,12 +101,13 @@ class ReplicatedFiles:
         self._adopted = adopted or {}
         self.tree = FileTree()
         self.directory_syncs = 0
-        """How many were begun."""
+        """Number of syncs of directories that were begun."""
         self._next_file = 1
         self._mutex = inner.mutex()
         self._copying: _Copying | None = None
         self._moves = self._moving = 0
-        """Changes of names so far, and those that are being made: the disk has them before the journal."""
+        """Number of changes of names so far, and number of changes in progress, which are on disk before they are in
+        the journal."""
         self._on_snapshot_due = on_snapshot_due
         self._snapshot_bytes_min = snapshot_bytes_min
         self._snapshot_at = 0
@@ -115,15 +116,15 @@ class ReplicatedFiles:
     # Snapshots
 
     def begin(self) -> None:
-        """Write all files that are there, as the beginning of a new journal. Returns when the quorum has them. Nothing
-        may change them meanwhile."""
+        """Write all existing files as the beginning of a new journal. Returns when the quorum has them. The files must
+        not change meanwhile."""
         self.record(BeginSnapshot(self._name, is_reset=True))
         self._adopt_directory(Path(self._root), self._name)
         self._finish_snapshot()
 
     def snapshot(self) -> None:
-        """Write all files again, while others may go on to change them. When it returns, what was journalled before is
-        not needed any more."""
+        """Write all files again, while other threads may change them. When it returns, the earlier journal is no longer
+        needed."""
         with self._mutex:
             self._add(BeginSnapshot(self._name, is_reset=False))
             for directory in self.tree.directories:
@@ -141,7 +142,7 @@ class ReplicatedFiles:
         self._snapshot_at, self._is_snapshot_due = self.journal.bytes_added, False
 
     def _copy(self, file: int, name: str) -> None:
-        """Journal the bytes of a file that others may write to, rename or remove."""
+        """Journal the bytes of a file that other threads may write to, rename or remove."""
         position = 0
         while True:
             with self._mutex:
@@ -158,7 +159,7 @@ class ReplicatedFiles:
                 with self.inner.open(self._path(name)) as opened:
                     data = opened.read(end - position, position)
             except FileNotFoundError:
-                # It has another name by now, or none; or another process has removed it.
+                # The file has another name by now, or no name; or another process has removed it.
                 with self._mutex:
                     if not self._moving and self._moves == moves and self.tree.files.get(name) == file:
                         self._add(RemoveEntry(name))
@@ -187,12 +188,12 @@ class ReplicatedFiles:
             self._on_snapshot_due()
 
     def _add(self, operation: FileOperation) -> None:
-        """The caller holds the mutex."""
+        """Add a record. The caller holds the mutex."""
         self.tree.apply(operation)
         self.journal.add(encode_operation(operation))
 
     def touch(self, file: int, start: int, end: int) -> None:
-        """Note that these bytes of a file change: a snapshot that is copying them starts over."""
+        """Note that these bytes of a file change. A snapshot that is copying them starts the copy again."""
         copying = self._copying
         if copying is not None and copying.file == file and start < copying.end and copying.start < end:
             copying.is_changed = True
@@ -211,7 +212,7 @@ class ReplicatedFiles:
         self.record(TruncateFile(file, length))
 
     def _adopt_directory(self, path: Path, name: str) -> None:
-        """Journal a directory that another process has made, with all that is in it."""
+        """Journal a directory that another process has made, with its content."""
         for entry in sorted(self.inner.names(path)):
             child = f"{name}/{entry}" if name else entry
             if self.journalled(path / entry) is None:
@@ -226,7 +227,7 @@ class ReplicatedFiles:
         try:
             opened = self.inner.open(path)
         except FileNotFoundError:
-            return  # of an earlier process that is about to end
+            return  # a file of an earlier process that is about to end
         except OSError as error:
             if error.errno == errno.ENXIO:  # a socket
                 return
@@ -246,14 +247,14 @@ class ReplicatedFiles:
         return number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A process that this one starts only reads the files. It does not write to the journal."""
+        """Return the port without the journal. A child process only reads the files."""
         return _itself, (self.inner,)
 
     # Names
 
     def journalled(self, path: Path) -> str | None:
-        """The name of a path in the journal; None: it is not replicated. The directory itself has the name of the
-        journal's root."""
+        """Return the name of a path in the journal, or None if it is not replicated. The directory itself has the name
+        of the journal's root."""
         text = str(path)
         if self._root.startswith("/") and (not text.startswith("/") or ".." in text):
             text = os.path.abspath(text)
@@ -268,7 +269,7 @@ class ReplicatedFiles:
         return self.below(below)
 
     def below(self, path: str) -> str:
-        """The name in the journal of something below the directory."""
+        """Return the name in the journal of a path below the directory."""
         return f"{self._name}/{path}" if self._name else path
 
     def _path(self, name: str) -> Path:
@@ -338,7 +339,7 @@ class ReplicatedFiles:
             self.record(GiveName(names[1], self.tree.files[names[0]]))
 
     def _both(self, old: Path, new: Path) -> tuple[str, str] | None:
-        """The names of both paths in the journal; None: they are not replicated."""
+        """Return the names of both paths in the journal, or None if they are not replicated."""
         names = self.journalled(old), self.journalled(new)
         if (names[0] is None) is not (names[1] is None):
             raise OSError(errno.EXDEV, "Only one of the two names is replicated", str(new))
@@ -358,7 +359,7 @@ class ReplicatedFiles:
 
     @contextmanager
     def _move(self) -> Iterator[None]:
-        """Names change in this block."""
+        """Run a block in which names change."""
         with self._mutex:
             self._moves += 1
             self._moving += 1

@@ -1,8 +1,8 @@
-"""A host whose files below one directory are replicated: the volume has a thread of its own, with its event loop.
+"""A host whose files below one directory are replicated. The volume has its own thread and event loop.
 
-Invariant: when `replicated_host` hands out the host, this process alone may write to the volume, and the quorum has all
-files that are in the directory. The process must be the only one that changes them. When the journal is much larger
-than the files, a thread takes a snapshot and deletes the journal before it.
+Invariant: when `replicated_host` yields the host, only this process may write to the volume, and the quorum has all
+files of the directory. No other process may change them. When the journal is much larger than the files, a thread takes
+a snapshot and deletes the earlier journal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,19 +54,20 @@ class ReplicaThread:
             raise self._error
 
     def stop(self) -> None:
-        """Close the connections. What is not synced is not sent."""
-        self._loop.call_soon_threadsafe(self._work.cancel)
+        """Close the connections. Unsynced records are not sent."""
+        with suppress(RuntimeError):  # the loop has already ended
+            self._loop.call_soon_threadsafe(self._work.cancel)
         self._thread.join(STOP_TIMEOUT_S)
 
     def replace_journal(self, files: ReplicatedFiles) -> None:
-        """Take a snapshot, and delete what was journalled before it. Called in a thread of its own."""
+        """Take a snapshot, and delete the earlier journal. Called in a separate thread."""
         try:
             mark = asyncio.run_coroutine_threadsafe(self.journal.roll(), self._loop).result()
             files.snapshot()
             asyncio.run_coroutine_threadsafe(self.journal.retain(mark), self._loop).result()
             log.info("replicas.snapshot_taken", volume=self._volume_name, mark=mark)
         except (OSError, ProcessionError) as error:
-            # The next sync fails with the same.
+            # The next sync fails with the same error.
             log.warning("replicas.snapshot_failed", volume=self._volume_name, reason=str(error))
 
     def retain(self, mark: int) -> None:
@@ -112,7 +113,7 @@ class ReplicaThread:
 
 def _warn(sentence: str) -> None:
     log.warning("replicas.waiting", reason=sentence)
-    note(sentence)  # the supervisor repeats it to the operator
+    note(sentence)  # the supervisor shows it to the operator
 
 
 @contextmanager
@@ -127,9 +128,10 @@ def replicated_host(
     host: Host = HOST,
     snapshot_bytes_min: int = SNAPSHOT_BYTES_MIN,
 ) -> Iterator[Host]:
-    """A host whose files below `directory` are replicated. The other arguments are those of `ReplicatedFiles`.
+    """Yield a host whose files below `directory` are replicated. The other arguments are those of `ReplicatedFiles`.
 
-    Raises ConfigError, StorageError, or FencedError if another process has continued from the replicas."""
+    Raises ConfigError, StorageError, or FencedError if another process has continued from the replicas.
+    """
     make_directory(directory, host.files)
     marker = ReplicaMarker(directory, volume_name, host.files)
     thread = ReplicaThread(volume_name, options, marker, host)

@@ -1,9 +1,9 @@
-"""A volume on several object services: connects to the replicas, and performs what the quorum's writer decides.
+"""A volume on several object services: connects to the replicas, and performs the actions of the quorum's writer.
 
-Invariant: `append` returns at once, and `barrier` when the write quorum has synced everything before it. A replica that
+Invariant: `append` returns at once, and `until` returns when the write quorum has synced the appends. A replica that
 cannot be reached, or does not fit, is tried again until the volume is closed. After a later writer has claimed the
-volume, every call raises FencedError. What waits for the quorum is bounded by `PENDING_BYTES_MAX`. All methods belong
-to one event loop. `sos/quorum` decides; `sos/sos_client` has the connections.
+volume, every call raises FencedError. The bytes that wait for the quorum are bounded by `PENDING_BYTES_MAX`. Use all
+methods in one event loop. `sos/quorum` decides; `sos/sos_client` has the connections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from procession.sos.volume_rules import TOKEN_BYTES, RequestRefused, VolumeState
 from procession.tls import ClientTls
 
 PENDING_BYTES_MAX = 32 * 1024 * 1024
-"""Bytes that wait for the quorum. Beyond it `room` waits."""
+"""Maximum bytes that wait for the quorum. Above it, `room` waits."""
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 5.0
 WARN_AFTER_S = 5.0
@@ -62,14 +62,18 @@ class ReplicaOptions:
     roll_bytes: int = ROLL_BYTES
 
     def check(self) -> None:
-        """Raise ConfigError if these replicas cannot be safe."""
+        """Raise ConfigError if these replicas are not safe."""
         if len(set(self.addresses)) != len(self.addresses):
             raise ConfigError("A replica is named twice.", next_step="Name each replica once.")
         check_quorum(len(self.addresses), self.write_quorum)
 
 
+class NoVolume(ConfigError):
+    """All replicas have answered, and none has an object of this volume."""
+
+
 class ReplicatedVolume:
-    """The writer of one volume. `open` it; `close` it at the end."""
+    """The writer of one volume. Call `open` first and `close` at the end."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class ReplicatedVolume:
         on_create: Callable[[int], None] = lambda fence: None,
         host: Host = HOST,
     ) -> None:
-        """`own_fences`: continue only a history that ends with one of these objects; None: any. `on_create` is
+        """`own_fences`: continue only a history that ends with one of these objects. None: any history. `on_create` is
         called with the number of each object of this writer before it is created."""
         options.check()
         self._on_create = on_create
@@ -105,7 +109,7 @@ class ReplicatedVolume:
         self._pending: list[int] = []
         """Sizes of the appends that are not acknowledged."""
         self.reasons: dict[int, str] = {}
-        """Why a replica is missing."""
+        """The reason why each missing replica is missing."""
 
     # The writer
 
@@ -132,7 +136,7 @@ class ReplicatedVolume:
         ]
 
     def append(self, data: bytes, *, is_barrier: bool = False) -> int:
-        """Append at the end. Returns the number of appends so far, this one included."""
+        """Append data at the end. Returns the number of appends so far, including this one."""
         self._check()
         self._appended += 1
         self._pending.append(len(data))
@@ -140,15 +144,15 @@ class ReplicatedVolume:
         return self._appended
 
     async def room(self) -> None:
-        """Wait until less than `PENDING_BYTES_MAX` waits for the quorum."""
+        """Wait until less than `PENDING_BYTES_MAX` bytes wait for the quorum."""
         await self._until(lambda: sum(self._pending) <= PENDING_BYTES_MAX)
 
     async def until(self, count: int, say: Callable[[str], None] | None = None) -> None:
-        """Wait until the quorum has synced the first `count` appends. The last of them was a barrier."""
+        """Wait until the quorum has synced the first `count` appends, the last of which was a barrier."""
         await self._until(lambda: self._writer.acknowledged >= count, say)
 
     async def write(self, data: bytes, say: Callable[[str], None] | None = None) -> None:
-        """Append, and wait until the quorum has synced it."""
+        """Append data, and wait until the quorum has synced it."""
         await self.until(self.append(data, is_barrier=True), say)
 
     def retain(self, mark: int) -> None:
@@ -157,7 +161,7 @@ class ReplicatedVolume:
         self._take(ev.RetainAsked(mark))
 
     async def retain_from(self, mark: int) -> None:
-        """The same, as soon as this writer leads: it may be about to roll."""
+        """Delete the objects below this one as soon as this writer leads, because it may be about to roll."""
         await self._until(lambda: self._writer.phase is QuorumPhase.LEADING)
         self.retain(mark)
 
@@ -169,7 +173,7 @@ class ReplicatedVolume:
         return self._writer.fence
 
     async def history(self) -> AsyncIterator[tuple[int, bytes]]:
-        """The appends of earlier writers, the oldest first, each with its object."""
+        """Iterate the appends of earlier writers, oldest first, each with the number of its object."""
         self._check()
         for link in list(self._writer.chain[:-1]):
             offset = 0
@@ -203,7 +207,7 @@ class ReplicatedVolume:
             if client is not None:
                 client.close()
 
-    # Performing
+    # Performing actions
 
     def _check(self) -> None:
         if self._error is not None:
@@ -258,12 +262,12 @@ class ReplicatedVolume:
                 log.info("replicas.established", volume=self.name, fence=fence)
             case ev.ForeignHistory(number):
                 self._error = FencedError(
-                    f"The replicas of the volume {self.name} hold what another directory has written (fence {number}).",
+                    f"The replicas of the volume {self.name} hold records of another directory (fence {number}).",
                     next_step="Start it in that directory. If that machine is lost, restore into an empty directory"
                     " with `procession restore`.",
                 )
             case ev.NoHistory():
-                self._error = ConfigError(
+                self._error = NoVolume(
                     f"The replicas have no volume {self.name}.",
                     next_step="Check the name, and that these are the replicas of this pipeline.",
                 )
@@ -278,7 +282,7 @@ class ReplicatedVolume:
         self._take(ev.ClaimAsked())
 
     def _send(self, replica: int, action: ev.QuorumAction) -> None:
-        """Requests of one replica are sent in the order of the actions."""
+        """Send a request to a replica. Its requests keep the order of the actions."""
         client = self._clients[replica]
         assert client is not None, "the writer knows which replicas are connected"
         number, name = client.next_number(), self.name
@@ -305,7 +309,7 @@ class ReplicatedVolume:
             return
         error = reply.exception()
         if isinstance(error, RequestRefused) and isinstance(action, ev.SendRead):
-            self._take(ev.ReadFailed(action.source, action.target))
+            self._take(ev.ReadFailed(action.source, action.target, action.number))
         elif isinstance(error, RequestRefused):
             self._take(ev.ReplicaRefused(replica, error.code, error.promised, error.sentence))
         elif error is None:  # otherwise `_keep_connected` notices that the connection is lost
@@ -345,7 +349,7 @@ class ReplicatedVolume:
             if self._clients[replica] is client:
                 self._clients[replica] = None
             self._take(ev.ReplicaDown(replica))
-            # One that was dropped, because its disk is full for instance, is not tried again at once.
+            # A dropped replica, such as one with a full disk, is not tried again at once.
             await asyncio.sleep(delay_s if replica in self.reasons else options.reconnect_s)
             delay_s = min(2 * delay_s, options.reconnect_max_s) if replica in self.reasons else options.reconnect_s
 
@@ -357,14 +361,14 @@ class ReplicatedVolume:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self._error is None:
-            # A bug. Callers that wait get the error instead of waiting for ever.
+            # A bug. Waiting calls get the error instead of waiting forever.
             failed = ProcessionError(f"the volume {self.name} failed: {error!r}")
             self._error = error if isinstance(error, ProcessionError) else failed
             self._changed.set()
 
 
 def _event(replica: int, action: ev.QuorumAction, reply: SosReply) -> ev.QuorumEvent | None:
-    """The event that a reply stands for. Raises RemoteProtocolError if the data in it does not match its checksums."""
+    """Convert a reply to its event. Raises RemoteProtocolError if its data does not match its checksums."""
     match reply:
         case VolumeReply(_, VolumeState() as state) if isinstance(action, ev.SendClaim):
             return ev.ClaimPromised(replica, state)

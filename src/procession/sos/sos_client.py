@@ -1,8 +1,8 @@
-"""A client of the object service: one connection, any number of requests on the way.
+"""A client of the object service: one connection with many concurrent requests.
 
-Invariant: a request is sent when a credit is free, in the order of the calls. Data that is read is checked against the
-checksums of its writer. A connection that is lost fails all requests without reply, whose outcome is then unknown.
-Nothing is tried again here. All methods belong to one event loop.
+Invariant: a request is sent when a credit is free, in the order of the calls. Read data is checked against the
+checksums of its writer. A lost connection fails all requests without a reply; their outcome is then unknown. The client
+never retries. Use all methods in one event loop.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ PROGRAM = "procession"
 
 
 class SosUnreachable(ProcessionError):
-    """The service cannot be reached, or the connection was lost. What it did with open requests is unknown."""
+    """The service cannot be reached, or the connection was lost. The outcome of open requests is unknown."""
 
 
 class SosClient:
-    """A connection. Call `open` first. After SosUnreachable it cannot be used again."""
+    """A connection. Call `open` first. After SosUnreachable, the client cannot be used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class SosClient:
         tls: ClientTls | None = None,
         timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> SosClient:
-        """Raises SosUnreachable, or RemoteProtocolError if the service refuses us."""
+        """Connect to the service. Raises SosUnreachable, or RemoteProtocolError if the service refuses the client."""
         name = str(address)
         try:
             async with asyncio.timeout(timeout_s):
@@ -96,7 +96,7 @@ class SosClient:
         return self._error is None
 
     async def closed(self) -> None:
-        """Returns when the connection has ended."""
+        """Wait until the connection has ended."""
         await asyncio.wait([self._listening])
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class SosClient:
         return cast(VolumeReply, await self.send(DescribeVolume(self.next_number(), volume))).state
 
     async def names(self) -> list[str]:
-        """The names of all volumes, in order."""
+        """Return the names of all volumes, in order."""
         found: list[str] = []
         while True:
             reply = cast(NamesReply, await self.send(ListVolumes(self.next_number(), found[-1] if found else "")))
@@ -139,12 +139,13 @@ class SosClient:
     async def append(
         self, volume: str, fence: int, number: int, offset: int, checksum: int, data: bytes, *, is_barrier: bool
     ) -> ProgressReply:
-        """With `is_barrier` it is synced when this returns, and so is all before it."""
+        """Append data. With `is_barrier`, this data and all earlier data are synced when this returns."""
         request = AppendChunk(self.next_number(), volume, fence, number, offset, checksum, is_barrier, data)
         return cast(ProgressReply, await self.send(request))
 
     async def read(self, volume: str, number: int, offset: int, bytes_max: int) -> list[tuple[bytes, int]]:
-        """Whole appends from an offset on, each with the object's checksum after it; empty: the end."""
+        """Read whole appends from an offset on, each with the object's checksum after it. An empty result means the
+        end."""
         request = ReadChunks(self.next_number(), volume, number, offset, bytes_max)
         reply = cast(ChunksReply, await self.send(request))
         if reply.number != number or reply.offset != offset:
@@ -159,7 +160,8 @@ class SosClient:
         return self._number
 
     def send(self, request: SosRequest) -> asyncio.Future[SosReply]:
-        """The reply to come. Fails with RequestRefused, SosUnreachable or RemoteProtocolError."""
+        """Send a request and return its future reply. It fails with RequestRefused, SosUnreachable or
+        RemoteProtocolError."""
         reply: asyncio.Future[SosReply] = asyncio.get_running_loop().create_future()
         if self._error is not None:
             reply.set_exception(self._error)
@@ -200,7 +202,7 @@ class SosClient:
                     self._welcome.set_result(None)
             case RefusedReply(request, code, promised, reason):
                 reply = self._replies.pop(request)
-                if not reply.done():  # its caller may have gone
+                if not reply.done():  # the caller may have been cancelled
                     reply.set_exception(RequestRefused(reason, code=code, promised=promised))
             case _:
                 reply = self._replies.pop(event.request)
@@ -217,5 +219,5 @@ class SosClient:
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(error)
-                reply.exception()  # retrieved, so that asyncio does not log it if no caller waits
+                reply.exception()  # retrieved, so that asyncio does not log it if no call waits for it
         self._replies.clear()

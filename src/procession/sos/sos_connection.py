@@ -1,7 +1,8 @@
-"""One end of a connection to the object service, without the socket: bytes in, frames out, and the other way. Pure.
+"""One end of a connection to the object service, without the socket: converts bytes to frames, and frames to bytes.
+Pure.
 
-Invariant: a step of the peer that the lifecycle forbids is a `SosViolation`, a forbidden step of ours a
-LocalProtocolError; neither changes anything else. A client has at most as many requests without reply as WELCOME
+Invariant: a step of the peer that the lifecycle forbids is a `SosViolation`, a forbidden step of this side is a
+LocalProtocolError; neither changes anything else. A client has at most as many requests without a reply as WELCOME
 granted, and each reply answers one of them. `sos/sos_server` and `sos/sos_client` have the sockets.
 """
 
@@ -38,7 +39,7 @@ from procession.wire.frame_codec import Bytes, Framer
 from procession.wire.lifecycle import ConnectionSide
 
 _ANSWERED_BY: dict[type, type] = {Append: ProgressReply, Create: ProgressReply, List: NamesReply, Read: ChunksReply}
-"""The reply to a request, if it is not refused. Others are answered with the volume."""
+"""The reply to each request, unless it is refused. Unlisted requests are answered with the volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,15 @@ SosEvent = SosFrame | SosViolation
 
 
 class SosConnection:
-    """One end of a connection. `credits` is the number that a server grants."""
+    """One end of a connection. `credits` is the number of requests that a server grants."""
 
     def __init__(self, side: ConnectionSide, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.side = side
         self.state = SosState.CONNECTED
         self.credits = 0
-        """How many requests may be without reply at a time."""
+        """Maximum number of requests without a reply at a time."""
         self.waiting: dict[int, type] = {}
-        """The requests without reply, by number, with the kind of their reply."""
+        """The requests without a reply, by number, with the kind of their reply."""
         self._frame_bytes_max = frame_bytes_max
         self._framer = Framer(HELLO_BYTES_MAX)
 
@@ -73,7 +74,7 @@ class SosConnection:
         return self.credits - len(self.waiting)
 
     def receive(self, data: Bytes) -> list[SosEvent]:
-        """The frames that these bytes complete, in order. After an error bytes are discarded."""
+        """Decode the frames that these bytes complete, in order. After an error, bytes are discarded."""
         events: list[SosEvent] = []
         if self.is_over:
             return events
@@ -114,7 +115,7 @@ class SosConnection:
         elif isinstance(value, REPLIES):
             expected = self.waiting.get(value.request)
             if expected is None or kind not in (expected, RefusedReply):
-                raise blame(f"a reply to request {value.request} that fits none")
+                raise blame(f"a reply to request {value.request}, which does not wait for it")
             del self.waiting[value.request]
         elif isinstance(value, SosHello):
             self._framer.frame_bytes_max = self._frame_bytes_max

@@ -2,11 +2,11 @@
 
     u32 length | u8 tag | fields | u32 CRC-32 of tag and fields | data
 
-Numbers are big-endian. Only APPEND and CHUNKS have data. The data has checksums of its own: the running CRC-32 of the
-object after each append, made by the writer, kept by the server, and checked by the reader.
+Numbers are big-endian. Only APPEND and CHUNKS have data. The data has its own checksums: the running CRC-32 of the
+object after each append. The writer makes them, the server stores them, and the reader checks them.
 
-Invariant: a frame decodes to the value that was encoded, and no other bytes decode to it. Anything else is a
-RemoteProtocolError. `sos/sos_lifecycle` says when a frame may be sent.
+Invariant: a frame decodes to the value that was encoded, and no other bytes decode to it. All other bytes are a
+RemoteProtocolError. `sos/sos_lifecycle` defines when a frame may be sent.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from procession.wire.frame_codec import Reader, frame, short_bytes, short_text, 
 VERSION = 1
 REASON_BYTES_MAX = 1024
 NAMES_MAX = 1000
-"""Volumes in one reply."""
+"""Maximum number of volumes in one reply."""
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
-"""One append."""
+"""Maximum size of one append."""
 FRAME_BYTES_MAX = CHUNK_BYTES_MAX + 64 * 1024
 VOLUME_BYTES_MAX = 64 + OBJECTS_MAX * (64 + (1 + OLD_CONFIGS_MAX) * (2 + MEMBERS_MAX * (IDENTITY_BYTES + 2)))
-"""The longest description of a volume. It fits a frame."""
+"""Maximum size of the description of a volume. It fits into a frame."""
 HELLO_BYTES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SosError:
-    """The last frame of a side that gives up the connection."""
+    """The last frame of a side that ends the connection because of an error."""
 
     reason: str
 
@@ -60,12 +60,12 @@ class SosHello:
 class SosWelcome:
     version: int
     credits: int
-    """Requests that may wait for their replies at a time."""
+    """Maximum number of requests that may wait for their replies at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatVolume:
-    """Make a copy of a volume, unless there is one, and describe it."""
+    """Make a copy of a volume, unless it exists, and describe it."""
 
     request: int
     volume: str
@@ -79,7 +79,7 @@ class DescribeVolume:
 
 @dataclass(frozen=True, slots=True)
 class ListVolumes:
-    """The names behind this one."""
+    """List the names after this name."""
 
     request: int
     after: str
@@ -87,7 +87,7 @@ class ListVolumes:
 
 @dataclass(frozen=True, slots=True)
 class ClaimVolume:
-    """Promise this fence: no lower one may write any more. All that is written is synced before the reply."""
+    """Promise this fence: lower fences may not write any more. All written data is synced before the reply."""
 
     request: int
     volume: str
@@ -97,7 +97,7 @@ class ClaimVolume:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject:
-    """Create an object, which seals the one before it. Synced before the reply."""
+    """Create an object, which seals its predecessor. It is synced before the reply."""
 
     request: int
     volume: str
@@ -109,7 +109,7 @@ class CreateObject:
 
 @dataclass(frozen=True, slots=True)
 class AppendChunk:
-    """Append at the end. `checksum` is the object's, with this chunk."""
+    """Append data at the end. `checksum` is that of the object, including this chunk."""
 
     request: int
     volume: str
@@ -124,7 +124,7 @@ class AppendChunk:
 
 @dataclass(frozen=True, slots=True)
 class ReadChunks:
-    """Whole appends, from an offset at which one begins, up to about `bytes_max` but at least one."""
+    """Read whole appends from an offset at which one begins: about `bytes_max` bytes, but at least one append."""
 
     request: int
     volume: str
@@ -147,7 +147,7 @@ class RetainFrom:
 class VolumeReply:
     request: int
     state: VolumeState | None
-    """None: there is no copy here."""
+    """The state of the copy. None: there is no copy here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class ChunksReply:
     number: int
     offset: int
     checksum: int
-    """Of the object before these chunks."""
+    """The checksum of the object before these chunks."""
     chunks: tuple[tuple[int, int], ...]
-    """Length of each, and the object's checksum after it."""
+    """The length of each chunk, and the object's checksum after it."""
     data: bytes
 
 
@@ -204,7 +204,7 @@ REQUESTS: tuple[type[SosRequest], ...] = (
 REPLIES: tuple[type[SosReply], ...] = (VolumeReply, ProgressReply, ChunksReply, NamesReply, RefusedReply)
 
 
-# Fields: how each is written, and how it is read
+# Fields: how each is written and read
 
 
 def _text(reader: Reader) -> str:
@@ -325,7 +325,7 @@ WITH_DATA = frozenset({AppendChunk, ChunksReply})
 
 
 def encode(value: SosFrame) -> bytes:
-    """The frame, with its length. Raises LocalProtocolError if a value does not fit its field."""
+    """Encode a frame, with its length. Raises LocalProtocolError if a value does not fit its field."""
     tag, fields = SHAPES[type(value)]
     names = type(value).__dataclass_fields__
     parts = [write(getattr(value, name)) for name, (write, _) in zip(names, fields, strict=False)]
@@ -337,7 +337,7 @@ def encode(value: SosFrame) -> bytes:
 
 
 def decode(body: bytes) -> SosFrame:
-    """The frame of a body, which comes without its length. Raises RemoteProtocolError."""
+    """Decode the body of a frame, without its length. Raises RemoteProtocolError."""
     kind = _KINDS.get(body[0])
     if kind is None:
         raise RemoteProtocolError(f"a frame of unknown tag {body[0]}")
@@ -354,8 +354,8 @@ def decode(body: bytes) -> SosFrame:
 
 
 def checked_chunks(reply: ChunksReply) -> list[tuple[bytes, int]]:
-    """The chunks of a reply, each with the object's checksum after it. Raises RemoteProtocolError if one does not match
-    the checksum that its writer gave it."""
+    """Return the chunks of a reply, each with the object's checksum after it. Raises RemoteProtocolError if a chunk
+    does not match its writer's checksum."""
     found, position, running = [], 0, reply.checksum
     for length, checksum in reply.chunks:
         data = reply.data[position : position + length]

@@ -1,6 +1,7 @@
-"""The lifecycle of a connection to the object service, as a table: who may send which frame in which state. Pure.
+"""The lifecycle of a connection to the object service, as a table of the frames that each side may send in each state.
+Pure.
 
-Invariant: a step that is not in the table is an error and changes nothing. `sos/sos_connection` follows it.
+Invariant: a step that is not in the table is an error and changes nothing. `sos/sos_connection` follows this table.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The server of the object service: connections in, batches to the store, replies out.
+"""The server of the object service: passes requests in batches to the store, and sends its replies.
 
 Invariant: a peer can end its own connection, never the server. Requests of all connections that arrive while a batch is
-on its way to disk form the next batch, so that many appends share one sync. What a connection may have waiting is
-bounded by credits, and the number of connections is bounded. A failing disk ends the server without a reply to what it
-could not do. `sos/sos_client` connects; `sos/sos_store` performs.
+on its way to disk form the next batch, so that many appends share one sync. Credits bound the waiting requests of a
+connection, and the number of connections is bounded. A failing disk ends the server without a reply to the failed
+requests. `sos/sos_client` connects; `sos/sos_store` performs the requests.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from procession.tls import ServerTls, TlsListener
 from procession.wire.lifecycle import ConnectionSide
 
 CREDITS = 256
-"""Requests of one connection that may wait. At most one of them is being received, of at most a frame's size; the
-others are bounded by `BATCH_BYTES_MAX`."""
+"""Maximum number of a connection's waiting requests. At most one of them is being received, of at most a frame's size;
+`BATCH_BYTES_MAX` bounds the others."""
 CONNECTIONS_MAX = 64
 HANDSHAKE_TIMEOUT_S = 10.0
 READ_BYTES = 256 * 1024
 BATCH_BYTES_MAX = 16 * 1024 * 1024
-"""Appended bytes that wait for the disk, of all connections. Beyond it nothing is read."""
+"""Maximum appended bytes of all connections that wait for the disk. Above it, no connection is read."""
 WRITE_BYTES_MAX = 1024 * 1024
 BACKLOG = 64
 LINGER_S = 1.0
@@ -55,7 +55,7 @@ class SosConfig:
 
 
 class SosServer:
-    """Serves one store. `serve` ends by cancellation, or with the error of the disk."""
+    """Serves one store. `serve` ends when it is cancelled, or raises the error of the disk."""
 
     def __init__(self, config: SosConfig, store: SosStore) -> None:
         self._config = config
@@ -102,7 +102,7 @@ class SosServer:
             session.close()
 
     async def enqueue(self, session: SosSession, request: SosRequest) -> None:
-        """Take a request for the next batch. Waits while too many bytes wait for the disk."""
+        """Add a request to the next batch. Waits while too many bytes wait for the disk."""
         await self._has_room.wait()
         self._batch.append((session, request))
         self._batch_bytes += len(getattr(request, "data", b""))
@@ -146,7 +146,7 @@ class SosSession:
                 while data := await self._reader.read(READ_BYTES):
                     for event in self._connection.receive(data):
                         await self._take(event)
-                    # A client that does not read its replies is not read either.
+                    # A client that does not read its replies is not read, either.
                     await self._writer.drain()
         except RemoteProtocolError as error:
             self.refuse(error.sentence)
@@ -157,7 +157,8 @@ class SosSession:
             log.debug("sos.connection_lost", error=str(error))
 
     async def _linger(self) -> None:
-        """Discard what still arrives. Closing with unread bytes resets the connection, and the reason is lost."""
+        """Discard the bytes that still arrive. Closing with unread bytes resets the connection, and the peer may lose
+        the reason."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(READ_BYTES):
@@ -203,7 +204,7 @@ def open_store(config: SosConfig, host: Host = HOST) -> SosStore:
 
 
 def check_sos_config(config: SosConfig) -> Address:
-    """Raise ConfigError if these options would let anybody use the service."""
+    """Raise ConfigError if these options would let any program use the service."""
     address = parse_address(config.listen)
     if not config.cookie:
         raise ConfigError(

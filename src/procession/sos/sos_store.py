@@ -1,6 +1,6 @@
 """The volumes of an object service: performs batches of requests, with one sync for all appends of a batch.
 
-Invariant: a reply reports only what is done, and never reports unsynced data as synced. A request that is refused, or
+Invariant: a reply reports only completed work, and never reports unsynced data as synced. A request that is refused, or
 for which the disk is full, gets a reply and changes nothing. A failed sync, and any other disk error, is raised and
 ends the service without any reply of the batch. `sos/sos_server` has the connections.
 """
@@ -64,7 +64,7 @@ class SosStore:
             self._lock.close()
             raise
         self.damaged = tuple(self._damaged)
-        """Names of volumes that are refused."""
+        """Names of the volumes that are refused because they are damaged."""
         self._volumes = {name: Volume(self._folder / name, files, *parts) for name, parts in found.items()}
         for name, error in self._damaged.items():
             log.error("sos.volume_damaged", volume=name, reason=error.sentence)
@@ -75,7 +75,8 @@ class SosStore:
         self._lock.close()
 
     def perform(self, requests: Sequence[tuple[Claims, SosRequest]]) -> list[SosReply]:
-        """The reply to each request. Raises DiskError if nothing more may be promised from this directory."""
+        """Perform requests, and return the reply to each. Raises DiskError if this directory cannot be used any
+        more."""
         replies: list[SosReply | tuple[int, Volume, int]] = []
         to_sync: dict[int, Volume] = {}
         for claims, request in requests:
@@ -96,7 +97,8 @@ class SosStore:
         return [_progress(*reply) if isinstance(reply, tuple) else reply for reply in replies]
 
     def _perform(self, claims: Claims, request: SosRequest) -> SosReply | tuple[int, Volume, int]:
-        """The reply; of an append its request, volume and object, because it is known only after the sync."""
+        """Perform a request. Returns the reply. For an append, returns its request, volume and object, because its
+        reply is known only after the sync."""
         if isinstance(request, ListVolumes):
             names = sorted(name for name in self._volumes if name > request.after)
             return NamesReply(request.request, tuple(names[:NAMES_MAX]))

@@ -1,8 +1,8 @@
-"""A copy of a volume on disk: performs what the rules allow.
+"""A copy of a volume on disk: performs the requests that the rules allow.
 
-Invariant: when a method returns, its effect is on disk: a claim, a created object with all before it, a mark. An
-append is on disk after `sync`. A request that is refused has changed nothing. One thread uses a volume at a time.
-`sos/sos_store` has the volumes of a service; `sos/recovery` opens them.
+Invariant: when a method returns, its effect is on disk: a claim, a created object with all earlier data, a mark. An
+append is on disk after `sync`. A refused request changes nothing. One thread uses a volume at a time. `sos/sos_store`
+has the volumes of a service; `sos/recovery` opens them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Volume:
 
     @classmethod
     def make(cls, directory: Path, files: FileSystem, identity: bytes) -> Volume:
-        """A new copy, durable when this returns."""
+        """Make a new copy. It is durable when this returns."""
         make_directory(directory, files)
         record = VolumeRecord(identity)
         record.write(directory, files)
@@ -68,11 +68,11 @@ class Volume:
         sealed = self._sealed.get(known.number)
         if sealed is None:
             return known.state
-        # The head of the next object says all that counts: the file need not be read.
+        # The head of the next object has all needed values, so the file is not read.
         return ObjectState(known.head, sealed, sealed, self._sealed_checksums[known.number])
 
     def claim(self, fence: int, token: bytes) -> None:
-        """Promise a fence. What earlier holders have written is synced, so that the next claimant finds it."""
+        """Promise a fence. The data of earlier holders is synced, so that the next claimant finds it."""
         check_claim(self.state, fence, token)
         self.sync()
         if fence > self._record.promised:
@@ -84,11 +84,11 @@ class Volume:
         check_holder(VolumeState(record.identity, record.promised, record.token), fence, token)
 
     def create(self, fence: int, token: bytes, number: int, head: ObjectHead, mark: int) -> ObjectState:
-        """Create an object. Its predecessor is synced first, which it seals."""
+        """Create an object. Its predecessor, which it seals, is synced first."""
         self.check_holder(fence, token)
         if check_create(self.state, fence, number, head, mark, self._checksum_at):
             if 0 < head.previous < mark:
-                # This copy was away while objects were deleted elsewhere. Its parts of them are of no use.
+                # This copy was away while objects were deleted elsewhere, so its parts of them are useless.
                 self._raise_mark(mark)
             if (previous := self._objects.get(head.previous)) is not None:
                 previous.sync()
@@ -104,27 +104,28 @@ class Volume:
         return 0 if length == 0 else known.index.checksum_at(length)
 
     def append(self, fence: int, token: bytes, number: int, offset: int, checksum: int, data: bytes) -> None:
-        """On disk after `sync`."""
+        """Append data. It is on disk after `sync`."""
         self.check_holder(fence, token)
         known = self._known(number)
         index = known.index
         if data and offset < index.written and index.checksum_at(offset + len(data)) == checksum:
-            return  # it is there already: an object has one writer, so it is the same
-        # A holder that has no object here yet is writing back. What it continues may be longer than the newest history
-        # here says; then no writer has established that history.
+            return  # already written: an object has one writer, so it is the same data
+        # A holder without an object here is writing back. The history that it continues may be longer than the newest
+        # history of this copy. Then no writer has established the history of this copy.
         sealed = self._sealed.get(number) if fence in self._objects else None
         check_append(number, index.written, sealed, offset, len(data), len(index.ends))
         known.append(data, checksum)
 
     def progress(self, number: int) -> ObjectState:
-        """What is written and synced of an object, whether or not it is sealed."""
+        """Return the written and the synced length of an object, whether or not it is sealed."""
         return self._known(number).state
 
     def read(self, number: int, offset: int, bytes_max: int) -> tuple[int, list[tuple[int, int]], bytes]:
         return self._known(number).read(offset, bytes_max)
 
     def retain(self, fence: int, token: bytes, mark: int) -> None:
-        """Delete the objects below the mark. The mark is on disk before: a crash leaves it to recovery."""
+        """Delete the objects below the mark. The mark is on disk before. After a crash, recovery finishes the
+        deletion."""
         self.check_holder(fence, token)
         check_mark(self.state, mark)
         self._raise_mark(mark)
@@ -145,7 +146,7 @@ class Volume:
         fsync_dir(self._directory, self._files)
 
     def sync(self) -> None:
-        """Put all that is appended on disk."""
+        """Put all appended data on disk."""
         for known in self._objects.values():
             if known.is_loaded:
                 known.sync()

@@ -1,13 +1,13 @@
 """The rules of a volume: which requests of a client are allowed. Pure.
 
-A *volume* is one history of bytes, cut into *objects*. An object belongs to one fence, whose number is its name. Its
-head names the object before it and the length at which that one is sealed. So a volume is a chain: each object seals
-its predecessor, and bytes beyond the sealed length are dead.
+A *volume* is one history of bytes, divided into *objects*. An object belongs to one fence, whose number is its name.
+Its head names its predecessor and the length at which the predecessor is sealed. So a volume is a chain: each object
+seals its predecessor, and bytes beyond the sealed length are dead.
 
-Invariant: bytes are only ever added at the end of an object. Only the holder of the highest promised fence changes a
-volume. An object is created only where its predecessor is complete up to the sealed length, with the same checksum: a
-copy that has an object has all that came before it, down to the mark. Only objects below the mark are deleted, and
-never the newest of the chain. `sos/volume` performs on files what is allowed here; `sos/quorum` is the client.
+Invariant: bytes are only added at the end of an object. Only the holder of the highest promised fence changes a volume.
+An object is created only on a copy whose predecessor is complete up to the sealed length, with the same checksum. So a
+copy that has an object has all earlier objects, down to the mark. Only objects below the mark are deleted, and never
+the newest of the chain. `sos/volume` performs the allowed requests on files; `sos/quorum` is the client.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from enum import IntEnum
 from procession.errors import ProcessionError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Names of volumes: they name directories."""
+"""Names of volumes, which are also names of directories."""
 IDENTITY_BYTES = 16
 TOKEN_BYTES = 16
 MEMBERS_MAX = 15
 OLD_CONFIGS_MAX = 4
-"""Sets of members that are replaced at a time."""
+"""Maximum number of sets of members that are replaced at a time."""
 OBJECTS_MAX = 4096
-"""Objects that a volume keeps. A writer that needs more must raise the mark first."""
+"""Maximum number of objects that a volume keeps. A writer that needs more must raise the mark first."""
 OBJECT_BYTES_MAX = 256 * 1024 * 1024
 OBJECT_CHUNKS_MAX = 1 << 20
 
 
 class RefusalCode(IntEnum):
-    """Why a request is refused."""
+    """The reason why a request is refused."""
 
     FENCED = 1
     """Another claim holds the volume."""
     CONFLICT = 2
-    """The request does not fit what is there: an offset that is not the end, another checksum or head."""
+    """The request does not match the stored data: an offset that is not the end, another checksum or head."""
     MISSING = 3
     """There is no such volume or object."""
     LIMIT = 4
@@ -47,7 +47,7 @@ class RefusalCode(IntEnum):
 
 
 class RequestRefused(ProcessionError):
-    """A volume's rules forbid the request. Nothing was changed. Fields: code, promised."""
+    """A volume's rules forbid the request, which changed nothing. Fields: code, promised."""
 
 
 def refused(code: RefusalCode, sentence: str, promised: int = 0) -> RequestRefused:
@@ -56,7 +56,8 @@ def refused(code: RefusalCode, sentence: str, promised: int = 0) -> RequestRefus
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """The copies of a volume, by their identities, and how many of them must have synced what is acknowledged."""
+    """The copies of a volume, by their identities, and the number of copies that must sync an append before it is
+    acknowledged."""
 
     members: tuple[bytes, ...]
     write_quorum: int
@@ -64,17 +65,17 @@ class QuorumConfig:
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The head of an object: what its writer states when it creates the object."""
+    """The head of an object, which its writer sets when it creates the object."""
 
     previous: int
-    """The object before it; 0: there is none."""
+    """The object before it. 0: there is none."""
     length: int
     """Length at which the previous object is sealed."""
     checksum: int
-    """Of the previous object up to that length."""
+    """Checksum of the previous object up to that length."""
     config: QuorumConfig
     old_configs: tuple[QuorumConfig, ...] = ()
-    """While the set of copies changes, the earlier ones, which must agree too."""
+    """While the set of copies changes: the earlier sets, which must agree, too."""
 
     @property
     def is_joint(self) -> bool:
@@ -87,7 +88,7 @@ class ObjectState:
     written: int
     synced: int
     checksum: int
-    """Running CRC-32 of all bytes that are written."""
+    """Running CRC-32 of all written bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +96,30 @@ class VolumeState:
     """One copy of a volume."""
 
     identity: bytes
-    """Random, made with the copy. A copy that was lost and made again has another."""
+    """Random, made with the copy. A copy that was lost and made again has another identity."""
     promised: int = 0
-    """The highest fence that was claimed here. No lower one may write."""
+    """The highest fence that was claimed here. Lower fences may not write."""
     token: bytes = b""
     """Distinguishes two clients that claim the same fence."""
     mark: int = 0
-    """Objects below it are deleted."""
+    """Objects below the mark are deleted."""
     objects: Mapping[int, ObjectState] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
-        """The newest object; 0: there is none."""
+        """The newest object. 0: there is none."""
         return max(self.objects, default=0)
 
 
 def chain(objects: Mapping[int, ObjectState], newest: int) -> Iterator[int]:
-    """The objects of the history that ends with `newest`, the newest first, as far as this copy has them."""
+    """Return the objects of the history that ends with `newest`, newest first, as far as this copy has them."""
     while newest in objects:
         yield newest
         newest = objects[newest].head.previous
 
 
 def sealed_lengths(objects: Mapping[int, ObjectState]) -> dict[int, int]:
-    """The length at which each object of the newest history is sealed. The newest object is not."""
+    """Return the length at which each object of the newest history is sealed. The newest object is not sealed."""
     newest = max(objects, default=0)
     heads = [objects[number].head for number in chain(objects, newest)]
     return {head.previous: head.length for head in heads if head.previous in objects}
@@ -130,7 +131,8 @@ def check_name(volume: str) -> None:
 
 
 def check_claim(state: VolumeState, fence: int, token: bytes) -> None:
-    """A fence is claimed once, by one client, which may repeat the claim."""
+    """Raise RequestRefused unless the client may claim the fence. A fence is claimed by only one client, which may
+    repeat the claim."""
     if len(token) != TOKEN_BYTES or fence < 1:
         raise refused(RefusalCode.CONFLICT, "A claim needs a fence above 0 and a token of 16 bytes.")
     if fence < state.promised or (fence == state.promised and token != state.token):
@@ -140,7 +142,7 @@ def check_claim(state: VolumeState, fence: int, token: bytes) -> None:
 
 
 def check_holder(state: VolumeState, fence: int, token: bytes) -> None:
-    """Only the holder of the highest fence changes a volume."""
+    """Raise RequestRefused unless the client holds the highest fence."""
     if fence != state.promised or token != state.token:
         raise refused(
             RefusalCode.FENCED, f"Fence {fence} does not hold the volume: {state.promised} does.", state.promised
@@ -164,7 +166,7 @@ def check_create(
     mark: int,
     checksum_at: Callable[[int, int], int | None],
 ) -> bool:
-    """Whether to create the object; False: it exists, with this head. `checksum_at(object, length)` is None if no
+    """Whether to create the object. False: it exists, with this head. `checksum_at(object, length)` is None if no
     append of the object ends at this length. `mark` is that of the writer: objects below it may be missing."""
     if not 0 < number <= fence or head.previous >= number or head.length < 0:
         raise refused(RefusalCode.CONFLICT, f"Object {number} cannot follow {head.previous} under fence {fence}.")
@@ -192,8 +194,8 @@ def check_create(
 
 
 def check_append(number: int, written: int, sealed: int | None, offset: int, length: int, chunks: int) -> None:
-    """An append is at the end of the object, and not beyond the length at which it is sealed. `chunks` is the number of
-    appends so far."""
+    """Raise RequestRefused unless an append is at the end of the object, and within the length at which it is sealed.
+    `chunks` is the number of appends so far."""
     if offset != written:
         raise refused(RefusalCode.CONFLICT, f"Object {number} ends at {written}, not at {offset}.")
     if length < 1:
@@ -205,6 +207,7 @@ def check_append(number: int, written: int, sealed: int | None, offset: int, len
 
 
 def check_mark(state: VolumeState, mark: int) -> None:
-    """The object at the mark is on the newest history: then all below it are sealed, or belong to no history."""
+    """Raise RequestRefused unless the object at the mark is on the newest history. Then all objects below it are
+    sealed, or belong to no history."""
     if mark > state.mark and mark not in chain(state.objects, state.newest):
         raise refused(RefusalCode.CONFLICT, f"The mark {mark} names no object of the newest history.")

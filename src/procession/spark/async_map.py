@@ -1,4 +1,4 @@
-"""The asynchronous map: calls a user's coroutine function for many records at once and keeps the records' order.
+"""The asynchronous map: calls a user's coroutine function for many records concurrently and keeps the records' order.
 
 Invariant: there are never more than `concurrency` calls in flight, each call has a timeout, and the first failure
 cancels the rest. A worker keeps one event loop for its lifetime, so a function can keep connections open between
@@ -31,7 +31,7 @@ async def _all(
     waiting = iter(range(len(values)))
 
     async def worker() -> None:
-        for row in waiting:  # shared iterator: each worker takes the next row
+        for row in waiting:  # all workers share the iterator: each takes the next row
             try:
                 async with asyncio.timeout(timeout_s):
                     results[row] = await function(values[row])

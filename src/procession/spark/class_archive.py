@@ -1,8 +1,7 @@
 """The class archive: a class-data-sharing (CDS) archive of the JVM classes that an epoch loads.
 
-Invariant: the archive is an optimization. Without it everything works, but the JVM starts a few seconds later.
-`make setup` creates it once per environment; `spark/session` uses it. The warm-up query that fills it also warms up a
-spare driver.
+Invariant: the archive is only an optimization. Without it, the JVM starts a few seconds later. `make setup` creates
+it once per environment; `spark/session` uses it. The warm-up query that fills it also warms up a spare driver.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.cache import VARIABLE
 from procession.errors import StorageError
-from procession.spark.session import archive_path, open_session
+from procession.spark.session import archive_path, local_url, open_session
 
 EPOCHS = 3
 WARM_UP_TIMEOUT_S = 120
@@ -94,16 +93,16 @@ def warm_up(spark: SparkSession, *, fails: bool = False) -> None:
 
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = spark.readStream.format("warmup").load().writeStream.foreachBatch(on_epoch)
-        query = writer.option("checkpointLocation", checkpoint).start()
+        query = writer.option("checkpointLocation", local_url(Path(checkpoint))).start()
         is_over.wait(WARM_UP_TIMEOUT_S)
-        with suppress(Exception):  # the last batch fails on purpose
+        with suppress(Exception):  # the last batch fails, as `fails` requests
             query.awaitTermination(WARM_UP_TIMEOUT_S) if fails else query.stop()
 
 
 def dump_classes(archive: str) -> None:
     """Run the warm-up epochs in a JVM that writes the archive when it exits."""
     spark = open_session("warmup", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
-    warm_up(spark, fails=True)  # so that the archive has the classes for failures too
+    warm_up(spark, fails=True)  # so that the archive also has the classes for failures
     spark.stop()
 
 

@@ -1,8 +1,8 @@
 """The data source that Spark registers: carries the reader of `spark/log_source` as bytes.
 
 Invariant: this module imports nothing but PySpark. Spark unpickles the source in two short-lived processes that only
-ask for its name and schema. They start in half the time if they need not import what tasks need; the reader is
-unpickled where it reads. Used by `spark/query`.
+need its name and schema. Without the imports of tasks, these processes start in half the time. The reader is
+unpickled only in the process where it reads. Used by `spark/query`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class PackedReader(DataSourceStreamReader):
 
     @cached_property
     def _reader(self) -> DataSourceStreamReader:
+        from procession.pandas_loading import defer_pandas
+
+        defer_pandas()
         reader: DataSourceStreamReader = cloudpickle.loads(self._data)
         return reader
 

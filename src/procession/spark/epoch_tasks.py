@@ -1,4 +1,4 @@
-"""The tasks of an epoch: the log range that each task of the first chain reads, and the work of every later task.
+"""Runs the tasks of an epoch, and determines the log range that each task of the first chain reads.
 
 Invariant: nothing here depends on where a task runs. Spark's workers call it through `spark/log_source` and
 `spark/exchange`; `spark/resident_worker` and `testing/in_process` call it in one process. Input and output are the
@@ -39,13 +39,13 @@ class Range:
     of: int = 1
     """Number of ranges in the epoch."""
     pieces: tuple[LogRange, ...] = ()
-    """Where the records are in the logs of the gateways."""
+    """The ranges of the gateways' logs that contain the records."""
 
 
 def distribute(start: int, end: int, parallelism: int) -> list[Range]:
     """Split [start, end) into at most `parallelism` contiguous ranges of nearly equal size.
 
-    A range is empty only if all are: the first epoch of a pipeline is empty, and starts the workers."""
+    Ranges are empty only in an empty epoch: the first epoch of a pipeline is empty, and starts the workers."""
     count = min(parallelism, end - start) or parallelism
     edges = [start + (end - start) * number // count for number in range(count + 1)]
     return [Range(number, edges[number], edges[number + 1], count) for number in range(count)]
@@ -59,13 +59,13 @@ def ranges_of(
     parallelism: int,
     offered: Mapping[str, LogOffset] | None = None,
 ) -> list[Range]:
-    """Return what each task of the first chain reads in an epoch with these start and end offsets per gateway.
-    `offered` says of which logs the end offsets are."""
+    """Return the range of each task of the first chain, in an epoch with these start and end offsets per gateway.
+    `offered` has the log locations to which the end offsets belong."""
     return split(task, numbered_from(starts), list(laid(starts, ends, places, offered)), parallelism)
 
 
 def split(task: Task, first: int, pieces: Sequence[LogRange], parallelism: int) -> list[Range]:
-    """Return what each task of the first chain reads of these log ranges. `first` is the number of their first row."""
+    """Split these log ranges among the tasks of the first chain. `first` is the number of their first row."""
     ranges = distribute(first, first + sum(piece.last - piece.first for piece in pieces), parallelism)
     edges = [0, *(task_range.last - first for task_range in ranges)]
     distributed = task.row_ranges(pieces, edges) if task.is_interleaved(pieces) else cut(pieces, edges)
@@ -91,7 +91,7 @@ def run_slot(
     for envelope in envelopes:
         (passing if envelope.level > level else arrived).append(envelope)
     own_envelopes = opened(plan, level, slot, unloaded(arrived, store))
-    del arrived  # free the memory: the store has the contents
+    del arrived  # free the memory, because the store now has the contents
     chain, bucket = slots(plan, level)[slot]
     attempt, tries = replace(attempt, partition=bucket), attempts_digest(own_envelopes)
     if any(envelope.is_failed for envelope in own_envelopes):

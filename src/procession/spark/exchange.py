@@ -1,6 +1,6 @@
 """Spark's part of an exchange: shuffles manifests by slot, then each slot's task runs its chain.
 
-Invariant: Spark decides where and when a task runs, never what it reads. An envelope's slot is its partition number,
+Invariant: Spark decides where and when a task runs, but not its input. An envelope's slot is its partition number,
 without hashing, so every partition has exactly one task's work. `spark/log_source` runs the first chain;
 `spark/query` collects the result.
 """
@@ -36,7 +36,7 @@ def with_exchanges(
 
 
 def map_in_arrow(rows: DataFrame, function: Callable[..., Any], schema: str) -> DataFrame:
-    """`DataFrame.mapInArrow` without its check that pandas is installed, which it does not need."""
+    """Call `DataFrame.mapInArrow` without its check for pandas, which it does not use."""
     wrapped = vectorized_udf(function, returnType=schema, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     column = wrapped(*(rows[name] for name in rows.columns))
     return DataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)

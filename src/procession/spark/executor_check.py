@@ -43,7 +43,7 @@ def examine(_partition: Iterable[int]) -> Iterator[dict[str, Any]]:
 
     import pyspark
 
-    packages = {"pyspark": pyspark.__version__}  # Spark's own, which need not be an installed package
+    packages = {"pyspark": pyspark.__version__}  # Spark's own copy, which may not be an installed package
     for name in ("procession", "pyarrow"):
         try:
             packages[name] = importlib.metadata.version(name)
@@ -102,7 +102,7 @@ def complaint(facts: Mapping[str, Any], packages: Mapping[str, str], *, has_serv
 
 
 def clock_notice(facts: Mapping[str, Any], before_s: float, after_s: float) -> str | None:
-    """Return the sentence about an executor whose clock is apart from the driver's, or None. It was asked between
+    """Return a notice if an executor's clock differs from the driver's, else None. The executor was asked between
     these two times of the driver's clock."""
     apart_s = max(before_s - facts["clock_s"], facts["clock_s"] - after_s)
     if apart_s <= CLOCK_TOLERANCE_S:
@@ -114,7 +114,8 @@ def clock_notice(facts: Mapping[str, Any], before_s: float, after_s: float) -> s
 
 
 def failure(text: str) -> ConfigError | None:
-    """Return the error of an executor that could not even be asked, by the text of Spark's error, or None."""
+    """Return the error for an executor on which the check could not run, from the text of Spark's error; None if
+    unknown."""
     if found := MISMATCH.search(text):
         return ConfigError(
             f"Executors run Python {found[1]}, the driver runs {found[2]}.",
@@ -137,7 +138,7 @@ def failure(text: str) -> ConfigError | None:
 
 def check_executors(spark: Session, say: Callable[[str], None], *, has_services: bool) -> None:
     """Ask the executors, and raise ConfigError if one cannot run tasks. Waits until there are executors."""
-    from procession.spark.query import ship_by_value
+    from procession.spark.pickled_program import ship_by_value
 
     ship_by_value(sys.modules[__name__])
     context = spark.sparkContext

@@ -1,9 +1,9 @@
-"""Asks the machines of executors, before an environment is shipped to them, whether it would run there.
+"""Checks, before an environment is shipped, whether it would run on the machines of the executors.
 
-Invariant: nothing of ours and no Python is needed for the question: Spark's JVM runs a small shell script. So a machine
-without the right Python, or without room for the archive, is one sentence with its name, seconds after the executors
-have started. What the script cannot find out is left to `spark/executor_check`, which asks in Python afterwards.
-`read_facts` and `complaint` decide, and are pure. Used by `driver/spark_process`.
+Invariant: the probe needs neither Procession nor Python on the executor: Spark's JVM runs a small shell script. So a
+machine without the right Python or without enough disk space is reported by name a few seconds after the executors
+have started. `spark/executor_check` checks the rest in Python afterwards. `read_facts` and `complaint` decide, and
+are pure. Used by `driver/spark_process`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from procession.spark.session import Session
 
 SPACE_FACTOR = 5
-"""Room that an executor needs, as a multiple of the archive: the archive itself, and its files."""
+"""Space that an executor needs, as a multiple of the archive: the archive itself, and its files."""
 KIB = 1024
 
 SCRIPT = f"""cat > /dev/null
@@ -35,16 +35,16 @@ echo "free $(df -Pk . 2> /dev/null | tail -n 1)"
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What one executor's machine has."""
+    """The facts about one executor's machine."""
 
     host: str
     pythons: tuple[str, ...]
     free_bytes: int | None
-    """Free space in the executor's working directory; None: not known."""
+    """Free space in the executor's working directory; None if unknown."""
 
 
 def read_facts(lines: Iterable[str]) -> Iterator[MachineFacts]:
-    """Read what the script has printed, on any number of machines."""
+    """Parse the output of the script from any number of machines."""
     host = ""
     pythons: list[str] = []
     for line in lines:
@@ -54,14 +54,13 @@ def read_facts(lines: Iterable[str]) -> Iterator[MachineFacts]:
         elif kind == "python":
             pythons += text.split()
         elif kind == "free":
-            fields = text.split()
-            is_known = len(fields) >= 4 and fields[3].isdigit()
-            yield MachineFacts(host, tuple(pythons), int(fields[3]) * KIB if is_known else None)
+            _device, _total_kib, _used_kib, free_kib, *_ = [*text.split(), *[""] * 4]
+            yield MachineFacts(host, tuple(pythons), int(free_kib) * KIB if free_kib.isdigit() else None)
 
 
 def complaint(facts: MachineFacts, archive_bytes: int, *, has_python: bool) -> ConfigError | None:
     """Return why an environment of this size does not run on a machine with these facts, or None. `has_python`: the
-    archive has a Python of its own, or may have one."""
+    archive contains Python, or may contain it."""
     if not has_python and VERSION not in facts.pythons:
         other = f"; it has {', '.join(sorted(set(facts.pythons)))}" if facts.pythons else ""
         return ConfigError(

@@ -1,15 +1,15 @@
 """The log source: the ingress log as a Spark stream, whose rows are the manifests of the first chain.
 
 Invariant: offsets are sequence numbers, one per gateway, with the identity of its log (`storage/log_ranges`). Only
-records that a gateway has on disk are offered. Partitions are contiguous ranges in order, so partition order is record
-order and nothing is merged. The exception is event-time order over several gateways: there each task merges the logs
-for its own range. `latestOffset` and `partitions` run in one helper process of the driver, `read` in the workers. The
-helper passes errors to the JVM, and prints nothing when the JVM has closed the connection. `spark/data_source`
-registers the source with Spark.
+records that a gateway has on disk are offered. Partitions are contiguous ranges in order, so the order of partitions
+is the order of records, and no merge is needed. The exception is event-time order over several gateways: there each
+task merges the logs for its own range. `latestOffset` and `partitions` run in one helper process of the driver,
+`read` in the workers. The helper passes errors to the JVM, and prints nothing when the JVM has closed the connection.
+`spark/data_source` registers the source with Spark.
 
 The trigger interval uses a monotonic clock. Spark's own trigger uses the time of day, and would wait for an hour if the
 clock were set back by an hour. So Spark polls without an interval, and the reader waits for at most HOLD_S_MAX per
-poll. `spark/epoch_size` limits an epoch by the time that the last ones took.
+poll. `spark/epoch_size` limits an epoch by the duration of the last epochs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TriggerInterval:
         return True
 
     def found_nothing(self) -> None:
-        """Poll again after IDLE_S at the earliest."""
+        """Delay the next poll by IDLE_S, because there are no new records."""
         self._due = self._now() + max(self._interval_s, IDLE_S)
 
 
@@ -81,7 +81,7 @@ class EpochFeed(Protocol):
         `starts` starts at 0. A gateway that was once in the offsets stays there."""
 
     def places(self) -> Mapping[str, LogLocation]:
-        """Return the log location of every gateway that is or was in the offsets."""
+        """Return the log location of every gateway that is or was ever in the offsets."""
 
 
 class Ranges(DataSourceStreamReader):
@@ -102,7 +102,7 @@ class Ranges(DataSourceStreamReader):
         self._feed = feed
         self._parallelism = parallelism
         self._trigger = TriggerInterval(pace.interval_s, now=now, hold=hold)
-        self._size = EpochSize(pace.target_s)
+        self._size = EpochSize(pace.target_s, pace.small_records_max)
         self._offered: tuple[int, float] | None = None
         """The number of records of the last epoch and the time of its offer, until Spark asks for the next one."""
 
@@ -142,14 +142,14 @@ class Ranges(DataSourceStreamReader):
 
 def attempt_of(context: TaskContext, task: Task, partition: int) -> Attempt:
     """Return the current task attempt, as Spark counts it."""
-    epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # a missing property is an error, not epoch 0
+    epoch = int(context.getLocalProperty(BATCH_PROPERTY) or "")  # if missing, an error, not epoch 0
     is_last = context.attemptNumber() + 1 >= task.failures_max
     return Attempt(epoch, partition, context.taskAttemptId(), is_last)
 
 
 @functools.cache
 def freeze_once() -> None:
-    """Exclude objects that live as long as the worker from garbage collection, which Spark runs after every task."""
+    """Exclude long-lived objects from garbage collection, which Spark runs after every task."""
     gc.freeze()
 
 

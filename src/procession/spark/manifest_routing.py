@@ -1,12 +1,12 @@
-"""Manifest routing: carries manifests through Spark, from the task that made them to the tasks that read them.
+"""Routes manifests through Spark, from the task that writes a manifest to the tasks that read it.
 
-A manifest travels in an envelope (`RoutedManifest`) with the address of a task. Invariant: a task behind an exchange
+A manifest travels in an envelope (`RoutedManifest`) with the address of a task. Invariant: a task after an exchange
 opens its envelopes only if there is exactly one from every task that feeds it. The driver accepts an epoch only if all
-readers of a task read the same attempt of it. A missing or duplicate envelope, or one of another attempt, would lose or
-duplicate records, so it fails the epoch. The driver gets every manifest.
+readers of a task read the same attempt of it. A missing or duplicate envelope, or an envelope of another attempt,
+would lose or duplicate records, so the epoch fails. The driver gets every manifest.
 
 An envelope to a wide level (`Plan.is_wide`) is for all tasks of a chain. The driver collects these envelopes and ships
-them with the function of the level (`spark/query`). So their number is that of the tasks, not of the pairs of tasks.
+them with the function of the level (`spark/query`). So there is one envelope per task, not one per pair of tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from procession.storage.run_store import EVERY_BUCKET, Manifest, Run, RunStore
 class RoutedManifest:
     """An envelope from task `partition` of the `tasks` of a chain, addressed to a slot of a level.
 
-    It holds the run that the task made for that slot, if it has rows for it. An envelope for the driver, which comes
+    It contains the run for that slot, if the task has rows for the slot. An envelope for the driver, which comes
     after the last level, holds the whole manifest."""
 
     level: int
@@ -44,10 +44,10 @@ class RoutedManifest:
     attempt: int = 0
     """The task attempt that sent the envelope."""
     changes: tuple[tuple[int, int, bool, int], ...] = ()
-    """Stream changes in the log that the sending task knows. For later tasks, not for the driver."""
+    """Stream changes in the log that the sending task has read; used by later tasks, not by the driver."""
     piece: int = 0
     pieces: int = 1
-    """A run that travels inside envelopes is cut into cells, one per row: this is cell `piece` of `pieces`."""
+    """A run inside envelopes is split into cells, one per row. This envelope has cell `piece` of `pieces`."""
     width: int = 1
     """The envelope is for this many slots, from `slot` on."""
     cell: bytes | None = field(default=None, repr=False)
@@ -84,7 +84,7 @@ def wide_exchanges(plan: Plan, chain: int) -> frozenset[str]:
 
 def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
     """Return what a finished task of `tasks` sends: an envelope to each task that it feeds, and its manifest to the
-    driver. For a wide exchange, one envelope is for all tasks behind it."""
+    driver. For a wide exchange, one envelope is for all tasks after it."""
     chain = plan.chains[manifest.stage]
     runs = {(run.to, run.bucket): run for run in manifest.runs}
     envelopes = []
@@ -126,9 +126,8 @@ def sent(plan: Plan, manifest: Manifest, tasks: int) -> list[RoutedManifest]:
 
 
 def loaded(envelopes: Iterable[RoutedManifest], store: RunStore | CellStore) -> Iterator[RoutedManifest]:
-    """Add the cells of their runs to the envelopes, one envelope per cell, if the store holds cells.
-
-    The runs of a whole manifest, which the driver gets, follow that manifest."""
+    """Add the cells of the runs to the envelopes, one envelope per cell, if the store holds cells. After a whole
+    manifest, which goes to the driver, yield the cells of its runs."""
     for envelope in envelopes:
         if not isinstance(store, CellStore):
             yield envelope
@@ -172,12 +171,12 @@ def addressed(plan: Plan, level: int, envelope: RoutedManifest) -> int:
 
 
 def is_shared(level: int, envelope: RoutedManifest) -> bool:
-    """Whether an envelope is for many tasks of this level."""
+    """Return whether an envelope is for many tasks of this level."""
     return envelope.level == level and envelope.width > 1
 
 
 def as_rows(plan: Plan, level: int, envelopes: Iterable[RoutedManifest]) -> Iterator[pa.RecordBatch]:
-    """Encode envelopes to this level as Spark rows: many small ones per batch, or a few with cells."""
+    """Encode envelopes to this level as Spark rows: many small envelopes per batch, or a few with cells."""
     found: list[RoutedManifest] = []
     size = 0
     for envelope in envelopes:
@@ -200,7 +199,7 @@ def _batch(plan: Plan, level: int, envelopes: Sequence[RoutedManifest]) -> pa.Re
 
 
 def from_rows(batch: pa.RecordBatch) -> Iterator[RoutedManifest]:
-    """Decode the envelopes in Spark's rows. A row without one only starts a task."""
+    """Decode the envelopes in Spark's rows. A row without an envelope only starts a task."""
     for text, cell in zip(batch.column("envelope").to_pylist(), batch.column("cell").to_pylist(), strict=True):
         if text is not None:
             yield RoutedManifest.from_json(text, cell)
@@ -243,7 +242,7 @@ def opened(plan: Plan, level: int, slot: int, envelopes: Iterable[RoutedManifest
 
 
 def _narrowed(envelope: RoutedManifest, slot: int) -> RoutedManifest:
-    """Return what an envelope for many slots says to one of them."""
+    """Return the envelope for one slot from an envelope for many slots."""
     if envelope.width == 1 or not 0 <= slot - envelope.slot < envelope.width:
         return envelope
     run = None if envelope.run is None else replace(envelope.run, bucket=slot - envelope.slot)
@@ -253,8 +252,8 @@ def _narrowed(envelope: RoutedManifest, slot: int) -> RoutedManifest:
 def manifests(plan: Plan, envelopes: Sequence[RoutedManifest], runs: RunStore | None = None) -> list[Manifest]:
     """Return the manifests of an epoch, by chain and partition.
 
-    Raises unless every task of every chain sent one manifest and all readers used the same attempts. Runs that
-    arrived in cells are put into the store, from which the driver emits them."""
+    Raises an error unless every task of every chain sent one manifest and all readers used the same attempts. Runs
+    that arrived in cells are put into the store, from which the driver emits them."""
     cells = CellStore()
     with_runs = [envelope for envelope in unloaded(envelopes, cells) if envelope.run is not None]
     envelopes = [envelope for envelope in envelopes if envelope.manifest]
@@ -272,7 +271,7 @@ def manifests(plan: Plan, envelopes: Sequence[RoutedManifest], runs: RunStore | 
 def _check_tries(plan: Plan, reported: Sequence[Manifest]) -> None:
     """Check that all tasks read the same attempt of each task, because two attempts may have different output."""
     if any(manifest.failure is not None for manifest in reported):
-        return  # the epoch fails anyway
+        return  # the epoch fails for another reason
     for chain in plan.chains:
         if chain.root is None:
             continue

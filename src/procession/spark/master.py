@@ -1,8 +1,8 @@
-"""The master: where Spark gets its executors.
+"""Checks the master, the address from which Spark gets its executors.
 
-Checks the form of its address and whether it is reachable, and decides when to tell a user that it has given no
-executors yet. Invariant: an invalid address is refused before anything starts. The module imports no pyspark, so a
-command can check the address before it loads anything.
+Checks the form of the address and whether the master is reachable. Decides when to tell the user that the master has
+provided no executors yet. Invariant: an invalid address is refused before any process starts. The module does not
+import pyspark, so a command can check the address before it loads Spark.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from procession.errors import UsageError
 
 STANDALONE = "spark://"
 LOCAL_CLUSTER = "local-cluster["
-"""Executors are JVMs on this machine, so they can use the driver's class archive."""
+"""Prefix of masters whose executors are JVMs on this machine, so they can use the driver's class archive."""
 
 THREADS = re.compile(r"local(\[.*\])?")
-"""The executor is the driver's own JVM, so there are no executors to wait for."""
+"""Masters with which the driver's JVM is the executor, so there are no executors to wait for."""
 FORMS = re.compile(
     r"local(\[([0-9]+|\*)(, *[0-9]+)?\])?"
     r"|local-cluster\[ *[0-9]+ *, *[0-9]+ *, *[0-9]+ *\]"
@@ -28,10 +28,10 @@ FORMS = re.compile(
 FORMS_TEXT = "spark://HOST:PORT, local[THREADS], local-cluster[WORKERS,CORES,MEGABYTES], k8s://HOST:PORT or yarn"
 
 PATIENCE_S = 7.0
-"""Seconds after the start of a command until a cluster that does not answer, or gives no executors, is reported.
-Below 10 s, so that the user sees the error within 10 s."""
+"""Seconds from the start of a command until it reports that a cluster does not answer or gives no executors. Below 10
+s, so that the user sees the report within 10 s."""
 PATIENCE_AGAIN_S = 3.0
-"""The same for a driver that is started later, in seconds after its own start."""
+"""For a driver that is started later: seconds from the driver's start until such a report."""
 GRACE_S = 1.0
 """Minimum time for executors to appear after Spark has started."""
 REPEAT_S = 60.0
@@ -41,23 +41,24 @@ REACH_TIMEOUT_S = 2.0
 
 
 def check_master(master: str | None) -> None:
-    """Raise UsageError unless this is a form of address that Spark has."""
+    """Raise UsageError unless Spark supports this form of address."""
     if master is not None and not FORMS.fullmatch(master):
         raise UsageError(f"{master!r} is not a valid address of a Spark master.", next_step=f"Use one of {FORMS_TEXT}.")
 
 
 def has_executors(master: str) -> bool:
-    """Whether executors are separate processes that must be waited for."""
+    """Return whether executors are separate processes that must be waited for."""
     return not THREADS.fullmatch(master)
 
 
 def is_on_this_machine(master: str) -> bool:
-    """Whether all executors are processes or threads of this machine that the driver starts."""
+    """Return whether all executors are processes or threads of this machine that the driver starts."""
     return not has_executors(master) or master.startswith(LOCAL_CLUSTER)
 
 
 def unreachable(master: str) -> str | None:
-    """Return why no address of a standalone master is reachable; None if one is, or the master is not standalone."""
+    """Return why a standalone master is unreachable at all of its addresses; None if it is reachable, or not
+    standalone."""
     if not master.startswith(STANDALONE):
         return None
     reason = "it has no address"
@@ -72,7 +73,7 @@ def unreachable(master: str) -> str | None:
 
 
 def first_notice(command_started: float, driver_started: float) -> float:
-    """Return when the first notice about a cluster that does not answer is due."""
+    """Return the time of the first notice about a cluster that does not answer."""
     return max(command_started + PATIENCE_S, driver_started + PATIENCE_AGAIN_S)
 
 

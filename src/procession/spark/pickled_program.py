@@ -1,17 +1,25 @@
-"""A pipeline as bytes: its functions by value where the other process cannot import them.
+"""Pickles a pipeline: functions that the other process cannot import are pickled by value.
 
-Invariant: what Spark's workers could not import, cloudpickle writes by value; that is what a notebook or a script
-defines. Used by `driver/defined_pipeline`.
+Invariant: cloudpickle pickles by value what Spark's workers cannot import: the definitions of a notebook or script,
+and the module of an app file. Used by `driver/defined_pipeline` and `driver/driver`.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 from pyspark import cloudpickle
 
 
 def pickled(value: Any) -> bytes:
-    """Raises what pickling raises: a function may use anything."""
+    """Return a value as bytes. Raises any error of pickling, because a function may use any object."""
     data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     return data
+
+
+def ship_by_value(module: ModuleType) -> None:
+    """Pickle the functions of the user's module by value, because workers cannot import the user's file."""
+    sys.modules.setdefault(module.__name__, module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

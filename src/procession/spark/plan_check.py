@@ -1,8 +1,8 @@
-"""The plan check: compares the physical plan that Spark runs with our plan.
+"""Compares the physical plan that Spark runs with the plan of the pipeline.
 
-Invariant: an exchange that our plan does not have is refused before an epoch's output leaves the driver. Otherwise
-several unsorted paths would be merged as one, and the order would break silently. `spark/query` and `spark/sql` check
-the physical plan of every job before they run it for the first time.
+Invariant: an exchange that is not in the pipeline's plan is refused before an epoch's output leaves the driver.
+Otherwise several unsorted paths would be merged as one path, and the order would break without an error.
+`spark/query` and `spark/sql` check the physical plan of every job before they run it for the first time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPERATOR = re.compile(r"((?:[: ]  )*(?:[:+]- )?)(?:\*\(\d+\) )?([A-Z]\w*)(.*)")
 BY_SLOT = re.compile(r" shufflepartitionidpassthrough\(direct_shuffle_partition_id\(at#\d+\), (\d+)\), REPARTITION_BY")
 TO_ONE = re.compile(r" SinglePartition, REPARTITION_BY")
 
-# Operators that combine several rows. Their result depends on where an epoch ends, which must not show in the output.
+# Operators that combine several rows. Their result would depend on where an epoch ends, which the output must not.
 OF_MANY = re.compile(r"Aggregate|Window|Limit|TakeOrdered|Groups|Sample")
 MOVING = re.compile(r"Exchange|Coalesce|AQEShuffleRead")
 
@@ -47,7 +47,7 @@ class PhysicalOperator:
         return int(found[1]) if found else 1 if TO_ONE.match(self.text) else None
 
     def runs(self, function: str) -> bool:
-        """Whether this operator runs one of our functions in Spark's workers."""
+        """Return whether this operator runs one of our functions in Spark's workers."""
         return self.name == "MapInArrow" and self.text.startswith(f" {function}(")
 
     def walk(self) -> Iterator[PhysicalOperator]:
@@ -117,11 +117,11 @@ def check_paths(plan: Plan, executed: str, levels: Sequence[int]) -> None:
 
 
 def check_sql(plan: Plan, stage: str, executed: str, *, tasks: int, reader: str, writer: str) -> None:
-    """Raise PlanError unless a transform is between two of our exchanges and treats each row on its own.
+    """Raise PlanError unless a transform is between two of our exchanges and processes each row separately.
 
     The function `reader` passes the stage's records to Spark SQL, and `writer` takes the result. Each follows an
-    exchange into `tasks` tasks. Between them Spark may move rows, because they are sorted afterwards; with `strict` it
-    may not."""
+    exchange into `tasks` tasks. Between them Spark may move rows, because they are sorted afterwards; with `strict`
+    Spark must not move rows."""
     root = parse_plan(executed)
     if root is None:
         _refuse(plan, executed.strip(), stage)
@@ -177,7 +177,7 @@ def _of_many(stage: str, operator: PhysicalOperator) -> PlanError:
     return PlanError(
         f"transform {stage!r} combines several records (`{operator.name}`), but it sees only the records of one epoch:"
         " the output would depend on where epochs end, and differ from that of a sequential run",
-        next_step="treat each row on its own there, and join records only to tables; or use a stage of the pipeline"
+        next_step="process each row separately there, and join records only to tables; or use a stage of the pipeline"
         " instead of Spark SQL",
         stage=stage,
     )

@@ -1,21 +1,18 @@
 """The query: one streaming query whose micro-batches are our epochs.
 
 Invariant: `on_epoch` gets the manifests of every task of every chain of an epoch, in order. It returns only when the
-epoch's round record is on disk; Spark then writes the commit. `spark/log_source` and `spark/exchange` make the
+epoch's round record is on disk; Spark then writes the commit. `spark/log_source` and `spark/exchange` create the
 manifests; the driver passes `commit/performer` as `on_epoch`.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
-from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -27,6 +24,7 @@ from procession.spark.exchange import physical_plan, with_exchanges
 from procession.spark.log_source import EpochFeed, Ranges
 from procession.spark.manifest_routing import RoutedManifest, addressed, is_shared, manifests, slot_count
 from procession.spark.plan_check import check_paths
+from procession.spark.session import local_url
 from procession.spark.small_epochs import SmallEpochs
 from procession.spark.spark_conf import FAILURES_PROPERTY, task_failures_max
 from procession.spark.sql import sql_levels, through_sql
@@ -48,7 +46,7 @@ def start_query(
     small: SmallEpochs | None = None,
 ) -> StreamingQuery:
     """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises. `small` runs the epochs
-    that need no Spark job: Spark commits an epoch whose rows nobody asks for."""
+    that need no Spark job: Spark also commits an epoch whose rows are not read."""
 
     context = spark.sparkContext
     failures_max = task_failures_max(context.master or "", context.getConf().get(FAILURES_PROPERTY))
@@ -68,7 +66,7 @@ def start_query(
             is_checked = True
         envelopes = collected(rows)
         for level, following in pairwise(edges):
-            here = [item for item in envelopes if item.level >= following]  # they need not go through the job
+            here = [item for item in envelopes if item.level >= following]  # they do not go through the job
             moving = [item for item in envelopes if item.level < following]
             if level in with_sql:
                 moving = through_sql(rows.sparkSession, task, level, moving)
@@ -101,7 +99,7 @@ def start_query(
     return (
         with_exchanges(spark.readStream.format(FORMAT).load(), task, 1, edges[0])
         .writeStream.foreachBatch(run_epoch)
-        .option("checkpointLocation", str(checkpoint))
+        .option("checkpointLocation", local_url(checkpoint))
         .trigger(processingTime="0 seconds")  # the reader applies the interval (see `spark/log_source`)
         .start()
     )
@@ -129,9 +127,3 @@ def executed_plan(spark: SparkSession) -> str:
     """Return the physical plan of the epoch that Spark is about to run for the only active query."""
     (query,) = spark.streams.active
     return str(query._jsq.streamingQuery().lastExecution().executedPlan().toString())
-
-
-def ship_by_value(module: ModuleType) -> None:
-    """Pickle the functions of the user's module by value, because workers cannot import the user's file."""
-    sys.modules.setdefault(module.__name__, module)
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
 """The resident worker: a process of the driver that runs all tasks of an epoch, one after the other.
 
-Invariant: the worker decides nothing. A task that it has published is published; whatever else it does not finish,
-because a function raises an error that a retry may cure, or because it is killed, Spark runs. So an end of the worker
-costs one epoch some time, and another worker is started. Its task attempts have numbers that Spark does not use. The
-two processes exchange pickles over a socket pair, which no other process can open. Used by `spark/small_epochs`.
+Invariant: the worker decides nothing. If the worker does not finish an epoch, because of an error that may not occur
+again or because it was killed, Spark runs the epoch. So the end of a worker only delays one epoch, and another worker
+is started. Its task attempts have numbers that Spark does not use. The two processes exchange pickles over a socket
+pair, which no other process can open. Used by `spark/small_epochs`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ log = structlog.get_logger("driver")
 
 ATTEMPTS_PER_EPOCH = 1 << 20
 
+PROGRAM = f"from procession.pandas_loading import defer_pandas; defer_pandas(); from {__name__} import main; main()"
+"""The program of the process. The import of pandas must be deferred before this module's imports load Arrow."""
+
 Reply = list[RoutedManifest] | str
-"""What the worker made of an epoch, or why it could not."""
+"""The worker's result of an epoch, or the reason why there is none."""
 
 
 class ResidentWorker:
@@ -50,12 +53,12 @@ class ResidentWorker:
         return self._process.pid
 
     def _start(self) -> None:
-        """Start a process. It imports its modules while the driver goes on."""
+        """Start a process, which imports its modules while the driver continues."""
         with self._lock:
             if self._is_closed:
                 return
             self._connection, theirs = Pipe()
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            command = [sys.executable, "-c", PROGRAM, str(theirs.fileno())]
             # What functions print goes to the driver's log, as from Spark's workers. Ctrl-C in a terminal reaches the
             # driver's process group; the driver ends this process.
             self._process = subprocess.Popen(
@@ -67,7 +70,8 @@ class ResidentWorker:
             self._send(self._program)
 
     def load(self, task: Task) -> None:
-        """Give the worker the tasks' program. The functions of the app must be picklable by value already."""
+        """Send the worker the tasks' program. The app's functions must already be registered for pickling by
+        value."""
         from procession.spark.pickled_program import pickled
 
         self._program = pickled(task)
@@ -76,7 +80,7 @@ class ResidentWorker:
     def _send(self, data: bytes) -> bool:
         try:
             self._connection.send_bytes(data)
-        except OSError:  # it has ended; `run` starts another one
+        except OSError:  # the worker has ended; `run` starts another one
             return False
         return True
 
@@ -106,7 +110,7 @@ class ResidentWorker:
             self._start()
 
     def _end(self) -> None:
-        """Wait until the process has ended: it must not write beside Spark's tasks."""
+        """Wait until the process has ended, because it must not write while Spark's tasks run."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -126,15 +130,15 @@ def serve(connection: Connection) -> None:
     while True:
         epoch, first, pieces, attempts = pickle.loads(connection.recv_bytes())
         connection.send_bytes(pickle.dumps(_reply(task, epoch, first, pieces, itertools.count(attempts))))
-        gc.freeze()  # nothing of the program is ever garbage
+        gc.freeze()  # the program's objects are never garbage
 
 
 def _reply(task: Task, epoch: int, first: int, pieces: tuple[LogRange, ...], numbers: Iterator[int]) -> Reply:
     try:
         ranges = split(task, first, pieces, task.plan.chains[0].tasks)
-        # No attempt is the last one: an error that a retry may cure is left to Spark's attempts.
+        # No attempt counts as the last one: Spark's attempts handle an error that may not occur again.
         return run_tasks(task, ranges, lambda partition: Attempt(epoch, partition, next(numbers), is_last=False))
-    except Exception as error:  # whatever it is, Spark runs the epoch, and reports it if it happens again
+    except Exception as error:  # Spark runs the epoch, and reports the error if it happens again
         return f"{type(error).__name__}: {error}"
 
 
@@ -144,7 +148,3 @@ def main() -> None:
         serve(Connection(int(sys.argv[1])))
     except (EOFError, ConnectionError):
         return
-
-
-if __name__ == "__main__":
-    main()

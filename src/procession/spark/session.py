@@ -1,4 +1,4 @@
-"""The session: starts Spark with our settings, and gives the reason for each setting.
+"""Starts Spark with Procession's settings, each with its reason.
 
 Invariant: every setting that differs from Spark's default is in SETTINGS, CLUSTER_SETTINGS or LOCAL_SETTINGS with its
 reason; `procession bench epoch-time` measures their combined effect. Records do not pass through the JVM, only
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,12 +22,12 @@ from pyspark.sql import SparkSession
 
 from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
-from procession.spark.java import java
+from procession.spark.java import java_build
 from procession.spark.master import LOCAL_CLUSTER, STANDALONE, is_on_this_machine
 from procession.spark.shipped_environment import PYTHON, ShippedEnvironment, make_place
 
 Session = SparkSession
-"""For packages that hold a session without importing pyspark."""
+"""The session's type, for packages that do not import pyspark."""
 
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
@@ -43,9 +42,10 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
         "only the owner may read the files; Hadoop ignores the system's umask",
     ),
     ("spark.python.unix.domain.socket.enabled", "true", "loopback TCP to the Python workers stalls for 40 ms"),
-    ("spark.sql.adaptive.enabled", "false", "it merges partitions; ours are counted"),
+    ("spark.sql.adaptive.enabled", "false", "it merges partitions, but the number of partitions must not change"),
     ("spark.speculation", "false", "a second copy of a task costs time, and its output is discarded"),
     ("spark.sql.shuffle.partitions", "2", "the default of 200 starts 200 empty tasks"),
+    ("spark.sql.streaming.offsetLog.formatVersion", "1", "Procession reads the offsets of an epoch in this format"),
     ("spark.sql.streaming.noDataMicroBatches.enabled", "false", "an epoch without records has nothing to commit"),
     ("spark.sql.streaming.metricsEnabled", "false", "Procession has its own metrics"),
     ("spark.sql.streaming.numRecentProgressUpdates", "4", "the default keeps a hundred in memory"),
@@ -63,25 +63,25 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
 )
 
 CLUSTER_SETTINGS: tuple[tuple[str, str, str], ...] = (
-    ("spark.network.timeout", "20s", "a host that hangs is given up after this time; the default is two minutes"),
-    ("spark.network.timeoutInterval", "5s", "so often executors are checked; at most the time-out itself"),
-    ("spark.executor.heartbeatInterval", "3s", "several heartbeats fit into that time"),
+    ("spark.network.timeout", "20s", "a host that hangs counts as lost after this time; the default is two minutes"),
+    ("spark.network.timeoutInterval", "5s", "interval of the check of executors; must not exceed the time-out"),
+    ("spark.executor.heartbeatInterval", "3s", "several heartbeats must fit into the time-out"),
 )
 """Further settings for executors on other machines."""
 
 SECURITY_SETTINGS: tuple[tuple[str, str, str], ...] = (
-    ("spark.authenticate", "true", "a peer that reaches Spark's ports can run code; now it needs the secret"),
+    ("spark.authenticate", "true", "a peer that reaches Spark's ports can run code, unless it needs a secret"),
     ("spark.network.crypto.enabled", "true", "the traffic between Spark's processes is encrypted"),
     ("spark.io.encryption.enabled", "true", "Spark's temporary files on executors are encrypted"),
 )
-"""Further settings for YARN and Kubernetes, where Spark makes a secret for each application, and for a standalone
-cluster whose secret is given."""
+"""Further settings for YARN and Kubernetes, where Spark creates a secret for each application, and for a standalone
+cluster with a configured secret."""
 
 LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.python.daemon.module", "procession.spark.worker_daemon", "workers share the imports of our modules"),
 )
-"""Further settings for executors on this machine. On others the package may be missing, and the check of the executors
-(`spark/executor_check`) must be able to say so."""
+"""Further settings for executors on this machine. On other machines the package may be missing, which
+`spark/executor_check` must be able to report."""
 
 JAVA_OPTIONS = (
     "-Xss16m",  # Spark matches whole Python tracebacks with one regular expression, which overflows smaller stacks
@@ -91,12 +91,13 @@ JAVA_OPTIONS = (
 )
 
 JOINED = ("spark.files",)
-"""Properties that are lists: those of the user are added to ours."""
+"""Properties that are lists: the user's values are added to ours."""
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 MEMORY_REFUSED = "Asked to launch cluster with"
 
 TASK_FAILURES_MAX = 4
-"""Maximum number of attempts of a task whose worker was killed. A user's error is not retried; a manifest has it."""
+"""Maximum number of attempts of a task whose worker was killed. A user's error is not retried; the manifest contains
+it."""
 
 
 def open_session(
@@ -114,7 +115,7 @@ def open_session(
     spark_secret: str = "",
 ) -> SparkSession:
     """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks. `properties` are
-    those of the user, which override both.
+    the user's properties, which override SETTINGS and `master`.
 
     Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
     files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
@@ -144,7 +145,7 @@ def open_session(
         if not is_apart:
             builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
         else:
-            temporary = sockets  # the setting would count for executors, too, and their machines have other directories
+            temporary = sockets  # the setting would also apply to executors, whose machines have other directories
     if scratch is not None:
         os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
         options.append(f'"-Djava.io.tmpdir={temporary}"')
@@ -166,8 +167,8 @@ def open_session(
 
 
 def _start_context(builder: SparkSession.Builder, place: Path | None, spark_secret: str) -> None:
-    """Start the JVM in this directory, and Spark in it. The secret goes over the JVM's own socket: properties that a
-    JVM starts with are on its command line."""
+    """Start the JVM in this directory, and Spark in it. The secret is sent over the JVM's socket, because properties
+    at its start are visible on its command line."""
     conf = SparkConf()
     for key, value in builder._options.items():
         conf.set(key, value)
@@ -188,6 +189,12 @@ def _refused(error: Py4JJavaError, master: str | None) -> ConfigError | None:
         f"Spark does not start with the master {master}: {message.splitlines()[0]}",
         next_step="give the workers more memory, such as --master local-cluster[2,1,1024]",
     )
+
+
+def local_url(directory: Path) -> str:
+    """Return how Spark names a directory of this machine. A bare path is one of the default file system, which may be
+    HDFS. Spark takes the text as it is, so a space must not be written as `%20`, as a URI would have it."""
+    return f"file://{directory.absolute()}"
 
 
 def spark_home(home: Path | None = None) -> Path:
@@ -223,8 +230,7 @@ def archive_options() -> list[str]:
 
 def archive_path() -> Path:
     """Return the path of the archive, whether or not it exists."""
-    version = subprocess.run([java(), "-version"], capture_output=True, text=True, check=False).stderr
-    key = hashlib.sha256(f"{version}{pyspark.__version__}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{java_build()}{pyspark.__version__}".encode()).hexdigest()[:12]
     installed = INSTALLED / f"classes-{key}.jsa"
     return installed if installed.exists() else _cache() / installed.name
 

@@ -1,9 +1,9 @@
-"""Small epochs: which epochs run in the resident worker, without a Spark job.
+"""Decides which epochs run in the resident worker, without a Spark job, and runs them.
 
-Invariant: where an epoch runs changes nothing of its output. The resident worker runs the same tasks on the same
+Invariant: the output does not depend on where an epoch runs. The resident worker runs the same tasks on the same
 ranges, and publishes the same manifests, so Spark can take over an epoch that the worker did not finish. A Spark job
-costs a fixed time, however little it does. An epoch runs in the worker if its tasks take less time than that, by what
-the last epochs took. The worker runs tasks one after the other, so epochs that take longer belong to Spark. Used by
+has a fixed cost. An epoch runs in the worker if its tasks are predicted to take less time than that cost. The
+prediction uses the last epochs. The worker runs tasks one after the other, so Spark runs longer epochs. Used by
 `spark/query`; `spark/resident_worker` has the process.
 """
 
@@ -18,7 +18,7 @@ from procession.spark.tasks import FIRST_CHAIN, EpochLayout, Task
 from procession.storage.run_store import Manifest
 
 JOB_S = 0.03
-"""The time that a Spark job takes beside its tasks, at least, in seconds."""
+"""Minimum time of a Spark job without its tasks, in seconds."""
 RECENT = 8
 """Number of epochs from which the time of the next one is predicted."""
 
@@ -29,22 +29,24 @@ class SmallEpochLimit:
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
-        """The records of the last epochs, and the seconds that their tasks took one after the other."""
+        """For each of the last epochs: its number of records, and the total seconds of its tasks."""
         self._job_s = JOB_S
-        """The time that the last Spark job took beside its tasks: more than JOB_S on a busy machine."""
+        """The time of the last Spark job without its tasks. On a busy machine it is more than JOB_S."""
 
     def observe(self, records: int, tasks_s: float, job_s: float | None = None) -> None:
-        """Take note of an epoch: its records, the time of its tasks, and that of its Spark job if it had one."""
+        """Record an epoch: its number of records, the time of its tasks, and the time of its Spark job, if it had
+        one."""
         if records > 0:
             self._recent.append((records, tasks_s))
             self._job_s = self._job_s if job_s is None else max(JOB_S, job_s - tasks_s)
 
     def fits(self, records: int) -> bool:
-        """Whether an epoch with this many records is small. Nothing is, before an epoch with records has run."""
+        """Return whether an epoch with this many records is small. False until an epoch with records has run."""
         return 0 < records <= self._records_max and bool(self._recent) and self._predicted_s(records) <= self._job_s
 
     def _predicted_s(self, records: int) -> float:
-        """Predicted from the largest of the last epochs, because the time of a very small one is mostly fixed."""
+        """Predict the time of an epoch from the largest of the last epochs, because the time of a very small epoch is
+        mostly fixed."""
         most, seconds = max(self._recent)
         return seconds * max(1.0, records / most)
 
@@ -62,13 +64,13 @@ class SmallEpochs:
         """Run the epoch in the worker. Return None if Spark must run it."""
         try:
             first, pieces = self._layout.ranges(epoch)
-        except OSError:  # Spark has the offsets in memory, and reports what is wrong with the disk
+        except OSError:  # Spark has the offsets in memory, and will report the error of the disk
             return None
         if not self._limit.fits(sum(piece.last - piece.first for piece in pieces)):
             return None
         return self._worker.run(epoch, first, pieces)
 
     def observe(self, manifests: Sequence[Manifest], job_s: float | None) -> None:
-        """Take note of an epoch. `job_s` is the time of its Spark job, if it had one."""
+        """Record an epoch. `job_s` is the time of its Spark job, if it had one."""
         records = sum(found.last - found.first for found in manifests if found.stage == FIRST_CHAIN)
         self._limit.observe(records, sum(sum(found.spent_s) for found in manifests), job_s)

@@ -1,8 +1,8 @@
-"""Spark's properties: which of them a user may set, and how often Spark tries a task.
+"""Checks which of Spark's properties a user may set, and determines how often Spark tries a task.
 
-Invariant: a property that order or commit depend on keeps the value that Procession gives it; setting it is refused by
-name, before anything starts. All others pass through, and override the defaults of `spark/session`. The module imports
-no pyspark, so a command can check the properties before it loads anything.
+Invariant: a property that affects order or commit keeps the value that Procession gives it. Setting such a property
+is refused before any process starts. All other properties are passed to Spark, and override the defaults of
+`spark/session`. The module does not import pyspark, so a command can check properties before it loads Spark.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from collections.abc import Iterable, Mapping
 from procession.errors import UsageError
 
 REFUSED: tuple[tuple[str, str], ...] = (
-    ("spark.sql.adaptive.", "Spark would merge and split partitions, which are counted here"),
+    ("spark.sql.adaptive.", "Spark would merge and split partitions, whose number must not change"),
     ("spark.speculation", "a second copy of a task would run beside the first"),
     ("spark.sql.streaming.checkpointFileManagerClass", "the commit is decided by files that this class writes"),
     ("spark.hadoop.fs.file.impl", "the commit is decided by files that this class writes"),
+    ("spark.hadoop.fs.AbstractFileSystem.file.impl", "the commit is decided by files that this class writes"),
+    ("spark.hadoop.fs.defaultFS", "the pipeline's files are on the driver's disk; write the whole URL in the app"),
     ("spark.sql.streaming.offsetLog.formatVersion", "the offsets of an epoch are read in one format"),
     ("spark.sql.streaming.minBatchesToRetain", "recovery reads the offsets and commits of earlier epochs"),
-    ("spark.sql.streaming.asyncProgressTracking", "an epoch would begin before the one before it is decided"),
+    ("spark.sql.streaming.asyncProgressTracking", "an epoch would begin before the previous one is decided"),
     ("spark.sql.streaming.noDataMicroBatches.enabled", "an epoch without records has nothing to commit"),
     ("spark.python.unix.domain.socket.dir", "it must be a short path on each machine"),
+    ("spark.python.use.daemon", "tasks run in the workers of Procession's daemon"),
+    ("spark.python.daemon.module", "tasks run in the workers of Procession's daemon"),
+    ("spark.python.worker.module", "tasks run in the workers of Procession's daemon"),
+    ("spark.submit.deployMode", "the driver runs where the pipeline's directory is"),
     ("spark.authenticate.secret", "it would be on command lines, which others can read; use --spark-secret-file"),
     ("spark.master", "it is given by --master"),
     ("spark.app.name", "it is the name of the pipeline"),
 )
-"""Properties, or prefixes of properties, that cannot be set, and why."""
+"""Properties, or prefixes of properties, that cannot be set, each with the reason."""
 
 FAILURES_PROPERTY = "spark.task.maxFailures"
 FAILURES_DEFAULT = 4
@@ -35,7 +41,7 @@ LOCAL_FAILURES = re.compile(r"local\[[^,\]]+, *([0-9]+)\]")
 
 
 def parse_properties(given: Iterable[str]) -> dict[str, str]:
-    """Parse properties of the form NAME=VALUE. Raises UsageError for one that cannot be set."""
+    """Parse properties of the form NAME=VALUE. Raises UsageError for a property that cannot be set."""
     properties: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -49,7 +55,7 @@ def parse_properties(given: Iterable[str]) -> dict[str, str]:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raise UsageError if a property is one that order or commit depend on."""
+    """Raise UsageError if a property affects order or commit."""
     for name, value in properties.items():
         for refused, why in REFUSED:
             if name == refused or name.startswith(refused if refused.endswith(".") else f"{refused}."):
@@ -61,9 +67,9 @@ def check_properties(properties: Mapping[str, str]) -> None:
 
 
 def task_failures_max(master: str, value: str | None) -> int:
-    """Return after how many failures of a task Spark gives up, by the master and the value of the property.
-
-    With threads of this machine, the master alone says it: `local[N,F]`; in other local masters it is 1."""
+    """Return the number of failures of a task after which Spark fails the job, from the master and the value of the
+    property. With threads of this machine only the master determines it: F for `local[N,F]`, 1 for other local
+    masters."""
     if found := LOCAL_FAILURES.fullmatch(master):
         return int(found[1])
     if master == "local" or master.startswith("local["):

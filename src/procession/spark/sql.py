@@ -1,8 +1,8 @@
 """SQL: a user's `transform`, a function from DataFrame to DataFrame, on the records of one epoch.
 
-Invariant: Spark SQL may return rows in any order and any number. Each row keeps its order key, and is sorted by it
-afterwards. So records are written as runs before and after the transform, as at any exchange. The tasks of the
-previous level feed it; the tasks of the transform's chain read its result.
+Invariant: Spark SQL may return rows in any order and any number. Each row keeps its order key, and the rows are
+sorted by it afterwards. So records are written as runs before and after the transform, as at any exchange. The tasks
+of the previous level feed it; the tasks of the transform's chain read its result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEHIND_SQL = 5000
 
 FAILURE = "failure"
 ROW = "run string, cell binary"
-"""A run, or a cell of a run, on the way to Spark SQL or back."""
+"""Schema of rows that carry a run, or a cell of a run, to Spark SQL or back."""
 
 WIDTHS = {"payload": "binary", "key": "binary"}
 
@@ -155,7 +155,7 @@ def _raised(stage: str, error: Exception) -> PlanError:
 
 
 def _shown_behind(plan: Plan, index: int) -> bool:
-    """Whether a later stage gets the records' metadata besides their payload."""
+    """Return whether a later stage also gets the records' metadata."""
     behind = set(plan.graph.children(index))
     while more := {child for stage in behind for child in plan.graph.children(stage)} - behind:
         behind |= more
@@ -171,8 +171,8 @@ def _checked(answer: Any, stage: str, needed: Sequence[str]) -> DataFrame:
     if missing:
         raise PlanError(
             f"transform {stage!r} returned a DataFrame without {', '.join(missing)}",
-            next_step="keep these columns: those that begin with 'order_' hold a row's position; or use map_batches,"
-            " which keeps rows in order by itself",
+            next_step="keep these columns: those that begin with 'order_' contain a row's position; or use"
+            " map_batches, which keeps rows in order",
             stage=stage,
         )
     for name in needed:

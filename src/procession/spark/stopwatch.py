@@ -1,6 +1,6 @@
 """Measures how long a task reads or merges its input, and how long it runs its stages.
 
-Invariant: it changes nothing of what passes through it. The manifest of a task reports the two times.
+Invariant: all items are passed on unchanged. The manifest of a task contains the two times.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Piece = TypeVar("Piece")
 
 
 class Stopwatch:
-    """Measures how long a task waits for its input, and how long it does everything else."""
+    """Measures how long a task waits for its input, and the rest of its time."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._read_s = 0.0
 
     def timed(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces, as they are read."""
+        """Yield the pieces, and add the time of reading each."""
         source = iter(pieces)
         while True:
             began = time.perf_counter()
@@ -31,5 +31,5 @@ class Stopwatch:
             yield piece
 
     def spent_s(self) -> tuple[float, float]:
-        """Seconds of reading, and of all else."""
+        """Return the seconds of reading, and the remaining seconds."""
         return round(self._read_s, 6), round(time.perf_counter() - self._began - self._read_s, 6)

@@ -1,9 +1,9 @@
-"""Task state: where a task reads and writes the states of its keys.
+"""Opens, reads and writes the states of a task's keys.
 
 Invariant: epoch N begins with exactly the version that the round record of epoch N-1 names. A state in a worker's
-memory is used only if it is that version. So nothing reads what a failed attempt, an epoch that is run again or a
-replaced driver left behind. It runs in Spark's Python workers, on top of `storage/state_store`; the task's manifest
-names the new version.
+memory is used only if it has that version. So files of a failed attempt, of an epoch that is run again or of a
+replaced driver are never read. This code runs in Spark's Python workers and uses `storage/state_store`; the task's
+manifest names the new version.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TaskStateStore:
     fence: int
     keys_max: int = KEYS_MAX
     shared: SharedFiles | None = None
-    """The driver's files, if its directory cannot be reached by path. States are then written to and read from a local
-    copy, and sent to the driver."""
+    """The driver's file service, if tasks cannot read the driver's directory. States are then read and written in a
+    local copy, and sent to the driver."""
     is_warm: bool = True
     """Whether a worker keeps states in memory between epochs; if not, every epoch reads them from disk."""
 
@@ -72,8 +72,7 @@ class TaskStateStore:
         """Open the states of this task's keys as of the previous epoch.
 
         `is_whole`: some states belong to the task as a whole, not to a key, and cannot be redistributed.
-        `is_made_by_user`: a state is what the user's function gave, and is refused if it would not come back as it
-        is."""
+        `is_made_by_user`: a state is a value of the user's function, and is refused if decoding would change it."""
         version = (self.versions.states(epoch - 1) if epoch else {}).get(stage, StateVersion())
         codec = StateCodec(StateEncoding(stage, values, is_made_by_user), values.decoded_value)
         is_redistributed = bool(version.tasks) and len(version.tasks) != tasks
@@ -115,7 +114,7 @@ class TaskStateStore:
         return files
 
     def keep(self, stage: str, task: int, states: TaskStates, published: Manifest) -> None:
-        """Keep these states in memory if they are the version that was published."""
+        """Keep these states in memory if their version is the published one."""
         if self.is_warm and published.states == states.files:
             if len(_warm) >= WARM_MAX:
                 _warm.pop(next(iter(_warm)))

@@ -1,8 +1,10 @@
-"""A chain's task: reads a log range or the runs of an exchange, runs the chain, publishes a manifest of its runs.
+"""Runs a chain's task: reads a log range or the runs of an exchange, runs the chain, publishes a manifest of its
+runs.
 
 Invariant: the same input gives the same manifest in every attempt. A failure that the user or the operator must act on
-is returned in the manifest, because a retry does not help. Any other failure fails the task, and Spark retries it. It
-runs in Spark's Python workers, reads through `storage/log` or `merge/kway`, and writes through `storage/run_store`.
+is returned in the manifest, because a retry does not help. Any other failure fails the task, and Spark retries it.
+Tasks run in Spark's Python workers, read through `storage/log` or `merge/kway`, and write through
+`storage/run_store`.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Attempt:
     number: int
     """Unique among all attempts of the epoch. File names contain it."""
     is_last: bool = True
-    """Whether Spark gives up after this attempt. The last attempt also reports failures that a retry might cure."""
+    """Whether Spark fails the job if this attempt fails. The last attempt also returns failures that a retry might
+    avoid."""
 
 
 class CommittedTables(Protocol):
@@ -89,7 +92,7 @@ class TaskTables:
     rounds: CommittedTables
     first: Mapping[str, str]
     shared: SharedFiles | None = None
-    """The driver's files, if its directory cannot be reached by path."""
+    """The driver's file service, if tasks cannot read the driver's directory."""
 
     def of(self, epoch: int) -> dict[str, Path]:
         named = {**self.first, **(self.rounds.sides(epoch - 1) if epoch else {})}
@@ -104,7 +107,7 @@ class TaskTables:
 
 
 class EpochLayout(Protocol):
-    """Says where the records of an epoch are in the gateways' logs."""
+    """Finds the records of an epoch in the gateways' logs."""
 
     def ranges(self, epoch: int) -> tuple[int, tuple[LogRange, ...]]:
         """Return the number of the first record, and the log ranges, one after the other."""
@@ -125,13 +128,13 @@ class Task:
     tables: TaskTables | None = None
     """The copies of tables that may change. Without them, each task reads the original files."""
     hosts: HostRuns | None = None
-    """Writes and reads runs through the host services of the executors' machines, instead of `runs_directory`."""
+    """The executors' host services, which store runs instead of `runs_directory`; None if not used."""
     layout: EpochLayout | None = None
-    """Where the records of an epoch are. Required with `hosts`."""
+    """Finds the records of an epoch. Required with `hosts`."""
     failures_max: int = 1
-    """After how many failures of a task Spark gives up."""
+    """Number of failures of a task after which Spark fails the job."""
     rows: LogRows | None = None
-    """The rows of the only log, if they are in this process. Without them, a task reads each log from its location."""
+    """The rows of the only log, if in this process. Otherwise a task reads each log from its location."""
 
     @property
     def graph(self) -> Graph:
@@ -287,11 +290,11 @@ class Task:
             yield from self._read(piece, piece.first, piece.last)
 
     def is_interleaved(self, pieces: Sequence[LogRange]) -> bool:
-        """Whether these ranges must be merged by event time, because only each single range is sorted."""
+        """Return whether these ranges must be merged by event time, because only each single range is sorted."""
         return self._use is ORDERED and len(pieces) > 1
 
     def row_ranges(self, pieces: Sequence[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
-        """Return the part of each range that each task reads, if the merged rows are cut at these edges."""
+        """Return the part of each range for each task, if the merged rows are split at these edges."""
         places = [RowPlaces.of(self._read(piece, piece.first, piece.last)) for piece in pieces]
         for shares in row_ranges(places, edges):
             cuts = zip(pieces, shares, strict=True)
@@ -310,15 +313,15 @@ class Task:
         return LogRange(FIRST_GATEWAY, first, last, LogLocation(str(self.log_directory)))
 
     def _find(self, epoch: int, number: int) -> dict[str, Any]:
-        """Find the record with this number, for an error that names it. The first chain's manifests say where it is; if
-        they are on several machines, the offsets of the epoch do."""
+        """Find the record with this number, for an error that names it. Its location is in the first chain's
+        manifests; if these are on several machines, in the epoch's offsets."""
         piece, sequence = self._piece(number, number + 1), number
         if self.layout is not None:
             first, pieces = self.layout.ranges(epoch)
             if self.is_interleaved(pieces):
                 return dict(next(self._rows_of(pieces)).slice(number - first, 1).to_pylist()[0])
             piece, sequence = sequence_of(number, first, pieces) or (piece, sequence)
-        elif self.graph.exchange is not Exchange.SPARK:  # with it there is one gateway: see `driver/offsets`
+        elif self.graph.exchange is not Exchange.SPARK:  # there it is the only gateway
             for made in RunStore(self.runs_directory).all_published(epoch, FIRST_CHAIN):
                 if self.is_interleaved(made.pieces) and made.first <= number < made.last:
                     found = next(self._rows_of(made.pieces)).slice(number - made.first, 1)
@@ -329,7 +332,7 @@ class Task:
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Combine small batches, because a slow producer's log has many and each costs a pass of the chain."""
+    """Combine small batches. A slow producer's log has many of them, and each would cost a pass of the chain."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -387,7 +390,7 @@ class Summary:
         if not len(times):
             return ()
         ranks = np.linspace(0, len(times) - 1, TIMES).round().astype(np.int64)
-        is_sorted = (times[1:] >= times[:-1]).all()  # arrival times are
+        is_sorted = (times[1:] >= times[:-1]).all()  # arrival times are sorted
         return tuple((times if is_sorted else np.sort(times))[ranks].tolist())
 
 

@@ -1,9 +1,9 @@
-"""The daemon from which Spark forks its Python workers: PySpark's own, with the modules of our tasks imported.
+"""Runs the daemon from which Spark forks its Python workers: PySpark's daemon, with our tasks' modules imported.
 
-Invariant: the daemon has one thread when it forks. So OpenBLAS and jemalloc are told to start none before numpy and
-pyarrow are imported; Spark itself sets OMP_NUM_THREADS. A worker needs half a second of CPU time for these imports,
-and now shares them with all others, also one that replaces a killed worker. `spark/session` names this module to Spark.
-In a shipped environment it also starts the host service of its machine, before a worker reads its first task.
+Invariant: the daemon has one thread when it forks. So OpenBLAS and jemalloc are configured to start none before numpy
+and pyarrow are imported; Spark itself sets OMP_NUM_THREADS. These imports take half a second of CPU time. All workers
+share them, including a worker that replaces a killed one. `spark/session` names this module to Spark. In a shipped
+environment it also starts the host service of its machine, before a worker reads its first task.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pyspark.daemon
 
+from procession.pandas_loading import defer_pandas
+
 WORKER = "pyspark.worker"
 """The module whose workers run tasks."""
 TASKS = "procession.spark.exchange"
-"""Imports all that our tasks need."""
+"""The module that imports all modules of our tasks."""
 ENVIRONMENT_VARIABLE = "PROCESSION_ENVIRONMENT"
 """Set by `bin/python` of a shipped environment."""
 ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
@@ -27,17 +29,18 @@ ARROW_ALLOCATOR = "JE_ARROW_MALLOC_CONF"
 
 
 def load() -> None:
-    """Import what tasks need."""
+    """Import the modules of tasks."""
     before = os.environ.get(ARROW_ALLOCATOR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault(ARROW_ALLOCATOR, "background_thread:false")
+    defer_pandas()
     import_module(WORKER)
     import_module(TASKS)
 
     if before is None:
         del os.environ[ARROW_ALLOCATOR]
     gc.collect()
-    gc.freeze()  # so that workers neither scan nor copy what they share
+    gc.freeze()  # so that workers do not scan or copy shared objects
 
 
 def join_host() -> None:

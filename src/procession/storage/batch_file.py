@@ -8,7 +8,7 @@
 Invariant: a block is used only after its checksum matches, and only requested blocks are read. A mark is a number that
 the writer gives to a batch, so that a reader can select batches without reading them. A writer may omit columns that
 are zero in a batch: bit n of `omitted columns` stands for column n. Most columns of an order key are zero in most
-batches. `storage/run_store` and `storage/state_file` use it.
+batches. Used by `storage/run_store` and `storage/state_file`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIGNMENT = 64
 _HEADER, _BLOCK, _TRAILER = struct.Struct("<4sI56x"), struct.Struct("<QQIIII"), struct.Struct("<II4s")
 _BEGIN, _END = b"PRBF", b"PRBE"
 
-# The index as columns: a file may have a batch for each of a thousand tasks, and a reader wants those of one.
+# The index as columns: a file may have a batch for each of a thousand tasks, and a reader needs those of one task.
 _INDEX = np.dtype(
     [("position", "<u8"), ("length", "<u8"), ("mark", "<u4"), ("omitted", "<u4"), ("rows", "<u4"), ("checksum", "<u4")]
 )
@@ -41,14 +41,14 @@ assert _INDEX.itemsize == _BLOCK.size
 
 
 OMITTED_MAX = 32
-"""Only the first columns can be omitted."""
+"""Number of columns, from the first on, that can be omitted."""
 
 _zeros = np.zeros(64 * 1024, np.int64)
 """Shared by all columns that were omitted. Never written."""
 
 
 class Target(Protocol):
-    """What bytes are written to."""
+    """A file or buffer to which bytes are written."""
 
     def write(self, data: Any, /) -> Any: ...
 
@@ -66,9 +66,9 @@ class BatchWriter:
     """Writes one file, from its first byte to its last.
 
     Args:
-        target: What the bytes are written to.
+        target: Receives the bytes.
         schema: The columns.
-        omits_zeros: Leave out 64-bit columns of a batch that are zero in all rows. Readers see them all the same.
+        omits_zeros: Omit 64-bit columns of a batch that are zero in all rows. Readers still see them.
     """
 
     def __init__(self, target: Target, schema: pa.Schema, *, omits_zeros: bool = False) -> None:
@@ -89,7 +89,7 @@ class BatchWriter:
             self._add(batch.serialize(), mark, 0, batch.num_rows)
 
     def close(self) -> None:
-        """Write what makes the file whole. The target stays open."""
+        """Write the index and the trailer, which complete the file. The target stays open."""
         index = b"".join(_BLOCK.pack(*block) for block in self._blocks)
         self._put(index + _TRAILER.pack(len(self._blocks), crc32(index), _END))
 
@@ -118,8 +118,8 @@ def _zero_column(rows: int) -> pa.Array:
 
 
 class BatchFile:
-    """A file, mapped. `what` says in an error what kind of file it is, `next_step`
-    what the operator does about a damaged one."""
+    """A mapped batch file. In errors, `what` names the kind of file, and `next_step` is the advice for a damaged
+    file."""
 
     def __init__(self, path: Path, *, what: str, next_step: str = "", files: FileSystem = HOST_FILES) -> None:
         self._path = path
@@ -142,7 +142,7 @@ class BatchFile:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, in all batches."""
+        """Number of rows in all batches."""
         return int(self._blocks["rows"].sum())
 
     @property
@@ -152,7 +152,7 @@ class BatchFile:
         return marks
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """One batch, which shares the file's memory. Raises StorageError if it is damaged."""
+        """Return one batch, which shares the file's memory. Raises StorageError if it is damaged."""
         block = _Block(*self._blocks[number].item())
         data = self._slice(block) if self._is_checked[number] else self._checked(block)
         self._is_checked[number] = 1
@@ -166,11 +166,11 @@ class BatchFile:
         )
 
     def bytes_of(self, mark: int) -> int:
-        """How many bytes the batches with this mark take in the file."""
+        """Return the bytes of the batches with this mark in the file."""
         return int(self._blocks["length"][self._blocks["mark"] == mark].sum())
 
     def batches(self, mark: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The batches in the order in which they were written: those with this mark, or all."""
+        """Yield the batches in the order in which they were written: those with this mark, or all."""
         if mark is None:
             return map(self.batch, range(len(self)))
         return map(self.batch, np.flatnonzero(self._blocks["mark"] == mark).tolist())

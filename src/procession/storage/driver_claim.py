@@ -1,7 +1,7 @@
 """The file of a checkpoint that names the last driver that claimed the pipeline.
 
-A driver replaces it durably before it decides anything; drivers and gateways read it to find out whether a driver was
-replaced.
+A driver replaces this file durably before its first decision. Drivers and gateways read it to find out whether a driver
+was replaced.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from procession.storage.durable import storage_error
 
 CURRENT = "CURRENT"
 CHECKPOINT = "checkpoint"
+"""Name of the checkpoint's directory, in a pipeline's directory and in a savepoint. No other module names it."""
 
 
 def checkpoint_of(directory: Path) -> Path:
-    """The checkpoint of the pipeline that is in this directory. Nothing else names its location."""
+    """Return the checkpoint of the pipeline in this directory."""
     return directory / CHECKPOINT
 
 
 def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
-    """The number (fence) of the last driver that claimed this checkpoint; 0: none has."""
+    """Return the number (fence) of the last driver that claimed this checkpoint, or 0."""
     path = checkpoint / CURRENT
     try:
         return int(files.read(path))
@@ -37,8 +38,9 @@ def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
 
 
 def check_replicas(checkpoint: Path, files: FileSystem, *, asks: bool) -> None:
-    """Raises FencedError if another driver is known to have continued from the replicas of this checkpoint. With `asks`
-    they are asked first: when this returns, no other had. Does nothing without replicas."""
+    """Raise FencedError if another driver is known to have continued from the replicas of this checkpoint. With `asks`,
+    the replicas are asked first: then no other driver had continued when this returns. Does nothing without
+    replicas."""
     try:
         files.check_owner(asks=asks)
     except OSError as error:
@@ -46,13 +48,13 @@ def check_replicas(checkpoint: Path, files: FileSystem, *, asks: bool) -> None:
             raise storage_error(checkpoint, "reach the replicas of", error) from error
         raise FencedError(
             "This driver was replaced: another one has continued from the replicas.",
-            next_step="Nothing to do: the other driver goes on with the work. Delete this directory.",
+            next_step="Nothing to do: the other driver continues the work. Delete this directory.",
         ) from error
 
 
 def check_claimed(fence: int, checkpoint: Path | None, files: FileSystem = HOST_FILES) -> None:
-    """Raises ConfigError if no driver has claimed this fence: an invented number would lock out every later driver.
-    `checkpoint` is None if it is on another machine."""
+    """Raise ConfigError if no driver has claimed this fence, because an invented number would lock out every later
+    driver. `checkpoint` is None if it is on another machine."""
     if checkpoint is None:
         return
     claimed = read_claim(checkpoint, files)

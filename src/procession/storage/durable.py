@@ -2,7 +2,7 @@
 
 Invariant: when a function here returns, its bytes are on disk. Otherwise it raises a StorageError that names the file
 and what the operator can do. All durable files are written through this module, on the file system that the caller
-hands in.
+passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procession.runtime.host_files import HOST_FILES
 
 PIECE_BYTES = 1024 * 1024
 
-AGAIN = "Start it again: it goes on from what is on disk. If it keeps failing, check the disk that holds the file."
+AGAIN = "Start it again: it continues with the data on disk. If it keeps failing, check the disk that holds the file."
 
 _NEXT_STEPS = {
     errno.ENOSPC: "Free space on the disk that holds it, then start again; nothing acknowledged is lost.",
@@ -31,8 +31,8 @@ _NEXT_STEPS = {
 
 
 def storage_error(path: Path, action: str, error: OSError) -> StorageError:
-    """The StorageError for an OSError that met us while `doing` (a verb) something to `path`: a DiskError if a new
-    start may be all that is needed."""
+    """Return the StorageError for an OSError of an action (a verb) on `path`. It is a DiskError if a restart may
+    help."""
     kind = StorageError if error.errno in _NEXT_STEPS else DiskError
     return kind(
         f"Cannot {action} {path}: {error.strerror or error}.",
@@ -43,7 +43,7 @@ def storage_error(path: Path, action: str, error: OSError) -> StorageError:
 
 
 def fsync_dir(path: Path, files: FileSystem = HOST_FILES) -> None:
-    """Makes the entries of a directory durable: a new or renamed file exists for sure only after this."""
+    """Make the entries of a directory durable. Only then does a new or renamed file surely exist after a crash."""
     try:
         files.sync_directory(path)
     except OSError as error:
@@ -51,13 +51,13 @@ def fsync_dir(path: Path, files: FileSystem = HOST_FILES) -> None:
 
 
 def make_directory(path: Path, files: FileSystem = HOST_FILES) -> None:
-    """Creates a directory and its parents. The name of each is synced before anything is created in it. So, of the
-    existing ones, only the last may come from a process that was killed before its sync."""
+    """Create a directory and its parents. The name of each is synced before anything is created in it. So among
+    existing directories, only the last may come from a process that was killed before its sync."""
     missing = [path]
     while not files.exists(missing[-1].parent):
         missing.append(missing[-1].parent)
     try:
-        with suppress(PermissionError):  # without read permission, nothing was created in it
+        with suppress(PermissionError):  # without read permission, no process created anything in it
             files.sync_directory(missing[-1].parent.parent)
         for directory in reversed(missing):
             make_if_missing(directory, files)
@@ -67,7 +67,7 @@ def make_directory(path: Path, files: FileSystem = HOST_FILES) -> None:
 
 
 def make_if_missing(path: Path, files: FileSystem = HOST_FILES) -> None:
-    """Creates a directory, unless there is one. Its name is not durable. Raises the plain OSError."""
+    """Create a directory, unless it exists. Its name is not durable. Raises the plain OSError."""
     try:
         files.make_directory(path)
     except FileExistsError:
@@ -76,13 +76,14 @@ def make_if_missing(path: Path, files: FileSystem = HOST_FILES) -> None:
 
 
 def write_durably(path: Path, data: bytes, files: FileSystem = HOST_FILES) -> None:
-    """Replaces the file at `path` by `data`. A crash leaves the old content or the new, complete."""
+    """Replace the file at `path` by `data`. After a crash, the file has either its old or its new content."""
     replace_durably(path, (data,), files)
 
 
 def renew_durably(path: Path, length: int, files: FileSystem = HOST_FILES, draft: Path | None = None) -> None:
-    """Replace a file by a new one with its first `length` bytes. What is read back may be in the page cache only,
-    whatever a sync of the old file says: an earlier one may have failed. `draft` is where the new one is written."""
+    """Replace a file by a new file with its first `length` bytes. Bytes that can be read may be only in the page cache,
+    even if a sync of the old file succeeds, because an earlier sync may have failed. `draft` is the path of the new
+    file meanwhile."""
     try:
         with files.open(path) as file:
             replace_durably(path, _pieces(file, length), files, draft)
@@ -93,7 +94,7 @@ def renew_durably(path: Path, length: int, files: FileSystem = HOST_FILES, draft
 def replace_durably(
     path: Path, pieces: Iterable[bytes], files: FileSystem = HOST_FILES, draft: Path | None = None
 ) -> None:
-    """The same, piece by piece."""
+    """Replace a file by these pieces, as `write_durably` does."""
     draft = draft or path.with_name(f"{path.name}.{files.owner}.draft")
     try:
         with files.open(draft, OpenMode.REPLACE) as file:
@@ -104,20 +105,40 @@ def replace_durably(
             file.sync()
         files.rename(draft, path)
     except OSError as error:
-        with suppress(OSError):  # on a disk that fails, this fails too; the first error is the one to tell
+        with suppress(OSError):  # on a failing disk, this fails, too; the first error is reported
             remove(draft, files)
         raise storage_error(path, "write", error) from error
     fsync_dir(path.parent, files)
 
 
+def create_durably(path: Path, data: bytes, files: FileSystem = HOST_FILES) -> bytes:
+    """Create the file at `path`, unless it exists. Returns its content: `data`, or the existing content. Concurrent
+    callers in several processes all get the same content."""
+    draft = path.with_name(f"{path.name}.{files.owner}.draft")
+    try:
+        with files.open(draft, OpenMode.REPLACE) as file:
+            file.write(0, data)
+            file.sync()
+        with suppress(FileExistsError):
+            files.link(draft, path)
+        remove(draft, files)
+        found = files.read(path)
+    except OSError as error:
+        with suppress(OSError):
+            remove(draft, files)
+        raise storage_error(path, "create", error) from error
+    fsync_dir(path.parent, files)
+    return found
+
+
 def remove(path: Path, files: FileSystem = HOST_FILES) -> None:
-    """Remove a file, if there is one. Raises the plain OSError."""
+    """Remove a file, if it exists. Raises the plain OSError."""
     with suppress(FileNotFoundError):
         files.remove(path)
 
 
 def read_if_there(path: Path, files: FileSystem = HOST_FILES) -> bytes | None:
-    """All bytes of a file; None if there is none."""
+    """Return all bytes of a file, or None if it does not exist."""
     try:
         return files.read(path)
     except FileNotFoundError:
@@ -134,7 +155,7 @@ def _pieces(file: OpenFile, length: int) -> Iterator[bytes]:
 
 
 def disk_free_bytes(path: Path, files: FileSystem = HOST_FILES) -> int:
-    """Free bytes on the disk of this directory."""
+    """Return the free bytes on the disk of this directory."""
     try:
         return files.free_bytes(path)
     except OSError as error:
@@ -142,14 +163,14 @@ def disk_free_bytes(path: Path, files: FileSystem = HOST_FILES) -> int:
 
 
 def lock_directory(path: Path, files: FileSystem = HOST_FILES) -> HeldLock:
-    """Creates `path` if needed, and locks it for this process. Closing the lock unlocks it."""
+    """Create `path` if needed, and lock it for this process. Closing the lock unlocks it."""
     make_directory(path, files)
     try:
         return files.lock(path)
     except BlockingIOError as error:
         raise StorageError(
             f"Another process holds {path}.",
-            next_step="Stop that process, or give this one a directory of its own.",
+            next_step="Stop that process, or give this process another directory.",
             path=str(path),
             errno=error.errno,
         ) from error

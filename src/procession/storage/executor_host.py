@@ -1,9 +1,9 @@
-"""The host service of an executor's machine, started from the shipped environment if nobody else has started one.
+"""The host service of an executor's machine, started from the shipped environment unless it runs already.
 
-Invariant: the service is a process of its own session, so it outlives the executor that started it. Executors of the
-same application on one machine share it: each writes its process id into the service's directory, and the service ends
-some time after the last of them. The secret comes in a file that Spark has fetched for the executor; it is copied to a
-private file at once. Used by `spark/worker_daemon`; `storage/host_service` is the service.
+Invariant: the service is a process in its own session, so it outlives the executor that started it. Executors of one
+application on one machine share it. Each writes its process id into the service's directory, and the service ends some
+time after the last of them. The secret is in a file that Spark has fetched for the executor; it is copied to a private
+file at once. Used by `spark/worker_daemon`; `storage/host_service` is the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from procession.errors import ConfigError
@@ -26,18 +26,20 @@ from procession.format_number import check_format
 from procession.storage.durable import make_directory, storage_error
 from procession.storage.host_runs import DIRECTORY_VARIABLE, announced_host
 from procession.storage.secret import Secret, make_private, path_of, write_private
+from procession.storage.shipped_tls import TlsFiles, shipped_arguments
 
 SHIPPED_FILE = "procession-executor.json"
 """The file that Spark puts into the working directory of each executor."""
-FORMAT = 1
+FORMAT = 2
+"""Format of that file. Format 1 had no TLS."""
 LOCAL_DIRECTORIES = (("SPARK_EXECUTOR_DIRS", os.pathsep), ("LOCAL_DIRS", ","), ("SPARK_LOCAL_DIRS", ","))
-"""Variables with the directories of an application on an executor's machine, and what separates them: a standalone
-worker's, YARN's, and those of Kubernetes."""
+"""Variables with the directories of an application on an executor's machine, and their separators: of a standalone
+worker, of YARN, and of Kubernetes."""
 EXECUTORS = "executors"
 """Folder with a file for each executor that uses the service."""
 LOG = "host-service.log"
 HELD = "Another process holds"
-"""Beginning of the sentence of a service whose directory another one has (`storage/durable`)."""
+"""Beginning of the error of a service whose directory another service holds (`storage/durable`)."""
 START_TIMEOUT_S = 60.0
 POLL_S = 0.05
 REACH_TIMEOUT_S = 2.0
@@ -45,25 +47,28 @@ REACH_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """What an executor gets from the driver, beside its environment."""
+    """The data that an executor gets from the driver, in addition to its environment."""
 
     secret: bytes = field(repr=False)
     driver: str
-    """A host name or address of the driver. It tells an executor by which of its own addresses others reach it."""
+    """A host name or address of the driver. An executor uses it to find which of its own addresses others can reach."""
+    tls: TlsFiles | None = None
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT, "secret": self.secret.hex(), "driver": self.driver}).encode()
+        fields = {"format": FORMAT, "secret": self.secret.hex(), "driver": self.driver}
+        return json.dumps(fields | ({} if self.tls is None else {"tls": asdict(self.tls)})).encode()
 
     @classmethod
     def read(cls, path: Path) -> ShippedFile:
-        """Read the file, and let nobody else read it any more. Raises ConfigError if it is missing or damaged."""
+        """Read the file, and make it readable only by its owner. Raises ConfigError if it is missing or damaged."""
         try:
             with suppress(PermissionError):
                 path.chmod(0o600)
             found = json.loads(path.read_bytes())
             check_format(path, found.get("format"), FORMAT)
-            return cls(bytes.fromhex(found["secret"]), str(found["driver"]))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            tls = TlsFiles.parse(found["tls"]) if "tls" in found else None
+            return cls(bytes.fromhex(found["secret"]), str(found["driver"]), tls)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"The executor on {socket.gethostname()} has no file {SHIPPED_FILE} from the driver.",
                 next_step="Start the pipeline with `procession submit`, which ships it.",
@@ -81,6 +86,8 @@ def join_service(environment: Mapping[str, str], place: Path, *, patience_s: flo
     _register(directory_found, os.getpid())
     secret = path_of(directory_found, Secret.CONTROL)
     write_private(secret, shipped.secret)
+    if shipped.tls is not None:
+        shipped.tls.keep(directory_found)
     deadline = time.monotonic() + patience_s
     while not is_serving(directory_found):
         _start(directory_found, own_address(shipped.driver), secret, deadline)
@@ -99,11 +106,11 @@ def service_directory(environment: Mapping[str, str], secret: bytes) -> Path:
 
 
 def own_address(other: str) -> str:
-    """Return the address of this machine that `other` can reach: the one from which this machine would send to it."""
+    """Return the address of this machine that `other` can reach: the source address of packets to it."""
     try:
         family, _, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing
+            probe.connect(address)  # sends no packet
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
@@ -139,7 +146,8 @@ def _register(directory: Path, pid: int) -> None:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, which tells it from a later one with the same id. Empty: there is none."""
+    """Return the start time of a process, which distinguishes it from a later process with the same id. Empty: it does
+    not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -147,10 +155,11 @@ def _started(pid: int) -> str:
 
 
 def _start(directory: Path, address: str, secret: Path, deadline: float) -> None:
-    """Start the service, and return when it serves, or that of another process that has been quicker."""
+    """Start the service. Returns when it serves, or when the faster service of another process serves."""
     listen = f"[{address}]:0" if ":" in address else f"{address}:0"
     argv = [sys.executable, "-m", "procession", "host", "--dir", str(directory), "--listen", listen]
     argv += ["--control-cookie-file", str(secret), "--with-executors"]
+    argv += shipped_arguments(directory)
     log_path = directory / LOG
     with log_path.open("ab") as log:
         process = subprocess.Popen(
@@ -174,6 +183,6 @@ def _start(directory: Path, address: str, secret: Path, deadline: float) -> None
 def _last_line(path: Path) -> str:
     with suppress(OSError):
         lines = path.read_text(errors="replace").splitlines()
-        told = [line.removeprefix("error: ") for line in lines if line.strip() and not line.startswith("  Next: ")]
-        return told[-1].strip() if told else "it says nothing"
+        messages = [line.removeprefix("error: ") for line in lines if line.strip() and not line.startswith("  Next: ")]
+        return messages[-1].strip() if messages else "it says nothing"
     return "it says nothing"

@@ -1,8 +1,9 @@
 """The driver's file service: sends executors the files that they need, and stores the state files that they send.
 
-Invariant: a file that is received is new, complete and synced before it has its name, and before the answer. A name is
-given once: the same file sent again is confirmed, another one is refused. Only state files of the driver's own fence
-are accepted. It serves whole files of these folders, to clients with the secret. `storage/shared_files` is the client.
+Invariant: a received file is new, complete and synced before it gets its name, and before the answer. A name is used
+once: if the same file is sent again, it is confirmed; a different file is refused. Only state files of the driver's own
+fence are accepted. Clients with the secret can fetch whole files of these folders. `storage/shared_files` is the
+client.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import filecmp
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,22 @@ NAME = re.compile(r"[0-9A-Za-z_][^/\0]{0,254}")
 
 
 class FileService(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers requests, in threads of its own."""
+    """Answers requests, in its own threads."""
 
     def __init__(
-        self, folders: Mapping[Folder, Path], fence: int, cookie: bytes, listen: str, tls: ServerTls | None = None
+        self,
+        folders: Mapping[Folder, Path],
+        fence: int,
+        cookie: bytes,
+        listen: str,
+        tls: ServerTls | None = None,
+        on_state_fetched: Callable[[str], None] = lambda name: None,
     ) -> None:
+        """`on_state_fetched` is called with the name of each state file that is sent, in any thread."""
         self._folders = folders
         self._fence = fence
         self._cookie = cookie
+        self._on_state_fetched = on_state_fetched
         address = parse_address(listen)
         scheme = "grpc+tcp" if tls is None else "grpc+tls"
         try:
@@ -56,6 +65,8 @@ class FileService(flight.FlightServerBase):  # type: ignore[misc]
             file = open(path, "rb")  # noqa: SIM115  (the generator closes it)
         except OSError as error:
             raise flight.FlightServerError(f"{path} cannot be read: {error.strerror}") from error
+        if request["folder"] == Folder.STATES:
+            self._on_state_fetched(path.name)
         size = os.fstat(file.fileno()).st_size
         return flight.GeneratorStream(PIECES.with_metadata({SIZE: str(size).encode()}), _pieces(file))
 
@@ -73,7 +84,7 @@ class FileService(flight.FlightServerBase):  # type: ignore[misc]
                         file.write(piece.as_buffer())
                 file.flush()
                 if file.tell() != request.get("size"):
-                    raise flight.FlightServerError(f"{file.tell()} bytes came instead of {request.get('size')}")
+                    raise flight.FlightServerError(f"received {file.tell()} bytes instead of {request.get('size')}")
                 sync(file.fileno())
             try:
                 os.link(draft, path)

@@ -1,13 +1,12 @@
-"""Reads a log on another machine over Arrow Flight: the same rows as from its files.
+"""Reads a log on another machine over Arrow Flight. The rows are the same as those of its files.
 
-Invariant: the rows are the same, wherever they are read. On the gateway's machine, where the directory has the
+Invariant: the rows are the same on every machine that reads them. On the gateway's machine, where the directory has the
 gateway's identity, the files are mapped. On other machines the rows are fetched from `gateway/flight_server`; if the
 gateway restarts meanwhile, the remaining rows are requested from the new process. `spark/tasks` reads.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 import uuid
@@ -31,10 +30,10 @@ IDENTITY = "identity"
 """The file next to a log with the identity of its gateway."""
 
 IDENTITY_FORMAT = 2
-"""Of that file: a JSON object. Format 1 is the identity alone. The number counts for the gateway's whole directory: for
-the file with its addresses, too, and for which files there are."""
+"""Format number of that file, a JSON object. Format 1 is only the identity. The number applies to the gateway's whole
+directory: also to the file with its addresses, and to the set of files."""
 TICKET_FORMAT = 2
-"""Format of the ticket that requests rows. A ticket without a number has format 1, which is otherwise the same."""
+"""Format number of the ticket that requests rows. A ticket without a number has format 1, otherwise the same."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -54,19 +53,18 @@ class FlightAccess:
 
 
 class RowReader(Protocol):
-    """What has rows: a log here, or one elsewhere."""
+    """Reads rows: from a log on this machine, or from another machine."""
 
     def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]: ...
 
 
-@functools.cache
 def this_machine() -> str:
-    """The id of this machine since its last boot. After a reboot its gateways report the new id."""
+    """Return the id of this machine since its last boot. After a reboot, its gateways report the new id."""
     return BOOT_ID.read_text().strip()
 
 
 def open_log(place: LogLocation, access: FlightAccess, use: LogUse = INGRESS) -> RowReader:
-    """The log at this place: its files, if they are on this machine."""
+    """Open the log at this place: its files, if they are on this machine."""
     directory = Path(place.directory)
     is_here = place.machine in ("", this_machine()) or not place.flight
     if not place.identity or (is_here and _identity_beside(directory) == place.identity):
@@ -87,7 +85,7 @@ def _identity_beside(directory: Path) -> str | None:
 
 
 def read_identity(directory: Path, files: FileSystem = HOST_FILES) -> str:
-    """The identity of a gateway's directory. Raises StorageError if a later version wrote it, or if it is damaged, and
+    """Read the identity of a gateway's directory. Raises StorageError if it has a newer format or is damaged, and
     OSError if there is none."""
     path = directory / IDENTITY
     text = files.read(path).decode(errors="replace")
@@ -99,8 +97,8 @@ def read_identity(directory: Path, files: FileSystem = HOST_FILES) -> str:
         return str(identity_file["identity"])
     except (ValueError, KeyError) as error:
         raise StorageError(
-            f"{path}, which says whose directory this is, is damaged.",
-            next_step="Restore the gateway's directory, the whole of it, from its newest copy.",
+            f"{path}, which identifies the gateway of this directory, is damaged.",
+            next_step="Restore the gateway's whole directory from its newest copy.",
             path=str(path),
         ) from error
 
@@ -117,7 +115,7 @@ class FlightLog:
         self._client: Any = None
 
     def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), however often the gateway is started again meanwhile."""
+        """Yield the rows [start, end), even if the gateway restarts in between."""
         from pyarrow import flight
 
         deadline = time.monotonic() + self._patience_s
@@ -155,11 +153,11 @@ class FlightLog:
             rows += chunk.data.num_rows
             yield chunk.data
         if rows != end - start:
-            raise pa.ArrowInvalid(f"{rows} rows came instead of {end - start}")
+            raise pa.ArrowInvalid(f"received {rows} rows instead of {end - start}")
 
 
 def flight_security(tls: ClientTls | None) -> dict[str, Any]:
-    """The arguments of a Flight client that trusts and presents these certificates."""
+    """Return the arguments of a Flight client that trusts and presents these certificates."""
     if tls is None:
         return {}
     shown = (
@@ -172,7 +170,8 @@ def flight_security(tls: ClientTls | None) -> dict[str, Any]:
 
 
 def flight_refusal(error: BaseException, what: str, *, other_secret: str, other_version: str) -> StorageError:
-    """The error for a service that refuses a request, with the next step for another secret or another version."""
+    """Return the error for a service that refuses a request, with the next step for another secret or another
+    version."""
     from pyarrow import flight
 
     is_secret = isinstance(error, flight.FlightUnauthenticatedError)
@@ -180,5 +179,5 @@ def flight_refusal(error: BaseException, what: str, *, other_secret: str, other_
 
 
 def flight_sentence(error: BaseException) -> str:
-    """The message of the other side, without the trace of its library."""
+    """Return the message of the other side, without the trace of its library."""
     return str(error).partition(". Detail:")[0].partition(". gRPC")[0]

@@ -1,10 +1,10 @@
-"""Runs on the disks of several machines: where a task writes its runs, and how others read them.
+"""Runs on the disks of several machines: tasks write runs through host services, and other machines read them.
 
 Each machine with executors runs a host service (`storage/host_service`). Its tasks write their runs into the service's
 directory, by path. Readers on the same machine map the files; others fetch the batches over Arrow Flight. Invariant:
-the service outlives the executors, so a run stays readable when the executor that wrote it is gone. A run that cannot
-be read fails the epoch, and the whole epoch is computed again. `spark/tasks` uses the store; the driver copies the runs
-for sinks to its own disk, and then lets the services delete the epoch.
+the service outlives the executors, so a run stays readable when its executor has ended. A run that cannot be read fails
+the epoch, and the whole epoch is computed again. `spark/tasks` uses the store; the driver copies the runs for sinks to
+its own disk, and then lets the services delete the epoch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOGETHER_BYTES_MAX = 1024 * 1024
 TOGETHER_FILES_MAX = 4096
 """Maximum number of runs in one request."""
 TOGETHER_TIMEOUT_S = 5.0
-"""Maximum time of such a reply. Then each run is fetched by itself."""
+"""Maximum time of such a reply. After it, each run is fetched separately."""
 FETCHES_MAX = 4
 """Maximum number of runs that the driver fetches at the same time."""
 
@@ -106,7 +106,7 @@ class HostRuns:
     patience_s: float = FETCH_PATIENCE_S
 
     def store(self) -> RunStore:
-        """Return the store of a task on this machine: it writes here and reads from all hosts."""
+        """Return the store of a task on this machine. It writes here and reads from all hosts."""
         directory = own_directory()
         host = announced_host(directory)
         return RunStore(runs_folder(directory, self.pipeline, self.fence), str(host), self)
@@ -140,7 +140,8 @@ class HostRuns:
                     other_version="start host services, driver and executors in the same version",
                 ) from error
             except flight.FlightServerError as error:
-                # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
+                # Without a next step, because no person has to act. The driver restarts and computes the epoch again
+                # from the log.
                 raise StorageError(f"a run of epoch {epoch} is lost: {flight_sentence(error)}") from error
             except (pa.ArrowException, OSError) as error:
                 _forget_client(host.location, self.access)
@@ -154,8 +155,9 @@ class HostRuns:
     def read_small(self, epoch: int, runs: Sequence[Run]) -> dict[str, list[pa.RecordBatch]]:
         """Fetch runs of one host and one bucket with one request, as many of them as fit into TOGETHER_BYTES_MAX.
 
-        Returns their batches by file. Those that are missing, also because of any error, are left to `read`, which
-        tries again and reports what is wrong."""
+        Returns their batches by file. A run may be missing, for example because of an error. Then use `read`, which
+        tries again and reports the error.
+        """
         from pyarrow import flight
 
         host = RunHost.parse(runs[0].host)
@@ -175,9 +177,10 @@ class HostRuns:
         return {file: found[file] for file in files[:count]}
 
     def landed(self, epoch: int, manifests: Sequence[Manifest], store: RunStore) -> list[Manifest]:
-        """Copy the runs of these manifests to a store on this machine. Return the manifests that name the copies.
+        """Copy the runs of these manifests to a store on this machine. Returns the manifests that name the copies.
 
-        The data is streamed, a batch at a time for each of FETCHES_MAX runs."""
+        The data is streamed, a batch at a time for each of FETCHES_MAX runs.
+        """
 
         def land(run: Run) -> Run:
             copy = replace(run, file=f"{Path(run.file).stem}-{run.bucket}.arrow", host="")
@@ -197,7 +200,7 @@ class HostRuns:
             raise StorageError(f"run {run.file} of epoch {epoch} has {rows} rows, its manifest says {run.count}")
 
     def drop(self, epoch: int, hosts: Sequence[str]) -> None:
-        """Ask these hosts to delete the runs up to this epoch, and those of earlier drivers. A host that does not
+        """Ask these hosts to delete the runs up to this epoch, and the runs of earlier drivers. A host that does not
         answer is asked again after the next epoch."""
         from pyarrow import flight
 
@@ -219,7 +222,8 @@ class HostRuns:
 
 
 class EpochCleaner:
-    """Lets the hosts delete runs in the background. One request at a time: a later one includes those before it."""
+    """Lets the hosts delete runs in the background, with one request at a time. A later request includes the earlier
+    ones."""
 
     def __init__(self, runs: HostRuns) -> None:
         self._runs = runs

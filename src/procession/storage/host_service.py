@@ -1,8 +1,8 @@
 """The host service: serves the runs in its directory to readers on other machines, over Arrow Flight.
 
-Invariant: it is a process of its own, one on each machine with executors, and outlives them. It sends batches only if
-the request has the secret and names this directory, and only whole batches whose checksums match. It deletes only what
-a driver names: epochs of that driver, and everything of earlier drivers of the same pipeline. `storage/host_runs` is
+Invariant: each machine with executors has one service, a separate process that outlives them. It sends batches only if
+the request has the secret and names this directory, and only whole batches whose checksums match. It deletes only runs
+that a driver names: epochs of that driver, and all runs of earlier drivers of the same pipeline. `storage/host_runs` is
 the client.
 """
 
@@ -46,8 +46,8 @@ from procession.storage.secret import keep_copy
 from procession.tls import ServerTls
 
 LINGER_S = 600.0
-"""Time for which a service that an executor has started serves runs after the last executor of its machine has ended.
-The driver may still have to read them."""
+"""Time that a service, if an executor started it, serves runs after the last executor of its machine has ended. The
+driver may still have to read them."""
 EXECUTORS_POLL_S = 1.0
 
 PIPELINE = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -67,7 +67,7 @@ class HostConfig:
 
 
 class RunService(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers requests, in threads of its own."""
+    """Answers requests, in its own threads."""
 
     def __init__(self, config: HostConfig, identity: str, address: Address) -> None:
         self._config = config
@@ -123,7 +123,7 @@ def checked_request(body: bytes, expected: bytes, newest: int, server: str) -> d
     except (ValueError, AttributeError) as error:
         raise flight.FlightServerError("the request is not a JSON object") from error
     if not hmac.compare_digest(cookie, expected.hex().encode()):
-        raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or none")
+        raise flight.FlightUnauthenticatedError("the request has a wrong cookie, or no cookie")
     if not is_known_format(number := request.get("format"), newest):
         raise flight.FlightUnauthorizedError(
             f"the request has format {str(number)[:20]}; {server} reads formats 1 to {newest}"
@@ -144,8 +144,9 @@ def _checked_file(name: object) -> str:
 
 
 def _together(paths: Sequence[Path], bucket: int, schema: pa.Schema) -> Iterator[Any]:
-    """Yield the batches of a bucket of several runs, each with the number of its run. Ends with the number of runs that
-    were sent whole, as -1 - number: what does not fit into TOGETHER_BYTES_MAX, or has other columns, ends the reply."""
+    """Yield the batches of a bucket of several runs, each with the number of its run. The reply ends before a run that
+    does not fit into TOGETHER_BYTES_MAX or has other columns. The last item is -1 - n for n runs that were sent
+    whole."""
     size = count = 0
     for number, path in enumerate(paths):
         found = BatchFile(path, what="the run")
@@ -234,7 +235,7 @@ def serve_host(config: HostConfig, say: Callable[[str], None]) -> None:
 
 
 def _await_end(config: HostConfig, is_over: threading.Event) -> None:
-    """Return when the service shall end."""
+    """Wait until the service should end."""
     if config.linger_s is None:
         is_over.wait()
         return

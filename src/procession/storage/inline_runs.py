@@ -1,8 +1,8 @@
-"""Inline runs: the runs of one task as values that Spark carries, where tasks share no directory.
+"""Inline runs: the runs of one task as values in Spark's rows, for tasks that share no directory.
 
 Invariant: the interface is that of the run store, but nothing is stored after the task ends. A task returns its runs to
-Spark as rows, cut into cells of bounded size, and gets its input in the same way. So a task that runs again may return
-other records: `spark/manifest_routing`, where all manifests meet, checks which attempt each reader has read.
+Spark as rows, divided into cells of bounded size, and gets its input in the same way. So a task that runs again may
+return other records. `spark/manifest_routing`, which gets all manifests, checks which attempt each reader has read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CellStore:
         return CellWriter(self, f"{stage:04d}-{partition:06d}-{task_attempt}", task_attempt)
 
     def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
-        """Nothing is kept from one try of a task to the next."""
+        """Return None: this store keeps no results from one attempt of a task to the next."""
         return None
 
     def put(self, file: str, cells: Iterable[bytes]) -> None:
-        """Put these at the end of a run."""
+        """Append these cells to a run."""
         kept = self._cells.setdefault(file, [])
         for cell in cells:
             self._bytes_left -= len(cell)
@@ -57,17 +57,17 @@ class CellStore:
             raise StorageError(f"the cells of run {run.file} did not come with it") from None
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        """The rows of a run, batch by batch."""
+        """Yield the rows of a run, batch by batch."""
         for cell in self.cells(run):
             yield from batches_in(cell)
 
     def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
-        """The rows of these runs, each as `read` gives them."""
+        """Return the rows of these runs, each like `read`."""
         return [self.read(epoch, run) for run in runs]
 
 
 class CellWriter:
-    """One task attempt's runs."""
+    """The runs of one task attempt."""
 
     def __init__(self, store: CellStore, task: str, task_attempt: int) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class CellWriter:
         self._runs: dict[tuple[str, int], Run] = {}
 
     def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
-        """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
+        """Append these rows to the run for a sink, or for a bucket of an exchange."""
         if not rows.num_rows:
             return
         place = to, bucket
@@ -86,7 +86,7 @@ class CellWriter:
         run = self._runs[place]
         size = payload_bytes(rows.column("payload"))
         self._runs[place] = replace(run, count=run.count + rows.num_rows, payload_bytes=run.payload_bytes + size)
-        # Slices of one number of rows: payloads are of nearly one size, and a cell may be somewhat larger.
+        # Slices with the same number of rows: payloads have similar sizes, and a cell may be somewhat larger.
         step = max(1, rows.num_rows * CELL_BYTES_MAX // max(size, 1))
         self._store.put(run.file, (_as_cell(rows.slice(start, step)) for start in range(0, rows.num_rows, step)))
 
@@ -104,9 +104,9 @@ def _as_cell(rows: pa.RecordBatch) -> bytes:
 
 
 def batches_in(cell: bytes) -> Iterator[pa.RecordBatch]:
-    """The rows of a cell."""
+    """Yield the rows of a cell."""
     try:
         with pa.ipc.open_stream(cell) as stream:
             yield from stream
     except pa.ArrowInvalid as error:
-        raise StorageError(f"a cell of {len(cell):,} bytes is torn: {error}") from error
+        raise StorageError(f"a cell of {len(cell):,} bytes is incomplete: {error}") from error

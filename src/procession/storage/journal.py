@@ -1,12 +1,12 @@
-"""The journal: an append-only text file of small facts, one a line, each with its own checksum.
+"""The journal: an append-only text file of small entries, one per line, each with its own checksum.
 
 A line is the crc32 of its JSON as eight hex digits, a space, compact JSON, a newline.
 
-Invariant: an entry is on disk, whole, once `append` has returned. A crash can leave only a strict prefix of the last
-line, or the line with zeros in place of sectors that were not written, whether or not its end is there. `open` cuts it
-off: no entry has zero bytes, and no flipped bit makes two of them. `open` copies the entries into a new file, because a
-file that can be read need not be on disk. Any other damage is a StorageError, never a guess: a lost vote is lost data.
-A writer may replace the file by a shorter one with the same meaning; a `JournalTail` notices it.
+Invariant: an entry is completely on disk when `append` has returned. A crash can damage only the last line: the line is
+cut short, or has zeros in place of sectors that were not written. `open` removes such a line. It recognizes the line by
+two zero bytes, which no entry has and no single flipped bit produces. `open` also copies the entries into a new file,
+because a readable file need not be on disk. Any other damage is a StorageError, because a lost vote is lost data. A
+writer may replace the file by a shorter one with the same meaning; a `JournalTail` notices the replacement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procession.storage.durable import renew_durably, storage_error, write_durab
 ENTRY_BYTES_MAX = 16 * 1024 * 1024
 READ_BYTES = 256 * 1024
 HEAD_BYTES = 8 * 1024
-"""More than most first lines have."""
+"""More bytes than most first lines have."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -33,11 +33,11 @@ Entry = dict[str, Any]
 
 
 def _forget(_entry: Entry) -> None:
-    """For callers that only write."""
+    """Ignore an entry, for callers that only write."""
 
 
 class Journal:
-    """The writer. After a failed append it accepts nothing more until it is opened again."""
+    """Writes a journal. After a failed append, it accepts no entries until it is opened again."""
 
     def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
         self.path = path
@@ -46,7 +46,8 @@ class Journal:
         self._end = 0
 
     def open(self, take: Callable[[Entry], object] = _forget) -> None:
-        """Passes every complete entry to `take`, oldest first. Afterwards they are on disk, without a torn tail."""
+        """Pass every complete entry to `take`, oldest first. Afterwards the entries are on disk, without an incomplete
+        last line."""
         self._end = 0
         for entry, end in _scan(self.path, self._files):
             take(entry)
@@ -62,7 +63,7 @@ class Journal:
         return not self._end
 
     def append(self, entry: Entry, *, is_synced: bool = True) -> None:
-        """Writes an entry at the end. With `is_synced`, it and all before it are on disk when this returns."""
+        """Append an entry. With `is_synced`, this entry and all earlier entries are on disk when this returns."""
         line = encode(entry)
         if self._file is None:
             raise StorageError(
@@ -75,14 +76,14 @@ class Journal:
             if is_synced:
                 self._file.sync(is_data_only=True)
         except OSError as error:
-            # What is on disk now is not known, and a second fsync would not tell either.
+            # It is unknown which bytes are on disk now, and a second fsync would not tell.
             self.close()
             raise storage_error(self.path, "write", error) from error
         self._end += len(line)
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        """These entries in place of all that is there; the first must be one that no earlier file began with. A crash
-        leaves either, whole."""
+        """Replace all entries by these. The first entry must differ from the first entry of every earlier file. After a
+        crash, the file has either the old or the new entries."""
         data = b"".join(map(encode, entries))
         self.close()
         write_durably(self.path, data, self._files)
@@ -115,7 +116,7 @@ class JournalTail:
     def poll(self) -> Iterator[Entry]:
         try:
             with self._files.open(self.path) as file:
-                # The first entry is never written again, and no replacement begins with the same.
+                # The first entry is never written again, and no replacement begins with the same entry.
                 head = next(_lines(file, 0, HEAD_BYTES), b"")
                 if self._position and head != self._head:
                     self.generation += 1
@@ -131,17 +132,17 @@ class JournalTail:
 
 
 def read_journal(path: Path, files: FileSystem = HOST_FILES) -> Iterator[Entry]:
-    """All complete entries of a journal that another process may be writing. Changes nothing."""
+    """Yield all complete entries of a journal that another process may be writing. Changes nothing."""
     return (entry for entry, _ in _scan(path, files))
 
 
 def read_journal_from(path: Path, position: int) -> Iterator[tuple[Entry, int]]:
-    """The same, from the end of an entry that was read before; with each entry, the position of its own end."""
+    """Yield the entries from `position`, which is the end of an entry. Each comes with the position of its own end."""
     return _scan(path, HOST_FILES, position)
 
 
 def encode(entry: Entry) -> bytes:
-    """The line of an entry."""
+    """Return the line of an entry."""
     text = _ENCODER.encode(entry).encode()
     if len(text) + 10 > ENTRY_BYTES_MAX:
         raise ValueError(f"A journal entry of {len(text)} bytes is over the limit of {ENTRY_BYTES_MAX}.")
@@ -149,7 +150,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def _scan(path: Path, files: FileSystem, position: int = 0) -> Iterator[tuple[Entry, int]]:
-    """Each complete entry and the position of its end, up to the torn tail if there is one."""
+    """Yield each complete entry and the position of its end, up to an incomplete last line."""
     try:
         with files.open(path) as file:
             yield from _scan_file(file, path, position)
@@ -176,7 +177,7 @@ def _scan_file(file: OpenFile, path: Path, position: int) -> Iterator[tuple[Entr
 
 
 def _lines(file: OpenFile, position: int, read_bytes: int = READ_BYTES) -> Iterator[bytes]:
-    """The lines from `position` on, each with its newline. The last one may have none."""
+    """Yield the lines from `position` on, each with its newline. The last line may have none."""
     rest = b""
     while len(rest) < ENTRY_BYTES_MAX and (piece := file.read(read_bytes, position)):
         position += len(piece)
@@ -192,6 +193,6 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _is_torn(line: bytes) -> bool:
-    # Written in one piece, newline last: a crash leaves a line without one. A full line whose newline alone is wrong
-    # was whole once, and maybe promised.
+    # A line is written in one piece with the newline last, so a crash leaves a line without a newline. If only the
+    # newline of a full line is wrong, the line was complete once, and may have been promised.
     return line[-1:] != b"\n" and not _is_whole(line[:-1] + b"\n")

@@ -1,10 +1,11 @@
-"""The ingress log: every record that came in, in the order of its sequence number, in segment files.
+"""The ingress log: every received record, in the order of sequence numbers, in segment files.
 
 Invariant: only records that `sync` has put on disk are offered (`durable_end`), and an offered sequence number means
-the same record for ever. The index and both ends of the log are derived from its files when it opens. A failed sync is
-final, because the kernel may report the next one as done without writing. So a log that opens trusts no entry unless a
-later entry says that it was synced: it writes the others into a new file before it offers them. `gateway/state` decides
-what is appended; `spark/log_source` reads contiguous ranges through a LogReader; a commit trims whole segments.
+the same record forever. The index and both ends of the log are derived from its files when it opens. A failed sync is
+final, because the kernel may report the next sync as done without writing. So a log that opens trusts an entry only if
+a later entry states that it was synced. It writes the other entries into a new file before it offers them.
+`gateway/state` decides what is appended; `spark/log_source` reads contiguous ranges through a LogReader; a commit trims
+whole segments.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from procession.storage.segment import (
 )
 
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
-# What a row costs beside its key and payload: kind, three numbers, two Arrow offsets.
+# Bytes of a row in addition to its key and payload: kind, three numbers, two Arrow offsets.
 ROW_BYTES = 33
 
 
@@ -50,7 +51,8 @@ def random_incarnation() -> int:
 
 
 class IngressLog:
-    """The one writer of a log. `sync` may run in a thread beside the others; all else belongs to one thread."""
+    """The only writer of a log. `sync` may run in a thread concurrently with the other methods. Call all other methods
+    in one thread."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class IngressLog:
         files: FileSystem = HOST_FILES,
         new_incarnation: Callable[[], int] = random_incarnation,
     ) -> None:
-        """Recover the log, or start one. A log that ends below `committed_end` is not used: a new one starts there.
+        """Recover the log, or start a log. A log that ends below `committed_end` is not used: a new log starts there.
         `lock` is the lock of its directory, if the caller has taken it already; the log closes it."""
         self.directory = directory
         self._files = files
@@ -106,12 +108,13 @@ class IngressLog:
         return sum(segment.position_end for segment in self._segments)
 
     def offset(self, sequence: int) -> LogOffset:
-        """What the log is known by at a sequence that it reaches and has not trimmed."""
+        """Return the identity of the log at a sequence that it reaches and has not trimmed."""
         segment = self._segment_of(sequence)
         return LogOffset(sequence, f"{segment.header.incarnation:016x}", f"{segment.checksum_at(sequence):016x}")
 
     def append(self, batch: pa.RecordBatch) -> int:
-        """Write a batch of the log's schema at the end; returns its first row's sequence. Not durable before `sync`."""
+        """Append a batch with the log's schema. Returns the sequence of its first row. The batch is durable after
+        `sync`."""
         self._check_usable()
         first = self.next_sequence
         if not batch.num_rows:
@@ -126,7 +129,7 @@ class IngressLog:
         try:
             self._file.write(last.position_end, header, body)
         except OSError as error:
-            # A part may be there; it is cut off now, or else at recovery, and overwritten by the next append.
+            # A part may be written. It is cut off now or at recovery, and the next append overwrites it.
             with suppress(OSError):
                 self._file.truncate(last.position_end)
             raise storage_error(path, "write", error) from error
@@ -136,7 +139,7 @@ class IngressLog:
         return first
 
     def sync(self) -> int:
-        """Put all that is appended on disk; returns the durable end."""
+        """Put all appended rows on disk. Returns the durable end."""
         with self._sync_lock:
             self._check_usable()
             end, path = self.next_sequence, self._path(self._segments[-1])
@@ -144,20 +147,22 @@ class IngressLog:
                 try:
                     self._file.sync(is_data_only=True)
                 except OSError as error:
-                    # After a failed fsync the kernel may have dropped the pages: only recovery knows what is there.
+                    # After a failed fsync, the kernel may have dropped the pages. Only recovery can read what is on
+                    # disk.
                     self._failure = storage_error(path, "sync", error)
                     raise self._failure from error
                 self.durable_end = end
             return self.durable_end
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), cut exactly."""
+        """Yield exactly the rows [start, end)."""
         return self._reader.read(start, end)
 
     def end_for(self, start: int, records_max: int, bytes_max: int) -> int:
-        """The end of the largest durable range from `start` within both limits; one record at least, if there is one.
+        """Return the end of the largest durable range from `start` within both limits, with at least one record if
+        there is one.
 
-        Whole entries count with their bytes in the file, the rows of a cut one with their own.
+        Whole entries count with their bytes in the file, rows of a divided entry with their own bytes.
         """
         end = min(self.durable_end, start + max(1, records_max))
         if start >= end:
@@ -173,7 +178,7 @@ class IngressLog:
         return min(end, max(reach, start + 1))
 
     def lag_bytes(self, start: int) -> int:
-        """Bytes in the files from the entry that holds `start` to the end."""
+        """Return the bytes in the files from the entry of row `start` to the end."""
         if start >= self.next_sequence:
             return 0
         start = max(start, self.start_sequence)
@@ -190,14 +195,14 @@ class IngressLog:
         return len(self._segments) > 1 and self._segments[0].end <= before_sequence
 
     def trim(self, before_sequence: int) -> None:
-        """Delete the segments that hold only sequences below `before_sequence`; never the last one."""
+        """Delete the segments whose sequences are all below `before_sequence`, except the last segment."""
         gone = [segment for segment in self._segments[:-1] if segment.end <= before_sequence]
         self._remove(gone)
         self._segments = self._segments[len(gone) :]
         self._reader.refresh()
 
     def close(self) -> None:
-        """Let go of the files. What was not synced is as after a crash of this process."""
+        """Close the files. Unsynced rows are in the same state as after a crash of this process."""
         self._reader.close()
         self._file.close()
         self._lock.close()
@@ -209,7 +214,7 @@ class IngressLog:
         return self._segments[number]
 
     def _rows_within(self, sequence: int, bytes_max: int) -> tuple[int, int]:
-        """How far the rows of one entry, from `sequence` on, reach within `bytes_max`, and their bytes."""
+        """Return the end of the rows of one entry, from `sequence` on, that fit into `bytes_max`, and their bytes."""
         rows = next(self.read(sequence, self._segment_of(sequence).end))
         lengths = [pc.binary_length(rows.column(name)).to_numpy() for name in ("key", "payload")]
         bytes_to = np.cumsum(sum(lengths, np.full(rows.num_rows, ROW_BYTES, np.int64)))
@@ -226,7 +231,7 @@ class IngressLog:
         return [self._begun(committed_end)]
 
     def _begun(self, base: int) -> SegmentIndex:
-        """The first segment of a new log."""
+        """Create the first segment of a new log."""
         incarnation = self._new_incarnation()
         return self._create(SegmentHeader(base, incarnation, incarnation))
 
@@ -238,8 +243,8 @@ class IngressLog:
         return SegmentIndex(header)
 
     def _rewrite_tail(self) -> None:
-        """Writes entries that may not be synced to a new file. The old file keeps them, for processes that have it
-        mapped; a segment ends where the next one starts."""
+        """Write entries that may not be synced to a new file. The old file keeps them, for processes that have mapped
+        it; a segment ends where the next one starts."""
         last = self._segments[-1]
         header = unsynced_from(last)
         if header is None:
@@ -261,7 +266,7 @@ class IngressLog:
             index.add(entry)
 
     def _open_last(self) -> OpenFile:
-        """Open the last segment for writing, without its torn tail, and with all the rest of it on disk."""
+        """Open the last segment for writing, without its incomplete end, and with all its other bytes on disk."""
         path = self._path(self._segments[-1])
         try:
             file = self._files.open(path, OpenMode.WRITE)

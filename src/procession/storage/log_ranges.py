@@ -1,11 +1,11 @@
-"""Log ranges: which part of which gateway's log a range of record numbers is.
+"""Log ranges: maps a range of record numbers to parts of the gateways' logs.
 
-Invariant: an epoch consists of what each gateway has offered, in the order of the gateways' names. The number of a
-record is its place in the concatenation of all epochs: the sum of the offsets before the epoch, plus its place in the
-epoch. With one gateway it is the gateway's own sequence number. `spark/tasks` reads the ranges.
+Invariant: an epoch consists of the records that each gateway has offered, in the order of the gateways' names. The
+number of a record is its position in the concatenation of all epochs: the sum of the offsets before the epoch, plus its
+position in the epoch. With one gateway it is the gateway's own sequence number. `spark/tasks` reads the ranges.
 
-In Spark's checkpoint an offset is `[sequence, incarnation, checksum]`, or a sequence alone: nothing was offered yet, or
-it was written before logs had incarnations.
+In Spark's checkpoint an offset is `[sequence, incarnation, checksum]`. It is only a sequence if no record was offered
+yet, or if it was written before logs had incarnations.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 FIRST_GATEWAY = "gateway-0"
-"""The name of the first gateway of a pipeline: the only one, or the one that leads."""
+"""The name of the first gateway of a pipeline: the only gateway, or the leader."""
 
 
 class LogOffset(NamedTuple):
-    """How far the log of one gateway was offered, and which log that was. A log that reaches `sequence` with another
-    incarnation or running checksum is another one: an older copy, or one that was created again."""
+    """The end of the records that a gateway has offered, and the identity of its log. A log with another incarnation or
+    running checksum at `sequence` is a different log: an older copy, or one that was created again."""
 
     sequence: int = 0
     incarnation: str = ""
-    """Empty: nothing was offered, or by a version that did not know it."""
+    """Empty: no record was offered, or the version that offered records had no incarnations."""
     checksum: str = ""
 
     def as_json(self) -> int | list[int | str]:
@@ -33,11 +33,11 @@ class LogOffset(NamedTuple):
 
 
 NOTHING = LogOffset()
-"""Nothing was offered, or it is not known from which log."""
+"""No record was offered, or the log is unknown."""
 
 
 def read_offsets(offsets: Mapping[str, Any]) -> dict[str, LogOffset]:
-    """Raises ValueError or TypeError if these are none."""
+    """Parse offsets. Raises ValueError or TypeError if the values are not offsets."""
     return {str(name): _offset(value) for name, value in offsets.items()}
 
 
@@ -49,21 +49,21 @@ def _offset(value: Any) -> LogOffset:
 
 
 def sequences(offsets: Mapping[str, Any]) -> dict[str, int]:
-    """The sequences alone of offsets as Spark keeps them."""
+    """Return only the sequences of offsets in Spark's form."""
     return {name: offset.sequence for name, offset in read_offsets(offsets).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class LogLocation:
-    """Where a gateway's log is. `directory` holds its files. The log is fetched over Flight, from the address `flight`,
-    if the directory above it has another `identity`, or if the gateway runs on another `machine`: a file that grows
-    there may seem too short when it is mapped here."""
+    """The place of a gateway's log. `directory` holds its files. The log is fetched over Flight, from the address
+    `flight`, if this machine's directory has another `identity`, or if the gateway runs on another `machine`: a growing
+    file of another machine may seem too short when it is mapped here."""
 
     directory: str
     identity: str = ""
     flight: str = ""
     machine: str = ""
-    """Empty: not known, and any machine that has the directory will do."""
+    """Empty: unknown, and any machine that has the directory may read the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class LogRange:
     last: int
     place: LogLocation
     offered: LogOffset = NOTHING
-    """The end of the epoch in this log. A reader uses it to recognise the log. The default: unknown."""
+    """The end of the epoch in this log, by which a reader recognizes the log. By default it is unknown."""
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> LogRange:
@@ -84,7 +84,7 @@ class LogRange:
 
 
 def numbered_from(starts: Mapping[str, int]) -> int:
-    """The number of the first record of an epoch that starts at these offsets."""
+    """Return the number of the first record of an epoch that starts at these offsets."""
     return sum(starts.values())
 
 
@@ -94,8 +94,8 @@ def laid(
     places: Mapping[str, LogLocation],
     offered: Mapping[str, LogOffset] | None = None,
 ) -> Iterator[LogRange]:
-    """An epoch: what each gateway has offered, one after the other. A gateway that is new starts at 0. `offered` says
-    of which logs the `ends` are."""
+    """Yield the ranges of an epoch, gateway by gateway. A new gateway starts at 0. `offered` has the identities of the
+    logs at the `ends`."""
     for gateway in sorted(ends):
         start = starts.get(gateway, 0)
         if start < ends[gateway]:
@@ -104,8 +104,8 @@ def laid(
 
 
 def cut(pieces: Iterable[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogRange, ...]]:
-    """Cut the pieces, laid one after the other from 0 on, at these edges, which ascend: the parts between the first
-    edge and the second, and so on. Each piece is looked at once for each part that it has."""
+    """Cut the pieces, which are concatenated from 0 on, at these ascending edges. Yields the parts between consecutive
+    edges. Visits each piece once for each of its parts."""
     ahead = iter(pieces)
     piece, at = next(ahead, None), 0
     for first, last in pairwise(edges):
@@ -122,7 +122,7 @@ def cut(pieces: Iterable[LogRange], edges: Sequence[int]) -> Iterator[tuple[LogR
 
 
 def sequence_of(number: int, first: int, pieces: Iterable[LogRange]) -> tuple[LogRange, int] | None:
-    """The piece that has this record, and its sequence there, if the pieces begin with record `first`."""
+    """Return the piece that has this record, and its sequence there. The pieces begin with record `first`."""
     for piece in pieces:
         if first <= number < first + piece.last - piece.first:
             return piece, piece.first + number - first

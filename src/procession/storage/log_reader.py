@@ -1,8 +1,8 @@
 """Reads the segments of a log that another process may be writing.
 
 Invariant: a reader reads no byte beyond the offered end, because `storage/log` may be writing there. A caller that
-names the offered end gets exactly those rows: a directory that was replaced since has another running checksum, and is
-refused. `spark/log_source` slices the mapped files.
+passes the offered end gets exactly those rows: a directory that was replaced since then has another running checksum,
+and is refused. `spark/log_source` slices the mapped files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from procession.storage.segment import (
 
 
 class SegmentReader:
-    """A mapped segment that may still grow: reads no byte beyond the requested range."""
+    """A mapped segment that may still grow. It reads no byte beyond the requested range."""
 
     def __init__(self, path: Path, base: int, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> None:
         self.path = path
@@ -42,12 +42,12 @@ class SegmentReader:
         self.index = SegmentIndex(read_header(self._data, base, path, use))
 
     def extend(self, end: int) -> None:
-        """Index the entries up to sequence `end`, as far as they are there."""
+        """Index the entries up to sequence `end`, as far as they exist."""
         if self.index.end >= end:
             return
         self._data = map_file(self.path, self._files)
         header = read_header(self._data, self.index.base, self.path, self._use)
-        if header != self.index.header:  # a restarted writer has written the file anew, in another version
+        if header != self.index.header:  # a restarted writer has rewritten the file in another version
             self.index = SegmentIndex(header)
         while self.index.end < end:
             entry = entry_at(self._data, self.index.position_end, self.index.end)
@@ -56,7 +56,7 @@ class SegmentReader:
             self.index.add(entry)
 
     def read(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), which must be indexed, as slices of the mapped file."""
+        """Yield the rows [start, end), which must be indexed, as slices of the mapped file."""
         while start < end:
             first, position = self.index.at(start)
             entry = entry_at(self._data, position, first)
@@ -68,7 +68,7 @@ class SegmentReader:
 
 
 class LogReader:
-    """Reads a log that another process writes. Keeps what it has indexed, so keep the reader too."""
+    """Reads a log that another process writes. Keep the reader, because it keeps its index."""
 
     def __init__(self, directory: Path, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> None:
         self.directory = directory
@@ -77,8 +77,8 @@ class LogReader:
         self._readers: dict[int, SegmentReader] = {}
 
     def read(self, start: int, end: int, offered: LogOffset = NOTHING) -> Iterator[pa.RecordBatch]:
-        """The rows [start, end), cut exactly, as batches that lie in the mapped files. Raises StorageError if the log
-        at the end that was `offered`, which is not below `end`, is another one."""
+        """Yield exactly the rows [start, end), as batches in the mapped files. Raises StorageError if the log is not
+        the one that was `offered`; the offered end is at least `end`."""
         bases = self.refresh()
         if offered.checksum and start < end:
             self._check(bases, start, offered)
@@ -94,7 +94,7 @@ class LogReader:
             raise missing(self.directory, start, end, self._use)
 
     def _check(self, bases: list[int], start: int, offered: LogOffset) -> None:
-        """Follow the running checksum from the segment that holds `start` to the offered end."""
+        """Check the running checksum from the segment of row `start` to the offered end."""
         expected, upper = offered.checksum, offered.sequence
         for base in reversed([base for base in bases if base < offered.sequence]):
             index = self._segment(base, upper).index
@@ -108,13 +108,13 @@ class LogReader:
             expected, upper = f"{index.header.checksum:016x}", base
 
     def refresh(self) -> list[int]:
-        """The existing segments. Unmaps deleted ones, because a mapping keeps their disk space in use."""
+        """Return the existing segments. Unmaps deleted segments, because a mapping keeps their disk space in use."""
         bases = segment_bases(self.directory, self._files)
         self._readers = {base: reader for base, reader in self._readers.items() if base in bases}
         return bases
 
     def close(self) -> None:
-        """Let go of the mappings; batches already read keep theirs."""
+        """Close the mappings. Batches that were read keep their memory."""
         self._readers.clear()
 
     def _segment(self, base: int, end: int) -> SegmentReader:
@@ -129,7 +129,7 @@ class LogReader:
 
 
 def segment_bases(directory: Path, files: FileSystem = HOST_FILES) -> list[int]:
-    """The base sequences of the segments in a directory, ascending."""
+    """Return the base sequences of the segments in a directory, in ascending order."""
     try:
         return sorted(int(name.removesuffix(SUFFIX)) for name in files.names(directory) if name.endswith(SUFFIX))
     except OSError as error:
@@ -149,7 +149,7 @@ def missing(directory: Path, start: int, end: int, use: LogUse) -> StorageError:
 def replaced(directory: Path, end: int, use: LogUse) -> StorageError:
     return StorageError(
         f"The {use.name} in {directory} is not the one that records were offered from: the records before {end} are"
-        " others.",
+        " different.",
         next_step="Put back the directory that this gateway had last, not an older copy, and start again.",
         path=str(directory),
         end=end,

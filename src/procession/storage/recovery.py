@@ -1,9 +1,9 @@
-"""Recovery of a log: reads its segments and says which entries are kept.
+"""Recovery of a log: reads its segments and decides which entries are kept.
 
 Invariant: an entry that was offered is never dropped. A segment is kept up to its last good entry. Damage below the
-durable end is a StorageError, and so is a gap between two segments. Damage above it is left by a power cut and is cut
-off, because nothing relies on those entries. Not used in the steady state: `storage/log` performs what is decided here
-when it opens.
+durable end is a StorageError, and so is a gap between two segments. Damage above the durable end is left by a power
+failure. It is cut off, because no step relies on those entries. Used only when `storage/log` opens, which performs the
+decisions.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from procession.storage.segment import (
 
 @dataclass(frozen=True)
 class RecoveredLog:
-    """What the files of a log say."""
+    """The state of a log, as read from its files."""
 
     segments: tuple[SegmentIndex, ...] = ()
-    """Without gaps. The last one may have a torn tail in its file, behind `position_end`."""
+    """The segments, without gaps. The file of the last one may have an incomplete end after `position_end`."""
     unbegun: int | None = None
-    """Base of the last file, if its writer died before it had a header: nothing was ever in it."""
+    """Base of the last file, if its writer died before it wrote a header: the file never had an entry."""
 
     def is_of_use(self, committed_end: int) -> bool:
-        """Whether the log is continued. One that is empty, or ends below what is committed, starts over."""
+        """Whether the log is continued. A log that is empty, or ends below the committed end, starts over."""
         if self.unbegun is not None:
             return self.unbegun >= committed_end
         return bool(self.segments) and self.segments[-1].end >= committed_end
 
 
 def recover_log(directory: Path, use: LogUse = INGRESS, files: FileSystem = HOST_FILES) -> RecoveredLog:
-    """Reads all segments. Raises StorageError if one that was promised is damaged or missing."""
+    """Read all segments. Raises StorageError if a promised segment is damaged or missing."""
     bases = segment_bases(directory, files)
     segments: list[SegmentIndex] = []
     for base, upper in zip(bases, [*bases[1:], None], strict=False):
@@ -64,9 +64,9 @@ def recover_log(directory: Path, use: LogUse = INGRESS, files: FileSystem = HOST
 
 
 def unsynced_from(last: SegmentIndex) -> SegmentHeader | None:
-    """The header of the file into which the end of the last segment is rewritten. It begins with the first entry that
-    no later entry marks as synced. None if there is no such entry. A segment without entries is rewritten as a whole:
-    its name may not be on disk, and a second sync of the directory would not show that."""
+    """Return the header of the file into which the end of the last segment is rewritten. The file begins with the first
+    entry that no later entry marks as synced. None: there is no such entry. A segment without entries is rewritten as a
+    whole, because its name may not be on disk, and a second sync of the directory would not show that."""
     if last.end == last.base:
         return SegmentHeader(*last.header[:3])
     return last.first_from(last.durable_end) if last.durable_end < last.end else None
@@ -75,8 +75,8 @@ def unsynced_from(last: SegmentIndex) -> SegmentHeader | None:
 def recover_segment(
     path: Path, base: int, use: LogUse = INGRESS, upper: int | None = None, files: FileSystem = HOST_FILES
 ) -> SegmentIndex:
-    """Verify every entry; the index ends where the good ones do, or at `upper`, where the next segment begins. Damage
-    below what was durable is a StorageError."""
+    """Verify every entry. The index ends after the last good entry, or at `upper`, where the next segment begins.
+    Damage below the durable end is a StorageError."""
     data = map_file(path, files)
     index = SegmentIndex(read_header(data, base, path, use))
     while index.end != upper and (entry := entry_at(data, index.position_end, index.end)) and is_intact(data, entry):
@@ -91,7 +91,8 @@ def recover_segment(
 
 
 def _intact_after(data: pa.Buffer, position: int) -> Iterator[SegmentEntry]:
-    """The intact entries beyond a bad one, found by their magic: the bad one's length cannot be trusted."""
+    """Yield the intact entries after a damaged one. They are found by their magic, because the damaged entry's length
+    is not reliable."""
     rest = memoryview(data).tobytes() if position < data.size else b""
     while (position := rest.find(ENTRY_MAGIC, position)) >= 0:
         entry = entry_at(data, position)

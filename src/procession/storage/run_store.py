@@ -1,9 +1,9 @@
 """The run store: the output of a chain for one range, kept in files until its epoch is confirmed.
 
 Invariant: a task's result is its *manifest*, published once by exclusive create under (epoch, stage, partition). A
-second attempt of the same task returns the published one. So a retry can neither duplicate nor lose a record. Runs are
-not fsynced, because they can be computed again from the log. `operators/chain` writes runs; `commit/sink_link` sends
-them.
+second attempt of the same task returns the published manifest. So a retry can neither duplicate nor lose a record. Runs
+are not fsynced, because they can be computed again from the log. `operators/chain` writes runs; `commit/sink_link`
+sends them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ EVERY_BUCKET = -1
 
 
 FETCHED_BYTES_MAX = 64 * 1024 * 1024
-"""A task that has fetched this many bytes of small runs into memory reads the others one by one."""
+"""Maximum bytes of small runs that a task fetches into memory. It reads further runs one by one."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one path, in order: for the sink, or for a bucket of the exchange, whose node has `to` as its id.
+    """Rows of one path, in order, for a sink or for a bucket of an exchange. `to` is the id of the sink's or the
+    exchange's node.
 
-    The file has the rows of all buckets: its batches are marked with their bucket."""
+    The file has the rows of all buckets: its batches are marked with their bucket.
+    """
 
     to: str
     bucket: int
@@ -53,15 +55,15 @@ class Run:
     count: int
     payload_bytes: int
     keys: int = 0
-    """How many columns the order key has; 0: rows of several runs need not be put in order."""
+    """Number of columns of the order key. 0: the rows of several runs need no order."""
     host: str = ""
     """The host service that serves the file (`storage/host_runs`). Empty: all readers reach it by its path."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What Spark moves instead of records: where a task's runs are, and what the range held. `stage` is the chain that
-    the task ran; only the first has a range, records and positions.
+    """The result of a task, which Spark moves instead of records: the places of its runs, and facts about its range.
+    `stage` is the chain that the task ran; only the first chain has a range, records and positions.
 
     `times` are evenly spaced quantiles of the records' event times; `failure` is set instead of runs when the task must
     not be tried again (a user's function raised, a disk is full).
@@ -77,25 +79,25 @@ class Manifest:
     positions: Mapping[int, int] = field(default_factory=dict)
     times: tuple[int, ...] = ()
     attempt: int = 0
-    """Which try at the task made this."""
+    """Number of the attempt that made this manifest."""
     inputs_digest: int = 0
-    """A digest of which tries the task's own input came from."""
+    """A digest of the attempts that made the task's own input."""
     failure: Mapping[str, Any] | None = None
     changes: tuple[tuple[int, int, bool, int], ...] = ()
     """The streams that started or ended in the range, for stages that fire at an end: see `operators/end_of_input`."""
     states: tuple[tuple[str, int], ...] | None = None
-    """The files with the states of this task's keys after the epoch, if its chain begins with a stage that has any."""
+    """The files with the states of this task's keys after the epoch, if its chain begins with a stage with state."""
     pieces: tuple[LogRange, ...] = ()
-    """What the range is in the logs of the gateways."""
+    """The parts of the range in the gateways' logs."""
     late: int = 0
-    """Number of late records. In the first chain, later than the watermark of their stream; in other chains, later
-    than that of the chain's first stage."""
+    """Number of late records. In the first chain: later than the watermark of their stream. In other chains: later than
+    that of the chain's first stage."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the app's functions have added to its counters."""
+    """The amounts that the app's functions have added to its counters."""
     host: str = ""
     """The host service whose directory has the task's runs, if there is one."""
     spent_s: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
-    """Seconds in which the task read (or merged) its input, and in which it ran its stages. A report."""
+    """Seconds that the task took to read (or merge) its input, and to run its stages. Only a report."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
@@ -116,29 +118,30 @@ class Manifest:
 
 
 class Runs(Protocol):
-    """What the driver does with the runs of its epochs."""
+    """The methods with which the driver uses the runs of its epochs."""
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        """The rows of a run, batch by batch."""
+        """Yield the rows of a run, batch by batch."""
 
     def drop(self, epoch: int) -> None:
-        """Forget an epoch: it is confirmed, or it will be run again."""
+        """Remove an epoch, because it is confirmed or will be run again."""
 
 
 class RemoteRuns(Protocol):
     """Runs in the directories of other machines."""
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        """The rows of a run, batch by batch."""
+        """Yield the rows of a run, batch by batch."""
 
     def read_small(self, epoch: int, runs: Sequence[Run]) -> Mapping[str, Sequence[pa.RecordBatch]]:
-        """The rows of those among these runs, all of one host and one bucket, that can be had at once, by file."""
+        """Fetch those of these runs that one request can return, by file. All runs are of one host and one bucket."""
 
 
 class RunStore:
-    """The runs of one driver's incarnation: a directory with one folder an epoch.
+    """The runs of one driver's incarnation: a directory with one folder per epoch.
 
-    With `host`, this is the directory of a host service, and runs of other hosts are read through `remote`."""
+    With `host`, this is the directory of a host service, and runs of other hosts are read through `remote`.
+    """
 
     def __init__(self, directory: Path, host: str = "", remote: RemoteRuns | None = None) -> None:
         self.directory = directory
@@ -151,29 +154,30 @@ class RunStore:
         return RunWriter(folder, f"{stage:04d}-{partition:06d}", task_attempt, self._host)
 
     def published(self, epoch: int, stage: int, partition: int) -> Manifest | None:
-        """The manifest of this task, if an attempt has published one."""
+        """Return the manifest of this task, if an attempt has published one."""
         try:
             return _unsealed(self._folder(epoch) / f"{stage:04d}-{partition:06d}.manifest")
         except FileNotFoundError:
             return None
 
     def all_published(self, epoch: int, stage: int) -> Iterator[Manifest]:
-        """The manifests of all tasks of a stage that have published one."""
+        """Yield the manifests of all tasks of a stage that have published one."""
         for path in sorted(self._folder(epoch).glob(f"{stage:04d}-*.manifest")):
             yield _unsealed(path)
 
     def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        """The rows of a run, batch by batch, mapped rather than read."""
+        """Yield the rows of a run, batch by batch, from a memory map."""
         if self._remote is not None and run.host != self._host:
             yield from self._remote.read(epoch, run)
             return
-        # Without a next step: nobody has to act. The driver restarts and computes the epoch again from the log.
+        # Without a next step, because no person has to act. The driver restarts and computes the epoch again from the
+        # log.
         file = BatchFile(self._folder(epoch) / run.file, what=f"of epoch {epoch} the run")
         yield from file.batches(mark=run.bucket)
 
     def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
-        """The rows of these runs for one task, each as `read` gives them. Small ones of another host come together: a
-        request for each would cost more than its rows."""
+        """Return the rows of these runs for one task, each like `read`. Small runs of another host are fetched
+        together, because a request for each would cost more than its rows."""
         fetched: dict[tuple[str, str], Sequence[pa.RecordBatch]] = {}
         by_host: dict[str, list[Run]] = {}
         for run in runs if self._remote is not None else ():
@@ -192,7 +196,7 @@ class RunStore:
         ]
 
     def land(self, epoch: int, run: Run, batches: Iterable[pa.RecordBatch]) -> None:
-        """Keep a run that came another way than by a writer of this store."""
+        """Store a run that was not written by a writer of this store."""
         folder = self._folder(epoch)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -207,7 +211,7 @@ class RunStore:
             raise storage_error(folder, "write runs in", error) from error
 
     def drop(self, epoch: int) -> None:
-        """Forget an epoch: it is confirmed, or it will be run again."""
+        """Remove an epoch, because it is confirmed or will be run again."""
         shutil.rmtree(self._folder(epoch), ignore_errors=True)
 
     def epochs(self) -> list[int]:
@@ -218,8 +222,8 @@ class RunStore:
             return []
 
     def clear_before(self, fence: int) -> None:
-        """Forget the runs of every driver before this one, each of which has a folder of its own here. What a later
-        driver has is left alone."""
+        """Remove the runs of every earlier driver, each of which has its own folder here. Runs of a later driver
+        stay."""
         if self.directory.exists():
             for path in self.directory.iterdir():
                 if path.name.isdigit() and int(path.name) < fence:
@@ -230,8 +234,8 @@ class RunStore:
 
 
 class RunWriter:
-    """One task attempt's runs. Files carry the attempt's number, so two attempts never write to one file. There is one
-    file for each sink and exchange, so the number of files does not depend on the number of buckets."""
+    """The runs of one task attempt. Files carry the attempt's number, so two attempts never write to one file. There is
+    one file for each sink and exchange, so the number of files does not depend on the number of buckets."""
 
     def __init__(self, folder: Path, task: str, task_attempt: int, host: str = "") -> None:
         self._folder = folder
@@ -242,7 +246,7 @@ class RunWriter:
         self._runs: dict[tuple[str, int], Run] = {}
 
     def add(self, to: str, rows: pa.RecordBatch, bucket: int = 0) -> None:
-        """Put these rows at the end of the run for a sink, or for a bucket of an exchange."""
+        """Append these rows to the run for a sink, or for a bucket of an exchange."""
         if not rows.num_rows:
             return
         name = f"{self._task}-{self._task_attempt}-{to}.arrow"
@@ -265,9 +269,10 @@ class RunWriter:
         )
 
     def publish(self, manifest: Manifest, wide: Collection[str] = ()) -> Manifest:
-        """Close the runs and publish the manifest with them; the one published first counts.
+        """Close the runs and publish the manifest with them. Returns the manifest that was published first.
 
-        For the exchanges in `wide` the manifest has one run in place of one for each bucket."""
+        For the exchanges in `wide` the manifest has one run in place of one for each bucket.
+        """
         published = self._folder / f"{self._task}.manifest"
         draft = self._folder / f"{self._task}-{self._task_attempt}.draft"
         runs = tuple(joined_runs(self._runs.values(), wide))
@@ -292,7 +297,7 @@ class RunWriter:
 
 
 def joined_runs(runs: Iterable[Run], wide: Collection[str]) -> Iterator[Run]:
-    """The runs, where all runs for an exchange in `wide` are joined into one."""
+    """Yield the runs. All runs for an exchange in `wide` are joined into one run."""
     joined: dict[str, Run] = {}
     for run in runs:
         if run.to not in wide:
@@ -306,7 +311,7 @@ def joined_runs(runs: Iterable[Run], wide: Collection[str]) -> Iterator[Run]:
 
 
 def _sealed(manifest: Manifest) -> bytes:
-    """A manifest as a file has it: its checksum, and its JSON."""
+    """Return the bytes of a manifest's file: its checksum, and its JSON."""
     text = manifest.to_json().encode()
     return b"%08x %s" % (crc32(text), text)
 
@@ -319,7 +324,7 @@ def _unsealed(path: Path) -> Manifest:
 
 
 def payload_bytes(payload: pa.Array) -> int:
-    """How many bytes the payloads of these rows have."""
+    """Return the bytes of the payloads of these rows."""
     # The offsets buffer gives the number of bytes between the first and the last row, without reading the data.
     offsets = payload.buffers()[1]
     ends = memoryview(offsets).cast("i")

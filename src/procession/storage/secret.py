@@ -30,9 +30,10 @@ PIPELINE_NAMES = frozenset(
         *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program", "environment"),
     }
 )
-"""What a pipeline keeps in its directory, by this version or the one before; gateways that joined apart."""
+"""Names of a pipeline's files in its directory, in this version and the previous one, except for gateways that
+joined."""
 GATEWAY = "gateway"
-"""Name of the first gateway's directory inside the pipeline's."""
+"""Name of the first gateway's directory inside the pipeline's directory."""
 
 
 class Secret(StrEnum):
@@ -45,13 +46,13 @@ class Secret(StrEnum):
     EXECUTORS = "executors"
     """A copy of the control secret, for the tasks of a pipeline on this machine."""
     SOS = "sos"
-    """Of an object service, in its own directory."""
+    """The secret of an object service, in its own directory."""
     DASHBOARD = "dashboard"
     """Signs the cookies of the dashboard."""
 
 
 def pipeline_of(directory: Path) -> Path:
-    """The directory whose secrets a gateway in this directory uses: that of its pipeline, or its own."""
+    """Return the directory whose secrets a gateway in this directory uses: its pipeline's directory, or its own."""
     directory = directory.absolute()
     if directory.name == GATEWAY or (not (directory / FOLDER).is_dir() and (directory.parent / FOLDER).is_dir()):
         return directory.parent
@@ -63,7 +64,7 @@ def path_of(directory: Path, which: Secret) -> Path:
 
 
 def find_secret(directory: Path, which: Secret) -> bytes:
-    """The secret of this directory. Empty if there is none."""
+    """Return the secret of this directory. Empty if there is none."""
     path = path_of(directory, which)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,13 +80,13 @@ def find_secret(directory: Path, which: Secret) -> bytes:
         if found.st_mode & OTHERS or found.st_uid not in (os.geteuid(), 0):
             raise ConfigError(
                 f"The secret {path} could be read or written by others.",
-                next_step="Delete it, and a new one is made; or, if you trust it: chown it to yourself and chmod 600.",
+                next_step="Delete it, and a new one is created; if you trust it: chown it to yourself and chmod 600.",
             )
         return file.read().strip()
 
 
 def make_secret(directory: Path, which: Secret) -> bytes:
-    """The secret of this directory, created if there is none. Concurrent callers get the same one."""
+    """Return the secret of this directory, which is created if needed. Concurrent callers get the same secret."""
     if secret := find_secret(directory, which):
         return secret
     path = path_of(directory, which)
@@ -113,7 +114,7 @@ def make_secret(directory: Path, which: Secret) -> bytes:
 
 
 def keep_copy(directory: Path, secret: bytes) -> None:
-    """Write the secret for the tasks that run on this machine. It replaces the copy of an earlier one."""
+    """Write the secret for the tasks that run on this machine. It replaces an earlier copy."""
     if find_secret(directory, Secret.EXECUTORS) != secret:
         write_private(path_of(directory, Secret.EXECUTORS), secret)
 
@@ -132,7 +133,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 class KeptSecret(bytes):
-    """A secret that pickles without its bytes. The process that unpickles it reads the copy in the first of these
+    """A secret that is pickled without its bytes. The process that unpickles it reads the copy in the first of these
     directories that has one. Their names may contain environment variables."""
 
     directories: tuple[str, ...]
@@ -158,7 +159,7 @@ def _found_copy(directories: tuple[str, ...]) -> KeptSecret:
 
 
 def make_private(directory: Path) -> None:
-    """Creates a directory that only we can enter, or closes an existing one. Raises the plain OSError."""
+    """Create a directory that only this user can enter, or restrict an existing one. Raises the plain OSError."""
     if not directory.parent.exists():
         make_directory(directory.parent)
     try:
@@ -169,8 +170,8 @@ def make_private(directory: Path) -> None:
 
 
 def make_pipeline_private(directory: Path) -> None:
-    """Makes a pipeline's directory, and the files of an earlier version in it, accessible to the owner only. A
-    directory that holds anything else keeps its mode: files created in it are private anyway. Raises ConfigError if it
+    """Make a pipeline's directory, and the files of an earlier version in it, accessible only to the owner. If the
+    directory holds other files, it keeps its mode; files created in it are private anyway. Raises ConfigError if it
     belongs to another user, who could replace the files in it."""
     try:
         if not directory.exists():

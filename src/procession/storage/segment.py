@@ -1,20 +1,21 @@
-"""A segment: one file of the ingress log, a header and then entries, each an Arrow record batch with its checksum.
+"""A segment: one file of the ingress log, with a header and then entries. An entry is an Arrow record batch with a
+checksum.
 
     file   magic "PRSG", u32 version, u64 base sequence, u64 incarnation, u64 checksum, u32 crc32 of these, u32 zero
     entry  magic "PREN", u32 crc32 of what follows, u64 first sequence, u64 durable end, u32 count, u32 length, batch
 
-Little-endian; everything starts at a multiple of eight, so a mapped batch is used in place, uncopied. A row's
-sequence is its entry's first sequence plus the row's number. `durable end` says how far the log was on disk when the
-entry was written: with it, recovery distinguishes a hole left by a power cut (never acknowledged, so it is cut off)
-from damage to acknowledged data (an error).
+Numbers are little-endian. Each part starts at a multiple of eight, so a mapped batch is used without a copy. A row's
+sequence is its entry's first sequence plus the row's number. `durable end` is the end of the log on disk when the entry
+was written. With it, recovery distinguishes the effect of a power failure (never acknowledged, so it is cut off) from
+damage to acknowledged data (an error).
 
-`incarnation` is a random number that a log gets when it is begun. `checksum` is the running checksum of all entries
-before the file: each entry's own crc32 is folded into it. Both together say whether two logs that reach the same
-sequence are the same log. A file of version 1 has neither: its incarnation is 0, and its checksum starts again with its
-base, so that it does not depend on files that are already deleted.
+`incarnation` is a random number that a log gets when it is created. `checksum` is the running checksum of all entries
+before the file, made from the crc32 of each entry. Two logs that reach the same sequence are the same log only if both
+values are equal. A file of version 1 has neither: its incarnation is 0, and its checksum starts again with its base, so
+that it does not depend on files that are already deleted.
 
 Invariant: nothing read from disk is trusted before its checksum is verified, and the index is always derived. Pure:
-bytes in, bytes out. `storage/log` writes segments, `storage/recovery` checks them, `storage/log_reader` maps them.
+converts bytes. `storage/log` writes segments, `storage/recovery` checks them, `storage/log_reader` maps them.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ INGRESS_SCHEMA = pa.schema(
 KIND_RECORD = 0
 KIND_EOS = 1
 KIND_UNSTABLE = 2
-"""A record whose message id is not a point of reference: the message that closes its group follows."""
+"""A record whose message id is not a point of reference. The message that closes its group follows."""
 KIND_BOUNDARY = 3
 """A point of reference without a record."""
 KIND_EPHEMERAL = 4
 """A record that its source cannot resend. Its message id is its number in the session."""
 
 KIND_LATE = 5
-"""A record that came behind the watermark of its own stream; only in the ordered log."""
+"""A record that arrived below the watermark of its own stream; only in the ordered log."""
 KIND_TICK = 6
 """The watermark of a stream that the merge no longer waits for."""
 KIND_GIVEN = 7
@@ -76,19 +77,20 @@ _LINK = struct.Struct("<QQ")
 _CHECKED_FROM = 8  # the entry's checksum covers what follows it
 HEADER_BYTES = _FILE.size + _CRC.size
 VERSION_MAX = 99
-"""A higher number is damage, and none of a later version."""
+"""Maximum version number. A higher number is damage, not a later version."""
 
 
 ORDERED_SCHEMA = INGRESS_SCHEMA.append(pa.field("order_time", pa.int64())).append(pa.field("reference", pa.uint64()))
-"""Rows that were put in the order of event time: by what, and what may be acknowledged when they are committed."""
+"""Rows in event-time order: also with their order time, and with the id that may be acknowledged when they are
+committed."""
 
 
 class LogUse(NamedTuple):
-    """What a log is there for: its errors say it."""
+    """The purpose of a log, for its error messages."""
 
     name: str
     last_resort: str
-    """What is left to do if a file is damaged and there is no copy."""
+    """The advice if a file is damaged and there is no copy."""
     schema: pa.Schema = INGRESS_SCHEMA
 
 
@@ -97,7 +99,7 @@ ORDERED = LogUse("ordered log", INGRESS.last_resort, ORDERED_SCHEMA)
 
 
 class SegmentEntry(NamedTuple):
-    """One entry's place: rows [first, end) in bytes [position, position_end) of the file."""
+    """The place of one entry: rows [first, end) in bytes [position, position_end) of the file."""
 
     first: int
     end: int
@@ -108,17 +110,17 @@ class SegmentEntry(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment's file says of itself."""
+    """The header of a segment's file."""
 
     base: int
     incarnation: int = 0
     checksum: int = 0
-    """Of all entries before the file."""
+    """Checksum of all entries before the file."""
     size_bytes: int = HEADER_BYTES
 
 
 class SegmentIndex:
-    """Where each sequence of one segment is. Grows at its end only."""
+    """The position of each sequence of one segment. Grows only at its end."""
 
     def __init__(self, header: SegmentHeader) -> None:
         self.header = header
@@ -126,7 +128,7 @@ class SegmentIndex:
         self.end = header.base
         self.position_end = header.size_bytes
         self.durable_end = header.base
-        """How far the log was on disk when the last entry was written, at least."""
+        """Lower bound of the synced length of the log when the last entry was written."""
         self._firsts: list[int] = []
         self._positions: list[int] = []
         self._checksums: list[int] = []
@@ -141,32 +143,32 @@ class SegmentIndex:
 
     @property
     def checksum(self) -> int:
-        """Of all entries up to the end of the segment."""
+        """Checksum of all entries up to the end of the segment."""
         return self._checksums[-1] if self._checksums else self.header.checksum
 
     def checksum_at(self, sequence: int) -> int:
-        """Of all entries up to the one that holds the row before `sequence`, that one included."""
+        """Return the checksum of all entries up to and including the entry of the row before `sequence`."""
         number = bisect_right(self._firsts, sequence - 1) - 1
         return self._checksums[number] if number >= 0 else self.header.checksum
 
     def is_indexed(self, entry: SegmentEntry) -> bool:
-        """Whether the index has this entry: one with the same checksum at the same place."""
+        """Whether the index has this entry: an entry with the same checksum at the same place."""
         number = bisect_right(self._firsts, entry.first) - 1
         before = self._checksums[number - 1] if number else self.header.checksum
         return self._firsts[number] == entry.first and self._checksums[number] == linked(before, entry.crc)
 
     def first_from(self, sequence: int) -> SegmentHeader:
-        """The header of a file that begins with the entry which holds `sequence`."""
+        """Return the header of a file that begins with the entry of row `sequence`."""
         first, _ = self.at(sequence)
         return SegmentHeader(first, self.header.incarnation, self.checksum_at(first))
 
     def at(self, sequence: int) -> tuple[int, int]:
-        """The first sequence and the position of the entry that holds `sequence`."""
+        """Return the first sequence and the position of the entry of row `sequence`."""
         number = bisect_right(self._firsts, sequence) - 1
         return self._firsts[number], self._positions[number]
 
     def whole_within(self, sequence: int, bytes_max: int) -> tuple[int, int]:
-        """How far the whole entries from `sequence` on reach within `bytes_max`, and their bytes."""
+        """Return the end of the whole entries from `sequence` on that fit into `bytes_max`, and their bytes."""
         first, position = self.at(sequence)
         if first != sequence:
             return sequence, 0
@@ -177,7 +179,7 @@ class SegmentIndex:
 
 
 def segment_name(base: int) -> str:
-    """Zero-padded, so that names sort as numbers do."""
+    """Return a zero-padded name, so that names sort like numbers."""
     return f"{base:020d}{SUFFIX}"
 
 
@@ -187,7 +189,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 
 def read_header(data: pa.Buffer, base: int, path: Path, use: LogUse) -> SegmentHeader:
-    """A StorageError unless the file begins as the segment of `base` does."""
+    """Read the header. Raises StorageError unless the file begins like the segment of `base`."""
     try:
         magic, version, found = _FILE_1.unpack_from(data)
     except struct.error:
@@ -217,12 +219,12 @@ def is_begun(data: pa.Buffer) -> bool:
 
 
 def linked(checksum: int, following: int) -> int:
-    """A running checksum, with one number more."""
+    """Extend a running checksum by one number."""
     return int.from_bytes(hashlib.blake2b(_LINK.pack(checksum, following), digest_size=8).digest(), "little")
 
 
 def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> tuple[bytes, memoryview]:
-    """The entry's own header, and its batch: to be written one after the other."""
+    """Return the entry's own header and its batch, to be written one after the other."""
     body = batch.serialize()
     if body.size > ENTRY_BYTES_MAX:
         raise ValueError(f"A batch of {body.size} bytes is over the limit of {ENTRY_BYTES_MAX} for one entry.")
@@ -232,7 +234,8 @@ def encode_entry(batch: pa.RecordBatch, first: int, durable_end: int) -> tuple[b
 
 
 def entry_at(data: pa.Buffer, position: int, first: int | None = None) -> SegmentEntry | None:
-    """The entry that begins at `position` with sequence `first` (any, if None), or None where no whole one does."""
+    """Return the entry that begins at `position` with sequence `first` (any, if None). None: there is no complete
+    entry."""
     if position + _ENTRY.size > data.size:
         return None
     magic, crc, found, durable_end, count, length = _ENTRY.unpack_from(data, position)

@@ -1,10 +1,10 @@
-"""Files of the driver, as executors on other machines use them: round records, states of keys, copies of tables,
-and where the records of an epoch are.
+"""Files of the driver, as executors on other machines use them.
 
-Invariant: the driver's disk has the files of record. A state file is durable there before the task that wrote it
-reports it, so the loss of a machine with executors loses no state. An executor keeps copies of the files that it has
-read or written in the directory of its host service; a file never changes once it has its name, so a copy is as good as
-the original. `storage/file_service` is the server.
+The files are round records, states of keys, copies of tables, and the places of an epoch's records. Invariant: the
+driver's disk has the files of record. A state file is durable there before the task that wrote it reports it, so the
+loss of a machine with executors loses no state. An executor keeps copies of the files that it has read or written in
+the directory of its host service. A file never changes once it has its name, so a copy equals the original.
+`storage/file_service` is the server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZE = b"size"
 """Key of the file's size in the metadata of a reply."""
 
 PATIENCE_S = 20.0
-"""Maximum time for which a driver that does not answer is asked again. Then the task fails and Spark retries it."""
+"""Maximum time for which a silent driver is asked again. Then the task fails and Spark retries it."""
 CALL_TIMEOUT_S = 60.0
 RETRY_S = 0.2
 STATE_NAME = re.compile(r"\d{10}-(?P<owner>.+-\d{6})-\d{20}-\d+-\d+\.state")
@@ -71,7 +71,7 @@ class SharedFiles:
         return b"".join(self._asked(lambda client, flight: list(self._pieces(client, flight, folder, name))))
 
     def copied(self, folder: Folder, names: Collection[str]) -> Path:
-        """Return the directory of this machine that has copies of these files. Fetches those that it does not have."""
+        """Return this machine's directory with copies of these files. Fetches the missing files."""
         directory = self.directory(folder)
         for name in names:
             if not (directory / name).exists():
@@ -79,7 +79,7 @@ class SharedFiles:
         return directory
 
     def directory(self, folder: Folder) -> Path:
-        """Return the directory for copies on this machine. It exists."""
+        """Return the existing directory for copies on this machine."""
         directory = own_directory() / folder / self.pipeline
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class SharedFiles:
         self._asked(send)
 
     def forget_states(self, owner: str, kept: Collection[str]) -> None:
-        """Delete the copies of a task's state files except these. An earlier version is not read again."""
+        """Delete the copies of a task's state files except these, because earlier versions are not read again."""
         directory = self.directory(Folder.STATES)
         for name in os.listdir(directory):
             found = STATE_NAME.fullmatch(name)
@@ -116,7 +116,7 @@ class SharedFiles:
                     (directory / name).unlink()
 
     def forget_tables(self, kept: Collection[str]) -> None:
-        """Delete the copies of tables except these. Later epochs read newer ones."""
+        """Delete the copies of tables except these, because later epochs read newer copies."""
         directory = self.directory(Folder.TABLES)
         for name in os.listdir(directory):
             if name not in kept and not name.endswith(DRAFT):
@@ -145,10 +145,10 @@ class SharedFiles:
                 size += len(piece)
                 yield piece
         if size != expected:
-            raise pa.ArrowInvalid(f"{size} bytes came instead of {expected}")
+            raise pa.ArrowInvalid(f"received {size} bytes instead of {expected}")
 
     def _asked(self, call: Callable[[Any, Any], Any]) -> Any:
-        """Call with a client of the driver, again after a lost connection."""
+        """Make a call with a client of the driver, and repeat it after a lost connection."""
         from pyarrow import flight
 
         deadline = time.monotonic() + self.patience_s

@@ -1,8 +1,8 @@
-"""A state file: the states of some keys, sorted by a hash of the key, never changed once it is written.
+"""A state file: the states of some keys, sorted by a hash of the key. It never changes after it is written.
 
-Invariant: a file is read through a memory map and in bounded pieces, so it may be larger than memory. A lookup or merge
-costs what is requested, not what the file holds. A deleted key is in the file without a state.
-`storage/state_store` layers the files.
+Invariant: a file is read through a memory map and in bounded pieces, so it may be larger than memory. The cost of a
+lookup or merge depends on the requested keys, not on the size of the file. A deleted key is in the file without a
+state. `storage/state_store` layers the files.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Hashes = npt.NDArray[np.uint32]
 
 
 class SortedStates(Protocol):
-    """States sorted by hash: a file, or what is about to become one."""
+    """States sorted by hash: a file, or the content of a future file."""
 
     count: int
     size: int
-    """In bytes."""
+    """Size in bytes."""
 
     def between(self, low: int, high: int) -> pa.RecordBatch:
-        """The rows whose hashes are in [low, high)."""
+        """Return the rows whose hashes are in [low, high)."""
 
 
 class UnwrittenStates:
-    """States that are not in a file yet. None for a state: the key is forgotten."""
+    """States that are not in a file yet. None for a state means that the key is removed."""
 
     def __init__(self, keys: Sequence[bytes], states: Sequence[bytes | None]) -> None:
         hashes = hashes_of(keys)
@@ -66,18 +66,18 @@ class UnwrittenStates:
 
 
 class StateFile:
-    """A file, mapped. Batches are cut between hashes, so a hash is in one of them only."""
+    """A mapped state file. Batches are divided between hashes, so each hash is in only one batch."""
 
     def __init__(self, path: Path, file_system: FileSystem = HOST_FILES) -> None:
         self._file = BatchFile(path, what="state file", next_step=RESTORE, files=file_system)
-        # A batch is marked with its first hash.
+        # The mark of a batch is its first hash.
         self._firsts = np.array(self._file.marks, np.uint32)
         self._found: dict[int, tuple[pa.RecordBatch, Hashes]] = {}
         self.count = self._file.rows
         self.size = self._file.size
 
     def _batch(self, number: int) -> tuple[pa.RecordBatch, Hashes]:
-        """A batch and its hashes; it is checked at its first use."""
+        """Return a batch and its hashes. The batch is checked at its first use."""
         if number not in self._found:
             batch = self._file.batch(number)
             self._found[number] = batch, batch.column("hash").to_numpy()
@@ -95,7 +95,7 @@ class StateFile:
         return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
     def find(self, keys: Sequence[bytes], hashes: Hashes) -> dict[bytes, bytes | None]:
-        """What the file says about these keys, of those that it knows."""
+        """Return the states of those of these keys that the file has."""
         found: dict[bytes, bytes | None] = {}
         if not self.count:
             return found
@@ -122,7 +122,7 @@ class StateFile:
         for row, place, name, state in zip(wanted.tolist(), places.tolist(), names, states, strict=True):
             key = keys[row]
             while name != key:
-                # Another key of the same hash: it may stand behind.
+                # This key has the same hash but is different: the wanted key may follow.
                 place += 1
                 if place >= len(known) or known[place] != known[place - 1]:
                     break
@@ -132,7 +132,7 @@ class StateFile:
 
 
 def write_pieces(file: Target, pieces: Iterable[pa.RecordBatch]) -> int:
-    """The bytes of a file; gives the number of its keys."""
+    """Write the bytes of a file. Returns the number of its keys."""
     count = 0
     writer = BatchWriter(file, SCHEMA)
     for piece in pieces:
@@ -146,7 +146,7 @@ def write_pieces(file: Target, pieces: Iterable[pa.RecordBatch]) -> int:
 def merged_pieces(
     layers: Sequence[SortedStates], *, is_oldest: bool, share: tuple[int, int, int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Merges these layers, the newest first, into one. `is_oldest`: there is no older layer, so removed keys need no
+    """Merge these layers, newest first, into one. `is_oldest`: there is no older layer, so removed keys need no
     tombstones. `share` (modulus, tasks, task): only the keys of this task."""
     rows_in_all, bytes_in_all = sum(layer.count for layer in layers), sum(layer.size for layer in layers)
     ranges = max(1, -(-rows_in_all // PIECE_ROWS), min(rows_in_all, -(-bytes_in_all // PIECE_BYTES)))
@@ -165,14 +165,14 @@ def merged_pieces(
 
 
 def _is_newest(hashes: Hashes, keys: pa.Array) -> npt.NDArray[np.bool_]:
-    """Whether each row is the first of its key; rows of one hash stand together, the newest first."""
+    """Whether each row is the first of its key. Rows of one hash are adjacent, newest first."""
     is_kept = np.ones(len(hashes), np.bool_)
     is_next = hashes[1:] == hashes[:-1]
     if not is_next.any():
         return is_kept
     is_same = pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
     is_kept[1:] = ~(is_next & is_same)
-    # Different keys of one hash may stand in any order: these few are looked at one by one.
+    # Different keys of one hash may have any order. These few rows are compared one by one.
     for value in np.unique(hashes[1:][is_next & ~is_same]).tolist():
         seen: set[Any] = set()
         for row in np.flatnonzero(hashes == value).tolist():

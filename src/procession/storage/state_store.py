@@ -1,7 +1,7 @@
 """The state store: the states of the keys of one task, as a dictionary over files.
 
 Invariant: a version is a list of files and never changes. The changes of an epoch are in memory until `finish` writes
-them as one more file, which holds only the changed keys. Files that are small compared with the newer ones are merged,
+them as one more file, which holds only the changed keys. Files that are small compared with the newer files are merged,
 so a version has few files, and the cost of an epoch depends on the keys that it changes. A caller names the version to
 open; no file is read because it is the newest. `operators/keyed` works on the dictionary; the round record names the
 version that the epoch commits.
@@ -31,14 +31,14 @@ from procession.storage.state_file import (
 from procession.storage.state_version import Files, StateCodec, StateVersion
 
 KEYS_MAX = 1_000_000
-"""Maximum number of keys whose states a task holds in memory. Others are read from files when needed."""
+"""Maximum number of keys whose states a task holds in memory. Other states are read from files when needed."""
 
 MERGE_RATIO = 2
-"""A file is merged with the newer ones if it holds at most this many times their keys."""
+"""A file is merged with the newer files if it holds at most this many times their keys."""
 
 SUFFIX = ".state"
 WRITE_BYTES = 64 * 1024
-"""Size from which on pieces of a file are written. Smaller ones are gathered."""
+"""Minimum size of data that is written to a file at once. Smaller pieces are gathered."""
 
 
 class TaskStates:
@@ -74,8 +74,8 @@ class TaskStates:
         self.counts = Counter()
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Any]:
-        """A dictionary with the states of these keys, and possibly of others, to be modified. Keys without state are
-        not in it. Report changed keys with `touch` before the next call."""
+        """Return a dictionary with the states of these keys, and possibly of others, to be modified. Keys without a
+        state are not in it. Report changed keys with `touch` before the next call."""
         if len(self.known) > self.keys_max:
             self._write()
             self.known.clear()
@@ -90,19 +90,20 @@ class TaskStates:
         self._touched.update(keys)
 
     def spill(self) -> None:
-        """Keep nothing in memory: what was changed is written first."""
+        """Write the changes, and keep no states in memory."""
         self._write()
         self.known.clear()
 
     def all_keys(self) -> Iterator[list[bytes]]:
-        """The keys that have a state, some at a time and in no order. Nothing may be changed before the last."""
+        """Yield the keys that have a state, in chunks and in no particular order. Change no state before the last
+        chunk."""
         self._write()
         if self._opened:
             for piece in merged_pieces(list(reversed(self._opened)), is_oldest=True):
                 yield piece.column("key").to_pylist()
 
     def finish(self) -> Files:
-        """Write what was touched; gives the version that there is now. Durable when this returns."""
+        """Write the touched states. Returns the new version, which is durable when this returns."""
         self._write()
         if self._written:
             fsync_dir(self.directory, self._file_system)
@@ -116,11 +117,11 @@ class TaskStates:
         return [name for name, _ in self.files if name.startswith(f"{self._prefix}-")]
 
     def adopt(self, layers: Iterable[Files], share: tuple[int, int, int]) -> None:
-        """Begin with what other tasks have left of the keys that are now this task's: there was another number of
+        """Begin with the states that other tasks have left for this task's keys, after a change of the number of
         tasks."""
         for files in layers:
             found: list[SortedStates] = [self._open(name) for name, _ in reversed(files)]
-            # Tasks share no key, so it does not matter which of them lies above.
+            # Tasks share no key, so the order of their layers does not matter.
             if found:
                 self._lay(found, is_oldest=True, share=share)
 
@@ -141,7 +142,7 @@ class TaskStates:
     def _write(self) -> None:
         if not self._touched:
             return
-        # In one order, whatever the order of a set is: the same work makes the same file.
+        # In a fixed order, not in that of a set: the same work makes the same file.
         keys = sorted(self._touched)
         known, encode = self.known, self._codec.encode
         states = [encode(known[key]) if key in known else None for key in keys]
@@ -172,7 +173,7 @@ class TaskStates:
 
 
 class StateStore:
-    """The directory of a pipeline's state files, as the driver sees it."""
+    """The directory of a pipeline's state files, as the driver uses it."""
 
     def __init__(self, directory: Path, file_system: FileSystem = HOST_FILES) -> None:
         self.directory = directory
@@ -182,15 +183,14 @@ class StateStore:
         make_directory(self.directory, self._file_system)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Remove files that no version to come will name."""
+        """Remove files that no future version will name."""
         for name in names:
-            with suppress(OSError):  # what stays is swept by the next driver
+            with suppress(OSError):  # the next driver removes files that are left
                 self._file_system.remove(self.directory / name)
 
     def sweep(self, kept: Iterable[StateVersion], fence: int) -> None:
         """Remove the files that the last committed epoch does not name: they belong to epochs that were never
-        committed. Called by the driver of this fence before it starts anything; removes only files of earlier
-        drivers."""
+        committed. The driver of this fence calls this before its first step. Removes only files of earlier drivers."""
         names = {name for version in kept for name in version.names}
         try:
             found = self._file_system.names(self.directory)
@@ -201,7 +201,7 @@ class StateStore:
 
 
 class _Appender:
-    """Writes one piece behind the other, many small ones at a time."""
+    """Writes one piece after the other, and combines small pieces."""
 
     def __init__(self, file: OpenFile) -> None:
         self._file = file

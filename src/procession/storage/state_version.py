@@ -1,4 +1,4 @@
-"""A version of states: which files hold the states of a stage after an epoch, how they are named and encoded. Pure.
+"""A version of states: the files with the states of a stage after an epoch, their names and their encoding. Pure.
 
 Invariant: a version names its files and never changes; no file is selected because it is the newest.
 `storage/state_store` writes the files; the round record names the version that an epoch commits.
@@ -13,22 +13,24 @@ from typing import Any
 from procession.errors import StorageError
 
 FORMAT = 2
-"""What state files are now: batch files, whose keys are encoded with their type. 1: Arrow files, keys without."""
+"""Format number of state files: batch files, whose keys are encoded with their type. Format 1: Arrow files, keys
+without types."""
 
 Files = tuple[tuple[str, int], ...]
-"""A version of one task's states: the names of its files and how many keys each holds, the oldest first."""
+"""A version of one task's states: the name of each file and its number of keys, oldest first."""
 
 
 @dataclass(frozen=True)
 class StateVersion:
-    """A version of a whole stage: the files of each of its tasks. A key belongs to the task that its hash says."""
+    """A version of a whole stage: the files of each of its tasks. The hash of a key decides which task it belongs
+    to."""
 
     tasks: tuple[Files, ...] = ()
     kind: str = ""
-    """What kind of stage it is: its states are of use to no other."""
+    """The kind of the stage. Another kind cannot use the states."""
     format: int = FORMAT
     identity: Mapping[str, str] = field(default_factory=dict)
-    """What the stage is known by beside its name; nothing in records from before this was kept."""
+    """The identity of the stage in addition to its name. Empty in records from before identities were stored."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> StateVersion:
@@ -56,13 +58,14 @@ class StateVersion:
 
 
 def file_prefix(fence: int, stage: str, task: int, epoch: int, attempt: int) -> str:
-    """How the files of one attempt at one task are named. The fence stands first: see `StateStore.sweep`."""
+    """Return the prefix of the file names of one attempt at one task. It begins with the fence: see
+    `StateStore.sweep`."""
     return f"{fence:010d}-{stage}-{task:06d}-{epoch:020d}-{attempt}"
 
 
 @dataclass(frozen=True)
 class StateCodec:
-    """How a state becomes bytes and a state again."""
+    """Encodes and decodes a state."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]

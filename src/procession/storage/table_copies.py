@@ -1,4 +1,4 @@
-"""Table copies: earlier contents of a file that changes, kept as long as an epoch may have to read them again.
+"""Table copies: earlier contents of a changing file, kept as long as an epoch may have to read them again.
 
 Invariant: a copy is named by the fence of the driver that made it, and by the file, its time, its size and its
 checksum. It is complete or absent, and never changes. So a name in a round record identifies the contents at that time,
@@ -37,8 +37,8 @@ class TableCopies:
         self._fence = fence
 
     def take(self, path: Path, known: str | None = None) -> str | None:
-        """The name of a copy of the file as it is now, durable when this returns; None if it is changed meanwhile, or
-        is not there. If it is still what the copy `known` has, that is the one."""
+        """Copy the current file. Returns the name of the copy, which is durable when this returns. None: the file
+        changed meanwhile, or does not exist. If the copy `known` still has the current content, returns `known`."""
         try:
             stem = _stem(path)
         except OSError:
@@ -72,12 +72,12 @@ class TableCopies:
 
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
-            with suppress(OSError):  # what stays is swept by the next driver
+            with suppress(OSError):  # the next driver removes copies that are left
                 (self.directory / name).unlink()
 
     def sweep(self, kept: Iterable[str]) -> None:
-        """Remove copies of earlier drivers that no later epoch reads. Only a driver calls this, before it starts
-        anything. Copies of a later driver are left alone."""
+        """Remove copies of earlier drivers that no later epoch reads. Only a driver calls this, before its first step.
+        Copies of a later driver stay."""
         if self.directory.exists():
             names = {path.name for path in self.directory.iterdir()} - set(kept)
             self.drop(name for name in names if _fence(name) < self._fence)
@@ -85,12 +85,11 @@ class TableCopies:
 
 @lru_cache(CHECKED_MAX)
 def check_copy(path: Path) -> None:
-    """Raise StorageError if a copy is not what its name says. Checked once per process, because a copy never
-    changes."""
+    """Raise StorageError if a copy does not match its name. Checked once per process, because a copy never changes."""
     stem = path.name.removesuffix(path.suffix) if path.suffix else path.name
     *_, expected = stem.split("-")
     if stem.count("-") < CHECKED_DASHES:
-        return  # by a version that wrote no checksums
+        return  # written by a version without checksums
     checksum = 0
     try:
         with open(path, "rb") as file:
@@ -107,13 +106,13 @@ def check_copy(path: Path) -> None:
 
 
 def _fence(name: str) -> int:
-    """The fence of the driver that made it; -1 for a name of a version that had no fences in them."""
+    """Return the fence of the driver that made a copy; -1 for a name without a fence, from an earlier version."""
     digits, dash, _ = name.partition("-")
     return int(digits) if dash and len(digits) == FENCE_DIGITS and digits.isdigit() else -1
 
 
 def _is_of(name: str, stem: str) -> bool:
-    """Whether a copy is of this version of its file, whichever driver made it."""
+    """Whether a copy is of this version of its file, made by any driver."""
     rest = name.partition("-")[2] if _fence(name) >= 0 else name
     return rest.startswith((f"{stem}-", f"{stem}.")) or rest == stem
 

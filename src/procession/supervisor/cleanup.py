@@ -1,10 +1,10 @@
-"""Finds and kills every process that a part has left behind, even if the supervisor itself was killed.
+"""Finds and kills all processes that a part has left, even if the supervisor itself was killed.
 
 Invariant: a process belongs to a part if its environment has the part's mark, or if it is in the part's session. Its
-parent does not matter, because the JVM and the Python workers of a killed driver have lost theirs. Linux only: it reads
-/proc. Run as a script this module is the *cleanup process*: it waits for the end of its standard input, which the
-supervisor holds open while it lives, and then kills what is left. (PR_SET_PDEATHSIG would reach only the direct child.)
-It must start quickly, so this module imports nothing of ours.
+parent does not matter, because the parent of a JVM or Python worker may have been killed. Linux only, because it
+reads /proc. Run as a script, this module is the *cleanup process*: it waits for the end of its standard input, which
+the supervisor holds open while it lives, and then kills the remaining processes. (PR_SET_PDEATHSIG would reach only
+the direct child.) It must start quickly, so this module imports no other module of Procession.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def find(mark: str, sessions: Collection[int] = ()) -> list[ProcessEntry]:
 
 
 def sweep(mark: str, sessions: Collection[int] = ()) -> int:
-    """SIGKILL everything that `find` finds until nothing is alive, and reap our children. Return the number killed."""
+    """Send SIGKILL to the processes of `find` until none is alive, and reap our children. Return the number
+    killed."""
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
     killed: set[int] = set()
     while True:
@@ -93,7 +94,7 @@ def _wait_for_end(pids: list[int], deadline: float) -> None:
         except OSError:
             continue
         try:
-            poll = select.poll()  # not select, which takes no descriptor above 1023
+            poll = select.poll()  # select does not support descriptors above 1023
             poll.register(ended, select.POLLIN)
             poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         finally:
@@ -107,8 +108,8 @@ def adopt_orphans(is_wanted: bool) -> None:
 
 
 def start_cleanup_process(mark: str) -> subprocess.Popen[bytes]:
-    """Start a cleanup process for all processes with `mark`. The terminal's Ctrl-C does not reach it, and it has no
-    mark."""
+    """Start a cleanup process for all processes with `mark`. The process is out of reach of the terminal's Ctrl-C,
+    and has no mark."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, mark],
         stdin=subprocess.PIPE,
@@ -120,9 +121,9 @@ def start_cleanup_process(mark: str) -> subprocess.Popen[bytes]:
 
 
 def main(mark: str) -> None:
-    """Run the cleanup process: wait until the supervisor has ended, then kill everything."""
+    """Run the cleanup process: wait until the supervisor has ended, then kill all marked processes."""
     sys.stdin.buffer.read()
-    # Repeat until nothing is found twice in a row: a child between fork and exec gets its mark only later.
+    # Repeat until two consecutive searches find no process: between fork and exec a child has no mark yet.
     quiet = 0
     while quiet < 2:
         quiet = 0 if sweep(mark) else quiet + 1

@@ -1,8 +1,8 @@
-"""A part: a supervised program, and the child process that currently runs it.
+"""Manages a part: a supervised program, and the child process that currently runs it.
 
 Invariant: a child leads its own session and has a mark in its environment. It counts as ended only when
-every process with its mark has ended. Used by the supervisor; uses `supervisor/cleanup` to find what a child left
-behind.
+every process with its mark has ended. Used by the supervisor; uses `supervisor/cleanup` to find the processes that a
+child left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _ready_at_once(_pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What to run, when it is ready, and how it is stopped: lower ranks first, equal ranks together."""
+    """A program to run, its test of readiness, and its rank: parts with lower ranks are stopped first, equal ranks
+    together."""
 
     name: str
     argv: tuple[str, ...]
@@ -44,25 +45,28 @@ class Part:
     stop_rank: int = 0
     stop_timeout_s: float = 10.0
     spare: tuple[str, ...] = ()
-    """Arguments that make it a spare, which waits for `TURN` on standard input. Empty: no spare."""
+    """Arguments that start the program as a spare, which waits for its turn on standard input. Empty: no spare."""
+    turn: bytes = TURN
+    """The line that promotes the spare."""
     pass_fds: tuple[int, ...] = ()
-    """Descriptors that it inherits."""
+    """File descriptors that the process inherits."""
     is_needed: bool = True
-    """Whether the pipeline fails if this part fails for good. Otherwise the pipeline goes on without it."""
+    """Whether the pipeline fails if this part fails for good. Otherwise the pipeline continues without it."""
     is_of_url: bool = False
-    """Whether it is a connector that an app names by its URL, so that its options are written there."""
+    """Whether the part is a connector that an app names by URL, so that its options are in the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartProcess:
-    """A running process, the mark of all that it starts, and a descriptor that becomes readable when it ends."""
+    """A running process, the mark of its descendants, and a descriptor that becomes readable when the process
+    ends."""
 
     popen: subprocess.Popen[bytes]
     mark: str
     ended: int
 
     def clear(self) -> None:
-        """Kills it, if it still runs, and everything that it has started, and reaps them."""
+        """Kill the process and all processes that it has started, and reap them."""
         self.popen.kill()
         if self.popen.stdin:
             self.popen.stdin.close()
@@ -74,19 +78,19 @@ class PartProcess:
 class PartState(Enum):
     """The states of a child."""
 
-    WAITING = auto()  # for its next start
+    WAITING = auto()  # waits for its next start
     STARTING = auto()  # running, not ready yet
     READY = auto()
-    ENDED = auto()  # for good: done, stopped or failed
+    ENDED = auto()  # ended permanently: done, stopped or failed
 
 
 class Child:
-    """The process of one part, over all its starts."""
+    """The process of one part, across restarts."""
 
     def __init__(self, part: Part, mark: str, directory: Path, policy: RestartPolicy) -> None:
         self.part = part
         self.state = PartState.WAITING
-        self.due = 0.0  # WAITING: when it starts; STARTING: when it must be ready
+        self.due = 0.0  # WAITING: time of the next start; STARTING: deadline for readiness
         self.starts = 0
         self.is_killed_by_us = False
         self.restarts = Restarts(policy)
@@ -108,11 +112,11 @@ class Child:
 
     @property
     def ends(self) -> list[int]:
-        """Descriptors that become readable when the process or its spare ends."""
+        """Return the descriptors that become readable when the process or its spare ends."""
         return [process.ended for process in (self._process, self._spare) if process]
 
     def start(self, now: float) -> None:
-        """Starts it, or lets the spare take over."""
+        """Start the process, or promote the spare."""
         self._process = self._promote() or self._open(self.part.argv, subprocess.DEVNULL)
         self.starts += 1
         self.is_killed_by_us = False
@@ -137,20 +141,20 @@ class Child:
         return PartProcess(popen, mark, os.pidfd_open(popen.pid))
 
     def status(self) -> int | None:
-        """The exit status, or minus the signal's number. None while it runs."""
+        """Return the exit status, or minus the signal's number. None while it runs."""
         return self._process.popen.poll() if self._process else None
 
     def is_ready(self) -> bool:
         return self.pid is not None and self.part.is_ready(self.pid)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process itself, not to those that it has started."""
+        """Send a signal to the process itself, not to its descendants."""
         if self._process:
             with contextlib.suppress(ProcessLookupError):
                 self._process.popen.send_signal(number)
 
     def clear(self) -> None:
-        """Kills the process, if it still runs, and everything that it has started. The spare stays."""
+        """Kill the process and all processes that it has started. The spare continues."""
         if self._process is not None:
             self._process.clear()
             self._process = None
@@ -162,17 +166,17 @@ class Child:
         return self._spare.popen.pid if self._spare else None
 
     def spare_status(self) -> int | None:
-        """The exit status of the spare. None while it waits, or if there is none."""
+        """Return the exit status of the spare. None while it waits, or if there is none."""
         return self._spare.popen.poll() if self._spare else None
 
     @property
     def spare_due(self) -> float:
-        """When a spare is to be started. Never, if none is missing."""
+        """Time of the next start of a spare; infinity if no spare is missing."""
         is_missing = self.part.spare and self._spare is None and self.state is PartState.READY
         return self._spare_due if is_missing else float("inf")
 
     def keep_spare(self, now: float) -> None:
-        """Starts a spare if the part has one and it is missing."""
+        """Start a spare if the part has one and it does not run."""
         if self._spare and self._spare.popen.poll() is not None:
             self.dismiss_spare()
         if now >= self.spare_due:
@@ -184,11 +188,11 @@ class Child:
             self._spare.clear()
             self._spare = None
 
-    # --- the successor: a spare of a part that is to replace this one
+    # --- the successor: a spare of the part that will replace this one
 
     def prepare(self, part: Part) -> int:
-        """Start a spare of this part, which waits for its turn. Returns its process id. The current part has no spare
-        from now on."""
+        """Start a spare of this part, which waits for its turn, and return its process id. It takes the place of the
+        current part's spare."""
         self.dismiss_successor()
         self.dismiss_spare()
         self._prepared_from, self.part = self.part, replace(self.part, spare=())
@@ -196,11 +200,11 @@ class Child:
         return self._successor.popen.pid
 
     def successor_status(self) -> int | None:
-        """The exit status of the successor. None while it waits, or if there is none."""
+        """Return the exit status of the successor. None while it waits, or if there is none."""
         return self._successor.popen.poll() if self._successor else None
 
     def replace(self, part: Part) -> None:
-        """Make this the part from its next start on, with the successor as its process, if there is one."""
+        """Use this part from the next start on, with the successor as its process if there is one."""
         self.part, self._prepared_from = part, None
         self.dismiss_spare()
         self._spare, self._successor = self._successor, None
@@ -218,7 +222,7 @@ class Child:
             return None
         assert spare.popen.stdin is not None
         try:
-            spare.popen.stdin.write(TURN)
+            spare.popen.stdin.write(self.part.turn)
             spare.popen.stdin.close()
         except OSError:  # it has ended meanwhile
             spare.clear()

@@ -1,4 +1,4 @@
-"""The log file of a supervised part: its output, bounded in size, and its last lines.
+"""Manages the log file of a supervised part, which is bounded in size, and returns its last lines.
 
 Invariant: the part writes to the file itself, so no pipe can fill up or break, even if the supervisor dies. The last
 lines are shown to the user when the part has ended.
@@ -18,7 +18,7 @@ TAIL_LINES_MAX = 20
 
 
 class PartLog:
-    """The log file of one part over all its starts, and one older file."""
+    """The log file of one part across restarts, and one older file."""
 
     def __init__(self, path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
         self.path = path
@@ -27,14 +27,14 @@ class PartLog:
         self._noted = 0
 
     def open(self) -> int:
-        """A descriptor that appends to the file, for the next start. The caller closes its copy."""
+        """Return a descriptor for appending to the file, for the next start. The caller closes it."""
         self.trim()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._start = self._noted = os.fstat(descriptor).st_size
         return descriptor
 
     def notes(self) -> list[str]:
-        """The part's `note:` lines since the last call."""
+        """Return the part's `note:` lines since the last call."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size <= self._noted:
             self._noted = size
@@ -47,14 +47,15 @@ class PartLog:
         return [note for line in lines if (note := noted_in(line)) is not None]
 
     def trim(self) -> None:
-        """Copies the file aside and empties it if it is over its limit. The part keeps appending to the same file."""
+        """If the file is over its limit, copy it to the older file and empty it. The part continues to append to the
+        same file."""
         if not self.path.exists() or self.path.stat().st_size <= self._bytes_max:
             return
         shutil.copyfile(self.path, self.path.with_suffix(".old.log"))
         os.truncate(self.path, 0)
 
     def last_lines(self) -> str:
-        """The last message of the newest start."""
+        """Return the last message since the newest start."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -66,7 +67,8 @@ class PartLog:
 
 
 def last_lines(text: str) -> str:
-    """Return the last error line with the indented lines below it, or else the last lines."""
+    """Return the last error line with the indented lines below it. If there is no error line, return the last
+    lines."""
     lines = text.rstrip().splitlines()
     errors = [(number, message) for number, line in enumerate(lines) if (message := failure_in(line)) is not None]
     if not errors:

@@ -1,7 +1,7 @@
-"""The restart policy: whether a part that died is started again, and when.
+"""Decides whether and when a part that died is started again.
 
 Invariant: the decision depends only on the deaths within a time window; the time is passed in as `now`. Used by the
-supervisor, which waits, or gives up and shows the part's last lines.
+supervisor, which waits, or stops and shows the part's last lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Restarts:
         self._deaths: deque[tuple[float, bool]] = deque(maxlen=policy.deaths_max + policy.kills_max)
 
     def died(self, now: float, *, was_killed: bool) -> float | None:
-        """Records a death. Returns the seconds until the next start, or None if it has died too often."""
+        """Record a death. Return the seconds until the next start, or None if the part has died too often."""
         policy = self._policy
         self._deaths.append((now, was_killed))
         while self._deaths[0][0] <= now - policy.window_s:
@@ -41,5 +41,5 @@ class Restarts:
 
     @property
     def count(self) -> int:
-        """Deaths within the window, as of the last one."""
+        """Number of deaths within the window before the last death."""
         return len(self._deaths)

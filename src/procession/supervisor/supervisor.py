@@ -1,9 +1,9 @@
 """The supervisor: starts the parts of a pipeline, restarts those that die, and stops them in order.
 
-Invariant: after it has ended, in whatever way, no process of its parts is left. It stops parts by rank, with deadlines.
-When a part dies, what it left is killed before the next start. If the supervisor itself is killed, its cleanup process
-kills the rest (`supervisor/cleanup`). It runs in the caller's thread, whenever the caller calls `watch`; parts keep
-running in between.
+Invariant: after the supervisor has ended, for any reason, no process of its parts is left. It stops parts by rank,
+with deadlines. When a part dies, its remaining processes are killed before the next start. If the supervisor itself
+is killed, its cleanup process kills all processes (`supervisor/cleanup`). The supervisor only works while its caller
+calls `watch`; parts run in any case.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ READY_POLL_S = 0.05
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _GIVEN_BY_RUN = frozenset({"listen", "cookie-file", "open", "to", "dir", "source", "records", "acks", "json"})
-"""Options of connectors that are no part of a URL. Those of TLS are not, either."""
+"""Options of connectors that are not part of a URL. Options for TLS are not either."""
 _OPTION = re.compile(r"(?<![\w-])--(?!tls-)([a-z][a-z0-9-]*[a-z0-9])")
 
 
 class PartFailed(ProcessionError):
-    """A part ended for good and needs an operator. Fields: part, log."""
+    """A part ended permanently and needs an operator. Fields: part, log."""
 
 
 def with_url_options(lines: str) -> str:
-    """Says how the URL of an app names the options in the next step of a connector.
+    """Add the URL form of the command-line options in a connector's next step.
 
     Example:
         >>> with_url_options("It is late.\\n  Next: Give --dead-letters TABLE.").splitlines()[1]
@@ -59,16 +59,16 @@ def _in_silence(_sentence: str) -> None:
 
 
 class ExitHandler(Protocol):
-    """Decides what happens to parts that end or do not become ready. It sets the state of the child."""
+    """Decides what happens to parts that end or do not become ready, and sets the state of the child."""
 
     def ended(self, child: Child, status: int, now: float) -> None:
-        """The process of a part has ended by itself."""
+        """Handle the end of a part's process that the supervisor did not cause."""
 
     def late(self, child: Child, how: str, now: float) -> None:
-        """A part was not ready in time, and was killed."""
+        """Handle a part that was not ready in time and was killed."""
 
     def spare_ended(self, child: Child, status: int) -> None:
-        """The spare of a part has ended."""
+        """Handle the end of a part's spare."""
 
 
 class LimitedRestarts:
@@ -95,7 +95,7 @@ class LimitedRestarts:
         self._restart(child, how, now)
 
     def spare_ended(self, child: Child, status: int) -> None:
-        """Nothing: another spare is started after a pause."""
+        """Do nothing: another spare is started after a pause."""
 
     def _restart(self, child: Child, how: str, now: float, *, was_killed: bool = False) -> None:
         delay_s: float | None = self._policy.delay_first_s
@@ -116,14 +116,14 @@ class LimitedRestarts:
 
 
 def part_failed(child: Child, sentence: str) -> PartFailed:
-    """The error for a part that needs an operator."""
+    """Return the error for a part that needs an operator."""
     if child.part.is_of_url:
         sentence = with_url_options(sentence)
     return PartFailed(sentence, part=child.part.name, log=str(child.log.path))
 
 
 class Supervisor:
-    """A context manager: parts are started inside, and none of their processes is left after it.
+    """A context manager: parts are started inside it, and all of their processes have ended after it.
 
     with Supervisor(directory) as supervisor:
         supervisor.start(gateway)
@@ -183,34 +183,42 @@ class Supervisor:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.ask_to_stop(number)
 
-    # --- what a caller asks
+    # --- the caller's requests
 
     def start(self, part: Part) -> None:
-        """Starts a part, and supervises it from now on."""
+        """Start a part, and supervise it from now on."""
         if part.name in self._children:
             raise ValueError(f"there is a part named {part.name} already")
         self._children[part.name] = child = Child(part, self._mark, self._directory, self._policy)
         self._launch(child)
 
+    def start_early(self, part: Part) -> None:
+        """Start a part's process early. It waits for its turn until `replace` starts the part."""
+        if part.name in self._children:
+            raise ValueError(f"there is a part named {part.name} already")
+        self._children[part.name] = child = Child(part, self._mark, self._directory, self._policy)
+        child.due = float("inf")
+        child.prepare(part)
+
     def watch(self, timeout_s: float) -> bool:
-        """Supervises the parts for `timeout_s`. Returns False at once when asked to stop, or when all are done."""
+        """Supervise the parts for `timeout_s`. Return False immediately when asked to stop, or when all are done."""
         deadline = time.monotonic() + timeout_s
         return self._watch_until(lambda: time.monotonic() >= deadline, deadline)
 
     def wait_ready(self, *names: str) -> bool:
-        """Supervises until the named parts (or all) are ready or done. False when asked to stop."""
+        """Supervise until the named parts (or all) are ready or done. Return False when asked to stop."""
         waited_for = [self._children[name] for name in names or self._children]
         self._watch_until(lambda: all(child.state in (PartState.READY, PartState.ENDED) for child in waited_for))
         return not self.is_asked_to_stop
 
     def wait_done(self, *names: str) -> bool:
-        """Supervises until the named parts have ended with status 0. False when asked to stop."""
+        """Supervise until the named parts have ended with status 0. Return False when asked to stop."""
         waited_for = [self._children[name] for name in names]
         self._watch_until(lambda: all(child.state is PartState.ENDED for child in waited_for))
         return not self.is_asked_to_stop
 
     def kill(self, name: str) -> None:
-        """For tests: kill a part's process with SIGKILL. It is restarted, and this death does not count."""
+        """Kill a part's process with SIGKILL, for tests. The part is restarted, and this death does not count."""
         child = self._children[name]
         child.is_killed_by_us = True
         child.send(signal.SIGKILL)
@@ -234,14 +242,14 @@ class Supervisor:
         child.state, child.due = PartState.WAITING, float("inf")
 
     def replace(self, name: str, part: Part) -> None:
-        """Start a part that was halted again, with this program: with its successor, if one is prepared."""
+        """Start a halted part again as this part. If a successor is prepared, use its process."""
         child = self._children[name]
         child.replace(part)
         child.restarts = Restarts(self._policy)
         self._launch(child)
 
     def remove(self, name: str) -> None:
-        """Stop a part for good."""
+        """Stop a part permanently."""
         self.halt(name)
         del self._children[name]
 
@@ -251,23 +259,23 @@ class Supervisor:
         return list(self._children)
 
     def part(self, name: str) -> Part:
-        """What a part runs."""
+        """Return the part of this name."""
         return self._children[name].part
 
     def is_ready(self, name: str) -> bool:
         return self._children[name].state is PartState.READY
 
     def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
-        """Called by a signal: `watch` returns False. After a second SIGINT, `stop` does not wait."""
+        """Handle a signal: `watch` returns False from now on. After a second SIGINT, `stop` does not wait."""
         self._signals.append(number)
         os.eventfd_write(self._wake, 1)
 
     def has(self, name: str) -> bool:
-        """Whether a part of this name was ever started."""
+        """Return whether a part of this name was ever started."""
         return name in self._children
 
     def is_done(self, name: str) -> bool:
-        """Whether a part has ended for good."""
+        """Return whether a part has ended permanently."""
         return self._children[name].state is PartState.ENDED
 
     @property
@@ -285,11 +293,11 @@ class Supervisor:
         return {name: max(0, child.starts - 1) for name, child in self._children.items()}
 
     def pid(self, name: str) -> int | None:
-        """The process id of a part, or None while it does not run."""
+        """Return the process id of a part, or None while it does not run."""
         return self._children[name].pid
 
     def spare_pid(self, name: str) -> int | None:
-        """The process id of a part's spare. None if there is none."""
+        """Return the process id of a part's spare. None if there is none."""
         return self._children[name].spare_pid
 
     def log_path(self, name: str) -> Path:
@@ -335,7 +343,7 @@ class Supervisor:
             raise part_failed(child, f"The {child.part.name} could not be started: {error}.") from error
 
     def _next_due(self) -> float:
-        """The time of the next action, if nothing happens before."""
+        """Return the time of the next scheduled action."""
         now = time.monotonic()
         due_times = [child.due for child in self._children.values() if child.state is PartState.WAITING]
         polls = [now + READY_POLL_S for child in self._children.values() if child.state is PartState.STARTING]
@@ -343,7 +351,7 @@ class Supervisor:
         return min([*due_times, *polls, *spares], default=float("inf"))
 
     def _rest(self, until: float, children: Iterable[Child]) -> None:
-        """Sleeps until then, until a child ends, or until asked to stop."""
+        """Sleep until this time, until a child ends, or until asked to stop."""
         if self._cleanup_process.poll() is not None:
             self._cleanup_process.communicate()
             self._cleanup_process = cleanup.start_cleanup_process(self._mark)
@@ -359,7 +367,7 @@ class Supervisor:
     # --- stopping
 
     def stop(self) -> None:
-        """Sends SIGTERM rank by rank, waits for each rank until its deadline, and kills the rest."""
+        """Send SIGTERM rank by rank, wait for each rank until its deadline, then kill all remaining processes."""
         children = self._children.values()
         for child in children:
             child.dismiss_spare()

@@ -12,8 +12,8 @@
 The guide is docs/how-to/testing.md.
 """
 
+from procession.api.app_settings import with_settings
 from procession.testing.arrivals import Record
-from procession.testing.given_settings import with_settings
 from procession.testing.in_process import Outputs, run
 from procession.testing.schedules import Schedule, run_everywhere
 from procession.testing.upgrade_run import run_upgrade

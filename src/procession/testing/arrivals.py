@@ -1,7 +1,7 @@
-"""The inputs of a test as rows of the log, as a gateway would have written them.
+"""The inputs of a test as rows of the log, as a gateway would write them.
 
-Invariant: a row has the bytes that the source's codec decodes to the value of the test. A value that would be decoded
-to a different one is refused. `testing/in_process` reads the rows.
+Invariant: the source's codec decodes the bytes of a row to the value of the test. A value that would be decoded to a
+different value is refused. `testing/in_process` reads the rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Stream = int | str | Path
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a test that has more than a value.
+    """A record of a test with more than a value: a key, an event time or a stream.
 
     Attributes:
-        value: What the source's codec decodes, or the bytes that a producer sends.
-        key: The key that it comes with.
+        value: The value that the source's codec decodes, or the bytes that a producer sends.
+        key: The key of the record.
         event_time: A number of seconds since 1970, or a datetime.
-        stream: In a list of pairs, the stream that it comes in, as `source(streams=[…])` names it.
+        stream: The stream of the record, as `source(streams=[…])` names it. Used if the inputs are a list of pairs.
 
     >>> from procession.testing import Record
     >>> Record({"id": 1}, key="north", event_time=12.5).event_time
@@ -53,24 +53,24 @@ class Record:
 
 
 Inputs = Mapping[str, Any] | Iterable[tuple[str, Any]]
-"""The records of each source, by its name: in a list, or a list for each of its streams, in a dict. Or the records of
-all sources in the order of their arrival: pairs of a source's name and a value."""
+"""The records of each source, by its name: a list, or a dict with a list for each stream. Or the records of all sources
+in the order of arrival: pairs of a source's name and a value."""
 
 
 @dataclass
 class Arrivals:
-    """All that comes in, in the order of its arrival."""
+    """All inputs of a test, in the order of arrival."""
 
     graph: Graph
     names: dict[int, str] = field(default_factory=dict)
-    """What each stream is called, for people."""
+    """The name of each stream, for people."""
     _rows: list[LogRow] = field(default_factory=list)
     _lasts: dict[int, int] = field(default_factory=dict)
-    """Where the last record of each stream is among the rows; -1: there is none."""
+    """The index of the last row of each stream, or -1 if the stream has no rows."""
 
     @classmethod
     def of(cls, graph: Graph, inputs: Inputs) -> Arrivals:
-        """Raises UsageError for inputs that no producer could send to these sources."""
+        """Convert the inputs to rows. Raises UsageError for inputs that no producer could send to these sources."""
         found = cls(graph)
         if isinstance(inputs, Mapping):
             for name, records in inputs.items():
@@ -83,8 +83,9 @@ class Arrivals:
                         next_step='give the inputs as {"orders": [first, second]}, or in the order of their arrival, as'
                         ' [("orders", first), ("payments", second)]',
                     )
-                found._add(found._source(pair[0]), pair[1])
-        for source in graph.sources:  # what a test does not name has no records, and ends
+                name, value = pair
+                found._add(found._source(name), value)
+        for source in graph.sources:  # a source that the test does not name has no records, and ends
             for stream in found.streams_of(source):
                 found._name(stream, source)
         return found
@@ -94,7 +95,8 @@ class Arrivals:
         return frozenset(self.names)
 
     def rows(self, *, is_ended: bool) -> pa.RecordBatch:
-        """The rows of the log. If streams end, each ends after its last record. Streams without records end last."""
+        """Return the rows of the log. If streams end, each ends after its last record. Streams without records end
+        last."""
         if not is_ended:
             return batch_of(self._rows)
         ends = {place: stream for stream, place in self._lasts.items() if place >= 0}
@@ -147,7 +149,7 @@ class Arrivals:
         return found[name]
 
     def streams_of(self, source: Node) -> list[int]:
-        """The streams that a source has without records: all that it names, or the one of its own."""
+        """Return the streams that a source has even without records: all streams that it names, or its own stream."""
         if source.streams is not None:
             return sorted(source.streams)
         named = [row.stream_id for row in self._rows]
@@ -175,7 +177,7 @@ class Arrivals:
 
 
 def _own_stream(source: Node) -> int:
-    """The stream of a source that names none."""
+    """Return the stream of a source that names no streams."""
     return _in_share(source, stream_id(f"source:{source.name}".encode()))
 
 
@@ -190,8 +192,8 @@ def _listed(records: Any, of: str) -> Iterator[Any]:
 
 
 def payload_of(source: Node, value: Any) -> bytes:
-    """What a producer sends so that the source's functions get this value. Bytes are sent as they are. Raises
-    UsageError if they would get another value."""
+    """Return the bytes that a producer sends so that the source's functions get this value. Bytes are sent unchanged.
+    Raises UsageError if the functions would get another value."""
     if isinstance(value, bytes):
         return value
     codec = source.codec
@@ -203,13 +205,13 @@ def payload_of(source: Node, value: Any) -> bytes:
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
             f"source {source.name!r} cannot be given {value!r}, because its codec is {codec.value!r}: {error}",
-            next_step="give what the codec decodes, or the bytes that a producer would send",
+            next_step="give a value that the codec decodes, or the bytes that a producer would send",
         ) from error
     if not _is_same(decoded, value):
         raise UsageError(
             f"source {source.name!r} would be given {decoded!r} instead of {value!r}, because its codec is"
             f" {codec.value!r}",
-            next_step="give what the codec decodes, or the bytes that a producer would send",
+            next_step="give a value that the codec decodes, or the bytes that a producer would send",
         )
     return payload
 
@@ -217,12 +219,12 @@ def payload_of(source: Node, value: Any) -> bytes:
 def _is_same(decoded: Any, value: Any) -> bool:
     if isinstance(decoded, pa.Table):
         return bool(decoded.equals(value if isinstance(value, pa.Table) else pa.Table.from_batches([value])))
-    # By their text, too: a number that is none is not equal to itself.
+    # The texts are compared, too, because NaN is not equal to itself.
     return bool(decoded == value) or repr(decoded) == repr(value)
 
 
 def in_event_order(declared: DeclaredOrder, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of the ordered log: those whose place is final."""
+    """Return the rows of the log in event-time order, without rows whose place is not final."""
     order = EventOrder(declared)
     order.observe(arrived_rows(rows))
     taken = order.take()
@@ -230,7 +232,8 @@ def in_event_order(declared: DeclaredOrder, rows: pa.RecordBatch) -> pa.RecordBa
 
 
 def cuts_of(are_records: Sequence[bool], epochs: int | Sequence[int] | None) -> list[int]:
-    """Where epochs end among these rows of the log: each right behind its last record, the last one behind all."""
+    """Return the ends of the epochs among these rows. An epoch ends right after its last record, the last epoch after
+    all rows."""
     after = [0, *(np.flatnonzero(are_records) + 1).tolist()]
     records, end = len(after) - 1, len(are_records)
     if epochs is None:

@@ -20,12 +20,13 @@ except ImportError as error:
 def schedules(
     *, epochs_max: int = 8, epoch_records_max: int = 10, parallelism_max: int = 4
 ) -> st.SearchStrategy[Schedule]:
-    """Schedules of a run: where it is cut, with how many tasks, and which epochs are lost and run again.
+    """Return a strategy for schedules of a run: the sizes of epochs, the number of tasks, and the epochs that are lost
+    and run again.
 
     Args:
-        epochs_max: The largest number of epochs that are cut one by one, before the rest.
-        epoch_records_max: The largest number of records in such an epoch.
-        parallelism_max: The largest number of tasks of each stage.
+        epochs_max: Maximum number of epochs with drawn sizes. One more epoch has the remaining records.
+        epoch_records_max: Maximum number of records in such an epoch.
+        parallelism_max: Maximum number of tasks of each stage.
 
     >>> from hypothesis import given
     >>> from procession.testing.hypothesis_schedules import schedules

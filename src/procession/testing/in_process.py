@@ -1,8 +1,7 @@
-"""A pipeline in this process: the tasks of its plan one after the other, epoch by epoch.
+"""Runs a pipeline in this process: the tasks of its plan one after the other, epoch by epoch.
 
-Invariant: no code here decides about output. The planner, the tasks with their operators, the exchanges, the states,
-the merges and the event-time order are those that Spark's workers, the driver and the gateway run; this module calls
-them in turn.
+Invariant: this module makes no decision about the output. It calls the code that Spark's workers, the driver and the
+gateway run: the planner, the tasks with their operators, the exchanges, the states, the merges and event-time order.
 """
 
 from __future__ import annotations
@@ -48,20 +47,20 @@ from procession.testing.arrivals import Arrivals, Inputs, cuts_of, in_event_orde
 PARALLELISM_MAX = 1024
 STATES, SIDES = "states", "sides"
 MEMORY = Path("/dev/shm")
-"""A directory in memory, on Linux: nothing there waits for a disk."""
+"""A directory in memory, on Linux. Files there do not wait for a disk."""
 MEMORY_BYTES_MIN = 16 * 1024 * 1024
 COPIES = 16
 """Estimate of a run's maximum memory, as a multiple of the bytes of its input."""
 
 
 class Outputs(dict[str, list[Any]]):
-    """What a run wrote: the values of each sink in their order, by the sink's name. A value is what the sink's codec
-    decodes from the record's bytes. Dead letters are dicts, under "dead-letter". A sink with several connections has an
-    output for each, as "name.0", "name.1"; one with lanes has one output, as mergers give it.
+    """The outputs of a run: the values of each sink in order, by the sink's name. The sink's codec decodes each value
+    from the record's bytes. Dead letters are dicts, under "dead-letter". A sink with several connections has an output
+    for each of them, such as "name.0" and "name.1". A sink with lanes has one output, in the order of a merger.
 
     Attributes:
-        bytes: The same outputs byte for byte, as a file sink would have written them.
-        counters: The number of records that came in, went out and were late.
+        bytes: The same outputs as bytes, as a file sink would write them.
+        counters: The numbers of input records, output records and late records.
     """
 
     def __init__(self, values: Mapping[str, list[Any]], written: dict[str, bytes], counters: dict[str, int]) -> None:
@@ -71,7 +70,7 @@ class Outputs(dict[str, list[Any]]):
 
 
 def outputs_of(graph: Graph) -> list[SinkConnection]:
-    """The outputs of a run: each connection of a sink, or all lanes together."""
+    """Return the outputs of a run: one for each connection of a sink, or one for all lanes together."""
     ends = (replace(end, name=end.sink.name, bucket=None) if end.sink.lanes else end for end in graph.participants)
     return list({end.name: end for end in ends}.values())
 
@@ -86,40 +85,40 @@ def run(
     ends: bool = True,
     dead_letter_share_max: float = 0.5,
 ) -> Outputs:
-    """Run a pipeline on these records, in this process and without Spark.
+    """Run a pipeline on these records in this process, without Spark.
 
-    Each stream ends right behind its last record, and windows, sorts and totals then fire.
+    Each stream ends right after its last record, and windows, sorts and totals then fire.
 
-    The order between inputs: with `order_by="event_time"` that of event time, as always. Otherwise it is the order of
-    arrival, which here is the order in which they are written: all records of the first input, then all of the second.
-    Pairs interleave them: `[("orders", order), ("payments", payment), ("orders", other)]`.
+    With `order_by="event_time"`, the inputs have event-time order. Otherwise they have the order of arrival, which is
+    the order of `inputs`: all records of the first source, then all of the second. Pairs interleave the sources:
+    `[("orders", order), ("payments", payment), ("orders", other)]`.
 
-    Neither `epochs` nor `parallelism` nor `crashes` changes the output. A test that runs with several proves that the
-    functions keep to this; `run_everywhere` does so. States are encoded, written and read again between epochs.
+    `epochs`, `parallelism` and `crashes` do not change the output if the functions are correct. To test this, use
+    `run_everywhere`, which runs with several values. Between epochs, states are encoded, written and read again.
 
     Args:
         pipeline: The pipeline. It is not changed, and can be run again.
         inputs: The records of each source, by its name: `{"orders": [{"id": 1}, {"id": 2}]}`. A record is a value that
             the source's codec decodes, or the bytes that a producer sends, or a `Record` with a key or an event time. A
-            source with several streams has a dict with a list for each. A source that is not named has no records.
-        epochs: Where the input is cut: 3 means at most three records in each epoch, [3, 2] three in the first, two in
-            the second and the rest in a third. None means one epoch.
-        parallelism: Used in place of what the pipeline and its stages ask for.
-        crashes: The numbers of epochs, from 0 on, that are lost before their commit, as after a crash: each is run once
-            more, with new tasks and the states of the last commit. Numbers above the last epoch have no effect.
-        ends: Whether streams end. If not, what is still held back is not in the output.
-        dead_letter_share_max: The share of records that may become dead letters, judged as in production: over at least
-            1,000 records.
+            source with several streams has a dict with a list for each. A source without an entry has no records.
+        epochs: The sizes of epochs. 3 means at most three records in each epoch. [3, 2] means three records in the
+            first epoch, two in the second, and the rest in a third. None means one epoch.
+        parallelism: Number of tasks of each stage. It replaces that of the pipeline and its stages.
+        crashes: The numbers of epochs, counted from 0, that are lost before their commit, as in a crash. Each is run
+            again, with new tasks and the states of the last commit. Numbers above the last epoch have no effect.
+        ends: Whether streams end. If not, the output lacks the records that are still held back.
+        dead_letter_share_max: Maximum share of records that may become dead letters. As in production, it is checked
+            over at least 1,000 records.
 
     Returns:
-        The values that each sink would have written, in their order, by the name of the sink.
+        The values that each sink would write, in order, by the name of the sink.
 
     Raises:
         UsageError: No producer could send these inputs to these sources.
-        PlanError: The pipeline cannot be run, has a state that cannot be kept or too many dead letters, or has a
+        PlanError: The pipeline cannot be run, has a state that cannot be stored, has too many dead letters, or has a
             `transform`, which needs Spark.
         RecordError: A function raised, and the pipeline has no `dead_letter=`. The error names the stage and the
-            message: 1 is the first of its stream.
+            message. The first message of a stream has the number 1.
         RoundError: An asynchronous call failed. In production the epoch would be run again.
 
     >>> from procession import Pipeline, aggregates
@@ -139,12 +138,12 @@ def run(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pipeline and its inputs, ready to be run."""
+    """A pipeline and its inputs, ready to run."""
 
     plan: Plan
     rows: pa.RecordBatch
     names: Mapping[int, str]
-    """What each stream is called."""
+    """The name of each stream, for people."""
 
     @classmethod
     def of(cls, pipeline: Pipeline, inputs: Inputs, parallelism: int | None, *, ends: bool) -> Prepared:
@@ -162,7 +161,7 @@ class Prepared:
     def run(
         self, hosted: HostedPlan, epochs: int | Sequence[int] | None, crashes: Collection[int] = (), first: int = 0
     ) -> None:
-        """Run the epochs. `first` is the number of rows that came before these."""
+        """Run the epochs. `first` is the number of rows before these rows."""
         try:
             for number, end in enumerate(cuts_of(self.rows.column("kind").to_numpy() != KIND_EOS, epochs)):
                 if number in crashes:
@@ -175,7 +174,7 @@ class Prepared:
 
 @contextmanager
 def scratch_directory(size_bytes: int) -> Iterator[Path]:
-    """A directory for a run on this many bytes of input: in memory, if there is room."""
+    """Create a directory for a run on this many bytes of input. It is in memory if there is room."""
     with tempfile.TemporaryDirectory(prefix="procession-test-", dir=_place(size_bytes)) as directory:
         yield Path(directory)
 
@@ -201,7 +200,7 @@ def check_without_spark(graph: Graph) -> None:
 
 
 def _place(size_bytes: int) -> Path | None:
-    """Where the files of a run are: in memory, if there is room; else where temporary files are."""
+    """Return the parent directory of a run's files: in memory if there is room, else None for the default."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
         free = shutil.disk_usage(MEMORY).free
         return MEMORY if free >= MEMORY_BYTES_MIN + COPIES * size_bytes else None
@@ -209,7 +208,8 @@ def _place(size_bytes: int) -> Path | None:
 
 
 def _annotate(error: ProcessionError, names: Mapping[int, str]) -> None:
-    """Let a test's report show what the user needs: the input that the record is of, and the function's own trace."""
+    """Add notes to an error for the test's report: the name of the record's stream, the next step and the function's
+    trace."""
     stream = error.fields.get("stream_id")
     if stream is not None and stream in names:
         error.add_note(f"stream {stream} is {names[stream]}")
@@ -221,7 +221,7 @@ def _annotate(error: ProcessionError, names: Mapping[int, str]) -> None:
 
 @dataclass(frozen=True)
 class _Memory:
-    """The only log, in memory."""
+    """The only log of a run, in memory."""
 
     batch: pa.RecordBatch
 
@@ -232,7 +232,7 @@ class _Memory:
 
 @dataclass
 class _Committed:
-    """What the epochs have committed, as the round records would have it."""
+    """The commits of the epochs, as the round records would have them."""
 
     rounds: dict[int, RoundRecord] = field(default_factory=dict)
 
@@ -244,8 +244,8 @@ class _Committed:
 
 
 class HostedPlan:
-    """A plan and all that its tasks need, in one directory. It begins after the round `begins`, if there is one, whose
-    state files and table copies are in `directory`, under `STATES` and `SIDES`."""
+    """A plan and everything that its tasks need, in one directory. If the round `begins` is given, the plan continues
+    after it: then the round's state files and table copies are in `directory`, under `STATES` and `SIDES`."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class HostedPlan:
         self._written: dict[str, list[bytes]] = {output.name: [] for output in outputs_of(plan.graph)}
 
     def _start(self) -> None:
-        """Start a driver and its tasks, on what is committed."""
+        """Start a driver and its tasks with the committed states."""
         self._fence += 1
         self._refresh = TableRefresh.of(self._plan.graph, self._directory / SIDES, lambda _: None, self._fence)
         self._refresh.begin({} if self.last is None else self.last.sides)
@@ -286,17 +286,17 @@ class HostedPlan:
 
     @property
     def last(self) -> RoundRecord | None:
-        """What the last epoch has committed."""
+        """The round record of the last epoch. None: no epoch is committed."""
         return self._committed.rounds.get(len(self._committed.rounds) - 1)
 
     def lose_epoch(self, end: int) -> None:
-        """Run the rows up to this one, then crash: nothing of them is committed."""
+        """Run the rows up to this row, then crash: none of them is committed."""
         self._computed(len(self._committed.rounds), end)
         self._runs.drop(len(self._committed.rounds))
         self._start()
 
     def run_epoch(self, end: int) -> None:
-        """Run the rows up to this one, and commit them."""
+        """Run the rows up to this row, and commit them."""
         epoch, last = len(self._committed.rounds), self.last
         task_manifests, runs, counters = self._computed(epoch, end)
         for name, sink_runs in runs.items():
@@ -316,7 +316,7 @@ class HostedPlan:
         self._runs.drop(epoch)
 
     def _computed(self, epoch: int, end: int) -> tuple[list[Manifest], dict[str, list[Run]], dict[str, int]]:
-        """What the tasks made of the rows up to this one, by sink, and the counters after them."""
+        """Run the tasks up to this row. Returns their manifests, the runs of each output and the counters."""
         last = self.last
         start = 0 if last is None else last.last
         task_manifests = manifests(self._plan, self._routed_manifests(epoch, start, end), self._runs)
@@ -368,7 +368,7 @@ class HostedPlan:
 
 
 def decoded(sink: Node, payload: bytes, graph: Graph) -> Any:
-    """The value in a record of an output; its bytes, if the sink's codec can make nothing of them."""
+    """Decode a record of an output. Returns its bytes if the sink's codec cannot decode them."""
     if sink is graph.dead_letter:
         return json.loads(payload)
     record = payload.removesuffix(b"\n") if sink.framing is SinkFraming.LINES else payload

@@ -1,7 +1,7 @@
-"""Schedules: the same records with other epochs, other numbers of tasks, and crashes. The output must be the same.
+"""Schedules: runs on the same records with different epochs, numbers of tasks and crashes. The output must be the same.
 
-Invariant: a schedule changes nothing that a pipeline may depend on. So two outputs that differ show a function that
-keeps data outside of its state, or is not deterministic.
+Invariant: a schedule changes nothing that a pipeline may depend on. If two outputs differ, a function keeps data
+outside of its state, or is not deterministic.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SHOWN_CHARS = 200
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a run is cut into epochs and tasks, and where it crashes.
+    """The epochs and tasks of a run, and the epochs in which it crashes.
 
     Args:
-        epochs: The records of each epoch, as in `run`. None means one epoch.
-        parallelism: The number of tasks of each stage. None means what the pipeline asks for.
+        epochs: The sizes of epochs, as in `run`. None means one epoch.
+        parallelism: The number of tasks of each stage. None means that of the pipeline.
         crashes: The numbers of epochs that are lost before their commit, and run again.
     """
 
@@ -32,7 +32,7 @@ class Schedule:
     crashes: tuple[int, ...] = ()
 
     def run(self, pipeline: Pipeline, inputs: Inputs, **options: Any) -> Outputs:
-        """As `procession.testing.run`."""
+        """Run a pipeline with this schedule, like `procession.testing.run`."""
         return run(pipeline, inputs, epochs=self.epochs, parallelism=self.parallelism, crashes=self.crashes, **options)
 
 
@@ -42,7 +42,7 @@ SCHEDULES = (
     Schedule(epochs=3, parallelism=2, crashes=(0, 1, 3)),
     Schedule(parallelism=3, crashes=(0,)),
 )
-"""What `run_everywhere` runs with, besides one epoch with the pipeline's own parallelism."""
+"""The schedules of `run_everywhere`, in addition to one epoch with the pipeline's own parallelism."""
 
 
 def run_everywhere(
@@ -53,11 +53,11 @@ def run_everywhere(
     Args:
         pipeline: The pipeline.
         inputs: The records of each source, as in `run`.
-        schedules: The schedules besides one epoch with the pipeline's own parallelism.
+        schedules: The schedules that are run in addition to one epoch with the pipeline's own parallelism.
         options: Other options of `run`: `ends`, `dead_letter_share_max`.
 
     Returns:
-        The outputs.
+        The outputs, which are the same with all schedules.
 
     Raises:
         AssertionError: A schedule changes the output. The error names the schedule, the sink and the first difference.
@@ -84,7 +84,7 @@ def _difference(schedule: Schedule, sink: str, expected: list[Any], found: list[
         min(len(expected), len(found)),
     )
     return (
-        f"The output of sink {sink!r} is another one with {schedule}. Record {place} is {_shown(found, place)}; in one"
+        f"The output of sink {sink!r} differs with {schedule}. Record {place} is {_shown(found, place)}; in one"
         f" epoch it is {_shown(expected, place)}. A function keeps data outside of its state, or depends on the clock,"
         " on random numbers or on the order of a set."
     )

@@ -1,6 +1,6 @@
 """Runs two versions of a pipeline one after the other: the second begins with the states of the first.
 
-Invariant: the states are compared, renamed, migrated and dropped by the code of `procession upgrade`.
+Invariant: the code of `procession upgrade` compares, renames, migrates and drops the states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run_upgrade(
     epochs: int | Sequence[int] | None = None,
     ends: bool = True,
 ) -> tuple[Outputs, Outputs]:
-    """Run a pipeline on these records, upgrade it, and run the new one on more records, without Spark.
+    """Run a pipeline on these records, upgrade it, and run the new pipeline on more records, without Spark.
 
     Args:
         before: The pipeline before the upgrade.
@@ -37,11 +37,11 @@ def run_upgrade(
         after: The pipeline after the upgrade.
         more_inputs: The records that come after the upgrade.
         upgrade: How states are renamed, dropped and migrated.
-        epochs: Where both inputs are cut, as in `run`.
-        ends: Whether the streams end behind the last record.
+        epochs: The sizes of epochs of both inputs, as in `run`.
+        ends: Whether the streams end after the last record.
 
     Returns:
-        What each of the two wrote.
+        The outputs of the old and of the new pipeline.
 
     Raises:
         PlanError: The new pipeline cannot continue with the states, or a function of `migrate` raised.
@@ -65,7 +65,7 @@ def run_upgrade(
     second = Prepared.of(after, more_inputs, None, ends=ends)
     if first.plan.graph.event_time is not None or second.plan.graph.event_time is not None:
         raise UsageError(
-            "A pipeline in event-time order cannot be upgraded in a test: records wait for their turn.",
+            "A pipeline in event-time order cannot be upgraded in a test: its log holds records back.",
             next_step='Test it without order_by="event_time".',
         )
     rows = pa.concat_batches([first.rows, second.rows])

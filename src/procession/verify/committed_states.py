@@ -1,8 +1,9 @@
 """Reads the committed states of a pipeline's stages, while a driver may be writing them.
 
-Invariant: it reads the version that the last committed round names, and changes nothing. The files of a version never
-change; a driver may remove them, so all are opened before the first is read, and again if the round has moved on.
-Memory is bounded by the pieces of `storage/state_file`. Used by `procession state`.
+Invariant: the reader uses the version in the last committed round, and changes nothing. The files of a version never
+change, but a driver may remove them. So all files are opened before the first is read; if a later round has replaced
+them, its files are opened instead. Memory is bounded by the pieces of `storage/state_file`. Used by `procession
+state`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from procession.storage.state_file import StateFile, hashes_of, merged_pieces
 from procession.verify.decisions import TRIES, DecisionReader
 
 TIMED = b"k"
-"""Stages that a watermark moves store the state of a key under this prefix and the key."""
+"""Name prefix of a key's state in a stage that uses watermarks; the key follows."""
 
 FIRST_BYTES = np.array([*TAGS, TIMED[0]], np.uint8)
 """The first bytes of the names of keys. All other names belong to the stage itself, such as its timers."""
@@ -49,15 +50,15 @@ class StageStates:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Return the size of the files in bytes."""
         return sum(file.size for files in self.tasks for file in files)
 
     def count(self) -> int:
-        """The number of keys that have a state."""
+        """Return the number of keys that have a state."""
         return sum(piece.num_rows for piece in self._pieces())
 
     def find(self, key: bytes) -> Any:
-        """The view of the state of this encoded key, in a list; an empty list if it has none."""
+        """Return a list with the state of this encoded key as a view; empty if the key has no state."""
         names = [key, TIMED + key]
         hashes = hashes_of(names)
         for files in self.tasks:
@@ -67,7 +68,7 @@ class StageStates:
         return []
 
     def scan(self) -> Iterator[dict[str, Any]]:
-        """The views of all keys and their states, in no particular order."""
+        """Yield all keys and their states as views, in no particular order."""
         for piece in self._pieces():
             for key, state in zip(piece.column("key").to_pylist(), piece.column("state").to_pylist(), strict=True):
                 yield {
@@ -84,8 +85,8 @@ class StageStates:
 
 
 def committed_states(directory: Path) -> dict[str, StageStates]:
-    """The stages with state of the pipeline in this directory, after its last committed epoch. Raises ConfigError if
-    there is no pipeline."""
+    """Return the stages with states of the pipeline in this directory, after the last committed epoch. Raises
+    ConfigError if there is no pipeline."""
     reader = DecisionReader(checkpoint_of(directory))
     for _ in range(TRIES):
         last = reader.last()
@@ -112,7 +113,7 @@ def _opened(last: RoundRecord, states: Path) -> dict[str, StageStates]:
 
 
 def export(stage: StageStates, path: Path, rows: int = 10_000) -> int:
-    """Write the views of all keys and states to a new Parquet file, each as JSON text. Returns the number of keys."""
+    """Write all keys and their states to a new Parquet file, as JSON text. Return the number of keys."""
     schema = pa.schema([("key", pa.string()), ("state", pa.string())])
     count = 0
     with path.open("xb") as file, pq.ParquetWriter(file, schema) as writer:

@@ -1,9 +1,9 @@
-"""Compares the inputs of a passthrough pipeline with what its sinks have committed.
+"""Compares the inputs of a passthrough pipeline with the committed output of its sinks.
 
-Invariant: output counts only if the transaction log commits it. What the log commits must be in the output, without
-a gap, from the first byte; and, if a checkpoint is given, it must be decided there. Reads inputs and a sink's directory
-(`verify/sink_outputs`). The result is the verifier's verdict on each output, as text or JSON, and status 0 (all clean)
-or 1. The connections of one sink are one output, unless total order was promised.
+Invariant: only output in the transaction log counts as committed. All committed bytes must be in the output, from the
+first byte and without a gap. If a checkpoint is given, it must have the decision on them. Reads inputs and a sink's
+directory (`verify/sink_outputs`). The result is the verdict on each output, as text or JSON, and status 0 (all clean)
+or 1. The connections of one sink count as one output, unless total order was promised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COUNTS = ("records", "committed", *KINDS)
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """What to compare, and how."""
+    """The inputs and outputs to compare, and the options."""
 
     inputs: Sequence[Path]
     directory: Path
@@ -42,15 +42,15 @@ class ComparisonRequest:
     order: PromisedOrder = PromisedOrder.TOTAL
     key_of: KeyOf | None = None
     is_complete: bool = True
-    """False while the run continues: records missing at the end may still arrive."""
+    """Whether the run is over. During a run, records missing at the end may still arrive."""
     checkpoint: Path | None = None
-    """The pipeline's checkpoint. If given, all visible output must be decided there."""
+    """The pipeline's checkpoint. If given, it must have a decision on all visible output."""
     acks: Sequence[Path] = ()
     """The acknowledgement logs of the producers."""
     bounds: MemoryBounds = field(default_factory=MemoryBounds)
 
     def check(self) -> None:
-        """Raise ConfigError if there is nothing to compare."""
+        """Raise ConfigError if no input is given, or a key is missing."""
         if not self.inputs:
             raise UsageError("No input was named.", next_step="name the input files")
         for path in self.inputs:
@@ -159,7 +159,8 @@ def run_verify(request: ComparisonRequest, *, as_json: bool = False) -> int:
 
 
 def _judge(request: ComparisonRequest, written: SinkOutput) -> JudgedOutput:
-    # Read acknowledgements first and decisions last, because each is written before the next becomes visible.
+    # Read acknowledgements first and decisions last: an epoch is decided before its output is visible, and visible
+    # before its records are acknowledged.
     acked = request.of_inputs(acknowledged(request.acks))
     transactions = [list(TransactionTail(log).poll()) for log in written.logs]
     return judge_output(request, written, transactions, acked)

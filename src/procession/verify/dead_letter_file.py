@@ -1,7 +1,7 @@
-"""The dead letters of a pipeline, read from the committed output of its dead-letter sink.
+"""Reads the dead letters of a pipeline from the committed output of its dead-letter sink.
 
 Invariant: a letter's number is the number of its line, from 1 on, so it never changes. Uncommitted letters are not
-returned. Letters are read one by one and never held together. Used by `procession letters`.
+returned. Letters are read one by one, so memory is bounded. Used by `procession letters`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class StoredLetter:
 
 
 def letters_in(directory: Path, instance: str) -> Iterator[StoredLetter]:
-    """The letters of a dead-letter sink, `PIPELINE-SINK`, in its directory. None if it has written nothing there."""
+    """Yield the letters of a dead-letter sink, `PIPELINE-SINK`, in its directory; none if the sink has written
+    nothing there."""
     if not written_in(directory, instance):
         return
     lines = (line for lines, _ in split_lines(committed_output(directory, instance)) for line in lines)

@@ -1,7 +1,7 @@
-"""Checks that everything that a sink shows was decided as committed. Pure.
+"""Checks that all visible output of a sink was decided as committed. Pure.
 
 Invariant: a transaction may be visible only if `commits/N` exists and `rounds/N` names it, with its positions. Old
-round records are deleted; for older epochs the reader of the ranges only checks that there is no gap.
+round records are deleted; for their epochs only gaps are checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Decisions:
 
 @dataclass
 class Undecided:
-    """Counts the visible transactions of a sink that no decision names."""
+    """Counts the visible transactions of a sink that have no decision."""
 
     transactions: int = 0
     bytes: int = 0
@@ -34,7 +34,7 @@ class Undecided:
     first: BadRecord | None = None
 
     def take(self, visible: Iterable[tuple[str, int, int]], decisions: Decisions) -> None:
-        """Check the transactions (id, start, end) that have become visible, in order."""
+        """Check newly visible transactions (id, start, end), in order."""
         for txn, start, end in visible:
             if is_decided(txn, start, end, decisions):
                 self.named += is_named(txn, decisions)
@@ -58,6 +58,6 @@ def is_decided(txn: str, start: int, end: int, decisions: Decisions) -> bool:
 
 
 def is_named(txn: str, decisions: Decisions) -> bool:
-    """Whether the round record of its epoch still exists."""
+    """Return whether the round record of its epoch still exists."""
     transaction = TransactionId.parse(txn)
     return transaction is not None and transaction.epoch in decisions.rounds

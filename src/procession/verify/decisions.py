@@ -1,8 +1,8 @@
 """Reads the decisions in a pipeline's checkpoint, while a driver may be writing it.
 
-Invariant: only the copy that `CURRENT` names counts, or the last complete one while its successor is being made.
-Read decisions after the sinks' logs: a decision is on disk before its phase 2, so all visible output is decided by
-then. Used by `verify/decided`.
+Invariant: only the copy that `CURRENT` names is read, or the last complete copy while a new one is being written.
+Decisions must be read after the sinks' logs: a decision is on disk before its phase 2, so all output that was visible
+then has its decision. Used by `verify/decided`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import SparkLog
 from procession.commit.transaction_id import TransactionId
 from procession.errors import ConfigError
-from procession.storage.driver_claim import CURRENT
+from procession.storage.driver_claim import CURRENT, checkpoint_of
 from procession.verify.decided import Decisions
 
 Read = TypeVar("Read")
@@ -64,10 +64,18 @@ class DecisionReader:
         raise ConfigError(f"{self._root} keeps changing.", next_step="stop all drivers but one")
 
     def copy(self) -> Path:
-        """Return the directory of the copy that counts now."""
+        """Return the directory of the current copy."""
         copies = sorted(path for path in self._root.glob("[0-9]*") if path.name.isdigit())
         try:
             current = self._root / f"{int((self._root / CURRENT).read_text()):010d}"
         except (OSError, ValueError):
             current = self._root / "none"
         return current if current in copies or not copies else copies[-1]
+
+
+def last_committed(directory: Path) -> RoundRecord | None:
+    """Return the round record of the last committed epoch of the pipeline in this directory, or None."""
+    try:
+        return DecisionReader(checkpoint_of(directory)).last()
+    except ConfigError:  # there is no checkpoint yet
+        return None

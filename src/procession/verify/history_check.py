@@ -1,9 +1,9 @@
-"""Checks the rounds of a pipeline as they are committed: does each go on exactly where the last one ended? Pure.
+"""Checks that each committed round of a pipeline starts exactly where the previous round ended. Pure.
 
-Invariant: only what was compared counts as proved. A round that is missing makes the verdict unknown, with the reason,
-never clean. The facts come from two sides: the history has what each round committed, the gateways and the sinks' own
-logs have what they hold. It compares positions and counters, not contents; `verify/verifier` compares contents. Used by
-`supervisor/pipeline_snapshot`.
+Invariant: only compared rounds count as proved. If a round is missing, the verdict is unknown with the reason, never
+clean. The check compares the history, which has the positions of each round, with the positions of the gateways and
+of the sinks' logs. It compares positions and counters, not contents; `verify/verifier` compares contents. Used by
+`monitoring/pipeline_snapshot`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from procession.verify.verdict import Outcome
 
 FINDINGS_MAX = 20
-"""Maximum number of findings that are kept. All are counted."""
+"""Maximum number of findings that are kept. All findings are counted."""
 
 ENDS_KEPT = 1_000
-"""Number of latest rounds whose ends are kept, to find the one that a sink or a gateway has reached."""
+"""Number of latest rounds whose ends are kept, to find the round that a sink or gateway has reached."""
 
 
 @dataclass(frozen=True)
 class HeldOutput:
-    """What a sink's own log says that it holds, committed."""
+    """The committed end of an output, from the sink's log."""
 
     sink: str
     end: int
@@ -32,7 +32,7 @@ class HeldOutput:
 
 @dataclass(frozen=True)
 class HeldInput:
-    """What a gateway says: the last epoch that it knows as committed, and the end of that in its log."""
+    """A gateway's answer: the last epoch that it knows as committed, and the end of that epoch in its log."""
 
     gateway: str
     epoch: int
@@ -41,7 +41,7 @@ class HeldInput:
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """The last committed round in the checkpoint: its last row, and the end of each sink's output."""
+    """The last committed round in the checkpoint: its last row and the end of each sink's output."""
 
     epoch: int
     last: int
@@ -50,7 +50,7 @@ class RecordedRound:
 
 @dataclass
 class HistoryCheck:
-    """The rounds of one checkpoint, in order. `add` them one by one."""
+    """Checks the rounds of one checkpoint, which are added in order with `add`."""
 
     checkpoint: str = ""
     first_epoch: int | None = None
@@ -58,7 +58,7 @@ class HistoryCheck:
     last: Mapping[str, Any] | None = None
     rounds: int = 0
     missing: int = 0
-    """Rounds between the first and the last one that the history does not have."""
+    """Number of rounds between the first and the last one that are missing in the history."""
     lost: int = 0
     doubled: int = 0
     disordered: int = 0
@@ -68,7 +68,7 @@ class HistoryCheck:
     )
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """The next round. Lines from before the history had the ends of sinks are passed over."""
+        """Check the next round. Old lines without the ends of sinks are skipped."""
         if "sinks" not in line:
             return
         if line["id"] != self.checkpoint:
@@ -92,7 +92,8 @@ class HistoryCheck:
         self._ends.append((line["epoch"], _ends_of(line), line["ends"]))
 
     def _again(self, line: Mapping[str, Any]) -> None:
-        """A round that was logged before, by a driver that has been replaced meanwhile. It must be the same one."""
+        """Compare a line with an earlier line of the same round, which a replaced driver has logged. Both must have
+        the same ends."""
         for epoch, sinks, gateways in self._ends:
             if epoch == line["epoch"] and (sinks, gateways) != (_ends_of(line), line["ends"]):
                 self._found("doubled", 1, f"epoch {epoch} was committed twice, with different ends")
@@ -158,8 +159,9 @@ class HistoryCheck:
         unknown: Iterable[str] = (),
         recorded: RecordedRound | None = None,
     ) -> dict[str, Any]:
-        """The verdict so far, with what the sinks and gateways held before the last round was read. `unknown` are
-        reasons why something could not be compared; `recorded` is the last committed round in the checkpoint."""
+        """Return the verdict so far. `outputs` and `inputs` are the positions of the sinks and gateways before the
+        last round was read. `unknown` has the reasons why parts could not be compared; `recorded` is the last
+        committed round in the checkpoint."""
         live = HistoryCheck(findings=list(self.findings))
         reasons = list(unknown)
         last = self.last
@@ -194,7 +196,7 @@ class HistoryCheck:
         }
 
     def _output(self, live: HistoryCheck, held: HeldOutput, recorded: RecordedRound | None) -> int:
-        """The last round that the sink holds."""
+        """Return the last round in the sink's committed output."""
         if recorded is not None and recorded.sinks.get(held.sink) == held.end:
             return recorded.epoch  # it may not be in the history yet
         for epoch, ends, _ in reversed(self._ends):
@@ -210,7 +212,7 @@ class HistoryCheck:
         return -1
 
     def _input(self, live: HistoryCheck, held: HeldInput) -> int:
-        """The last round that the gateway has acknowledged to its producers."""
+        """Return the last round that the gateway has acknowledged to its producers."""
         for epoch, _, ends in reversed(self._ends):
             if epoch == held.epoch:
                 if held.end > ends.get(held.gateway, 0):

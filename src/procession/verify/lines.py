@@ -1,7 +1,7 @@
 """Splits a stream of bytes into records (lines), and checks quickly whether two streams are equal.
 
-Invariant: a record is a line, and a line is complete only with its newline. Streams are read in chunks and never held
-as a whole. Pure. A stream can be read from its beginning several times; used by `verify/verifier`.
+Invariant: a record is a line, and a line is complete only with its newline. Streams are read in chunks, so memory is
+bounded. Pure. A stream can be read several times from its beginning; used by `verify/verifier`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy.typing as npt
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 SHOWN_BYTES_MAX = 200
 
-# Returns a byte stream from its beginning, at each call.
+# Each call returns a byte stream from its beginning.
 Chunks = Callable[[], Iterator[bytes]]
 Numbers = npt.NDArray[np.int64]
 
 
 class CommonLines(NamedTuple):
-    """How far two streams are equal: the number of lines, whether to the end of both or of the second."""
+    """The equal beginning of two streams: its number of lines, and whether both streams or only the second one ended
+    there."""
 
     lines: int
     is_equal: bool
@@ -29,7 +30,7 @@ class CommonLines(NamedTuple):
 
 
 def terminated(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Add a missing newline at the end: an input's last line is a record even without one."""
+    """Add a missing newline at the end, because an input's last line is a record even without a newline."""
     last = b"\n"
     for chunk in filter(None, chunks):
         yield chunk

@@ -1,8 +1,8 @@
-"""Verifies output while a run goes on, reading only what is new.
+"""Verifies output during a run, reading only new output.
 
-Invariant: a check reads only what was committed since the last check. While the outputs are prefixes of the expected
-output, nothing is read twice. When one is not, it is compared once as a whole, and that verdict is final. Used by a
-harness that checks ten times a second; uses `verify/prefix` and `verify/comparison`.
+Invariant: a check reads only output that was committed since the last check. While the outputs are prefixes of the
+expected output, no byte is read twice. If an output is not a prefix, it is compared once as a whole, and that verdict
+is final. Used by test harnesses, which check ten times a second; uses `verify/prefix` and `verify/comparison`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTHING = "Nothing is committed at the output, so there is nothing to verify."
 
 
 class LiveCheck:
-    """Checks the outputs at each `poll`. Finds new instances by itself."""
+    """Checks the outputs at each `poll`, including new instances."""
 
     def __init__(self, request: ComparisonRequest) -> None:
         request.check()
@@ -38,7 +38,8 @@ class LiveCheck:
         self._outputs: dict[str, WatchedOutput] = {}
 
     def poll(self) -> ComparisonReport:
-        # Read acknowledgements first and decisions last, because each is written before the next becomes visible.
+        # Read acknowledgements first and decisions last: an epoch is decided before its output is visible, and
+        # visible before its records are acknowledged.
         acked = self._request.of_inputs(self._acks.poll())
         for written in self._request.outputs():
             if written.family not in self._outputs:
@@ -68,7 +69,7 @@ class WatchedInstance:
 
 
 class WatchedOutput:
-    """One output, and how far each of its instances was checked."""
+    """One output, and the checked position of each instance."""
 
     def __init__(self, request: ComparisonRequest, written: SinkOutput, inputs: list[int]) -> None:
         self._request = request
@@ -84,7 +85,7 @@ class WatchedOutput:
         self._judged: JudgedOutput | None = None
 
     def find(self, written: SinkOutput) -> None:
-        """Add the instances that exist by now."""
+        """Add the instances that have appeared."""
         self._written = written
         for log in written.logs:
             if log not in self._instances:

@@ -26,7 +26,7 @@ HASH, NUMBER, KEY = range(3)
 
 
 class Buckets(Protocol):
-    """Storage for rows. Rows of a bucket are returned in the order in which they were put, at each call."""
+    """Storage for rows. Each call returns a bucket's rows in the order in which they were added."""
 
     def put(self, bucket: int, rows: Rows) -> None: ...
 
@@ -51,7 +51,7 @@ class MemoryBuckets:
 
 
 class FiledLines(NamedTuple):
-    """How many lines were filed, and which of them are incomplete. Incomplete lines are in no bucket."""
+    """The number of lines that were put into buckets, and the incomplete lines, which are in no bucket."""
 
     lines: int
     broken: tuple[int, ...]
@@ -101,8 +101,8 @@ def put_sorted(storage: Buckets, rows: Rows, at: npt.NDArray[np.generic]) -> Non
 
 
 class MatchedRows(NamedTuple):
-    """For each output row its input row, or -1, and whether it is a duplicate. For each input row whether it is in the
-    output. And whether the input repeats a line."""
+    """The matches of a bucket: for each output row its input row, or -1, and whether it is a duplicate; for each
+    input row whether it is in the output; and whether the input repeats a line."""
 
     place: Numbers
     is_doubled: npt.NDArray[np.bool_]
@@ -111,7 +111,7 @@ class MatchedRows(NamedTuple):
 
 
 def pair(expected: Numbers, actual: Numbers) -> MatchedRows:
-    """Pair the hashes of a bucket, both sides in order: the n-th of equal lines with the n-th."""
+    """Pair the hashes of a bucket: the n-th of several equal lines in the output with the n-th in the input."""
     order, turn = np.argsort(expected, kind="stable"), np.argsort(actual, kind="stable")
     known, seen = expected[order], actual[turn]
     begin, end = np.searchsorted(known, seen, "left"), np.searchsorted(known, seen, "right")

@@ -1,13 +1,13 @@
-"""Order: the four levels of promised order, and the number of records that are out of order. Pure.
+"""Counts the records that are out of order, for the four levels of promised order. Pure.
 
-Definition: *out of order* is the least number of records whose removal leaves the rest of each group in input order. A
-group is what the level promises an order for: an input (`total` and `stream`: several inputs are interleaved in arrival
-order, so each is compared with its own order), a key of an input (`key`), or nothing (`none`). `verify/matching` gives
-the input position of each output record.
+Definition: *out of order* is the least number of records whose removal leaves the rest of each group in input order.
+The level determines the groups: an input (`total` and `stream`; several inputs are interleaved in arrival order, so
+each input is compared separately), or a key of an input (`key`). With `none` there are no groups. `verify/matching`
+gives the input position of each output record.
 
 The exact number needs all positions in memory. Above the memory limit it is estimated from both sides: the number of
-records that were overtaken, and the number that overtook. The smaller of the two is an upper bound, and is zero exactly
-if nothing is out of order.
+records that were overtaken, and the number that overtook. The smaller number is an upper bound. It is zero only if no
+record is out of order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUPS_MAX = 4_000_000
 
 
 class PromisedOrder(StrEnum):
-    """What a pipeline promises about the order of its output."""
+    """The order that a pipeline promises for its output."""
 
     TOTAL = "total"
     KEY = "key"
@@ -80,7 +80,7 @@ class GroupNumbers:
 
 
 class Overtaken:
-    """Counts, chunk by chunk, the records that come after a later record of their group."""
+    """Counts, chunk by chunk, the records that come after a record of their group with a greater input position."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -107,7 +107,7 @@ class Overtaken:
             self.first = int(late.min())
 
     def _furthest_before(self, group: Numbers, position: Numbers, begins: Numbers) -> Numbers:
-        # Groups ascend, so one running maximum works for all of them after each is shifted above the previous one.
+        # Groups ascend, so one running maximum works for all groups if each group is shifted above the previous one.
         is_begin = np.zeros(len(group), np.int64)
         is_begin[begins] = 1
         rank = np.cumsum(is_begin) - 1
@@ -121,13 +121,13 @@ class Overtaken:
 
 
 def least_disorder(groups: Numbers, positions: Numbers, numbers: Numbers) -> Disorder:
-    """Return the exact count, in memory. A record that occurs twice is in order if one occurrence is."""
+    """Return the exact count, in memory. A duplicated record is in order if one of its occurrences is."""
     if not len(groups):
         return Disorder(0, -1)
     by_group = np.argsort(groups, kind="stable")
     group, position, number = groups[by_group], positions[by_group], numbers[by_group]
     lifted = position + group * (int(positions.max()) + 1)
-    # Where everything before is smaller than everything after, the two sides are independent.
+    # If all positions before a point are smaller than all after it, the two sides are independent.
     highest = np.maximum.accumulate(lifted)
     lowest = np.minimum.accumulate(lifted[::-1])[::-1]
     edges = np.concatenate([[0], np.flatnonzero(highest[:-1] < lowest[1:]) + 1, [len(lifted)]])
@@ -160,7 +160,7 @@ def _longest_increasing(positions: Numbers) -> Numbers:
         else:
             pile_of[number] = pile = bisect_left(tops, position)
             tops[pile] = position
-    # Backwards: from each pile, the last element that is smaller than the one taken from the next pile.
+    # Backwards: take from each pile the last element that is smaller than the element taken from the next pile.
     taken = np.empty(len(tops), np.int64)
     pile, below = len(tops) - 1, np.iinfo(np.int64).max
     for position, its_pile in zip(reversed(positions.tolist()), reversed(pile_of.tolist()), strict=True):

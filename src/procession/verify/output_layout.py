@@ -1,7 +1,7 @@
-"""Where the bytes of an output are: in one file, or in a directory of epochs.
+"""Reads the bytes of an output from one file, or from a directory of epochs.
 
-Invariant: positions are those of the transaction log, however the bytes are stored; missing bytes are reported as
-missing. Reads a sink's directory; used by `procession cat`, `procession verify` and `verify/live_check`.
+Invariant: positions are those of the transaction log, whatever the storage is. Missing bytes are reported. Reads a
+sink's directory; used by `procession cat`, `procession verify` and `verify/live_check`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class StoredOutput(Protocol):
     """Its name in messages."""
 
     def size(self) -> int:
-        """Return the number of bytes from the first on, without a gap."""
+        """Return the number of bytes before the first gap."""
 
     def read(self, ranges: Ranges) -> Iterator[bytes]:
-        """Yield the bytes of these ranges in chunks; missing bytes are left out."""
+        """Yield the bytes of these ranges in chunks, without missing bytes."""
 
 
 class StoredFile:
@@ -80,12 +80,12 @@ def stored(log: Path) -> StoredOutput:
 
 
 def is_lane(log: Path) -> bool:
-    """Whether the output is a lane: its bytes are blocks, and its records are read with a merger."""
+    """Return whether the output is a lane: its bytes are blocks, and its records are read with a merger."""
     return log.with_suffix(LANE_SUFFIX).exists()
 
 
 def is_stored(log: Path) -> bool:
-    """Whether there is output to read: the stdout sink keeps none."""
+    """Return whether there is output to read: the stdout sink stores none."""
     return not log.with_suffix(".printed").exists()
 
 

@@ -1,11 +1,12 @@
-"""The prefix check: during a run, checks that the output so far is a prefix of the expected output. Pure.
+"""Checks during a run that the output so far is a prefix of the expected output. Pure.
 
 Invariant: every byte is read once. The check remembers its position in the inputs and reads only newly committed bytes,
-so a harness can check ten times a second. It reports where the output differs; `verify/verifier` then finds out how.
-Inputs are read through a function. Used by `verify/live_check`.
+so a harness can check ten times a second. It reports where the output differs; `verify/verifier` then determines the
+differences. Inputs are read through a function. Used by `verify/live_check`.
 
-Each output line must be the next one of some group: of an input, of an input's key, or, without order, any line that is
-due. Lines of groups that are behind wait in memory, up to a limit; beyond it the check stops with an unknown result.
+Each output line must be the next line of some group: of an input, or of an input's key. Without order, any line that
+is due matches. Lines of groups that are behind wait in memory, up to a limit; above it the check stops with an
+unknown result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AHEAD_RECORDS_MAX = 1_000_000
 READ_BYTES = 256 * 1024
 REPEATED = "The inputs contain the same line more than once, so its order in the output cannot be determined."
 
-# Reads an input: its number, a position, a number of bytes. Returns fewer at the end, which may grow.
+# Reads a number of bytes of an input from a position; fewer at the end of the input, which may still grow.
 ReadInput = Callable[[int, int, int], bytes]
 
 
@@ -69,7 +70,7 @@ class PrefixCheck:
             self.records += 1
 
     def _take_equal(self, lines: bytes) -> bool:
-        """Handle the usual case, whatever the order: the next bytes of the only input."""
+        """Handle the usual case, for any order: the next bytes of the only input."""
         if len(self._positions) != 1 or self._ahead or self._tails[0]:
             return False
         expected = self._read(0, self._positions[0], len(lines))
@@ -101,7 +102,7 @@ class PrefixCheck:
         return [group for group in groups if group in self._due and self._due[group][0] == line]
 
     def _read_ahead(self, line: bytes) -> bool:
-        """Read further in the inputs whose next line could be this one. Return whether there was anything to read."""
+        """Read further in the inputs whose next line could be this one. Return whether a line was read."""
         is_any = False
         for number in range(len(self._positions)):
             if self._group(number, line) not in self._due:
@@ -117,7 +118,7 @@ class PrefixCheck:
     def _read_piece(self, number: int) -> bool:
         piece = self._read(number, self._positions[number], READ_BYTES)
         self._positions[number] += len(piece)
-        # A last line without its newline is a record too; it is returned when nothing else is left.
+        # A last line without a newline is a record too; it is returned when no other line is left.
         *lines, self._tails[number] = (self._tails[number] + (piece or b"\n" * bool(self._tails[number]))).split(b"\n")
         for line in lines:
             self._due.setdefault(self._group(number, line), deque()).append(line)

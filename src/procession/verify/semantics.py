@@ -1,8 +1,8 @@
-"""The five delivery semantics of the paper as values: what a run has shown, and what each of them allows.
+"""Classifies a run by the five delivery semantics of the paper.
 
 Invariant: a run is classified by the strongest semantics that its output supports, from three facts only: whether
-anything is lost, doubled or incorrect. Order and the time of visibility are judged separately. Pure. Takes the counts
-of `verify/verifier`; used by reports, and by the test that holds a pipeline to the guarantee that it declares.
+records are lost, doubled or incorrect. Order and the time of visibility are checked separately. Pure. Uses the counts
+of `verify/verifier`; used by reports, and by the test that compares a pipeline with its declared guarantee.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from procession.planner.guarantee import Guarantee
 
 
 class Semantics(StrEnum):
-    """From the weakest to the strongest; at-most-once and at-least-once are not comparable."""
+    """The semantics, from the weakest to the strongest; at-most-once and at-least-once are not comparable."""
 
     ZERO_GUARANTEE = "zero-guarantee"
     CORRECT_IF_COMMITTED = "correct-if-committed"
@@ -53,7 +53,7 @@ def shown_by(*, lost: int, doubled: int, corrupt: int) -> Semantics:
 
 
 def is_within(shown: Semantics, declared: Semantics) -> bool:
-    """Whether a run that showed `shown` keeps the promise of `declared`."""
+    """Return whether the semantics `shown` are at least as strong as the `declared` ones."""
     found, promised = ALLOWED[shown], ALLOWED[declared]
     return (
         (promised.losing or not found.losing)
@@ -73,7 +73,7 @@ PROMISED = {
 
 @dataclass(frozen=True, slots=True)
 class SemanticsCase:
-    """A run of the paper's doubler on 1, 2 and 3: what was committed, and which semantics that shows."""
+    """A run of the paper's doubler on 1, 2 and 3: its committed output, and the semantics that this output shows."""
 
     semantics: Semantics
     committed: tuple[str, ...]
@@ -96,7 +96,7 @@ CASES = (
 
 
 def case_lines(judge: Callable[[Sequence[str], Sequence[str]], Semantics | None]) -> list[str]:
-    """Return the five cases as a table. `judge` classifies a committed output, given the expected one."""
+    """Return the five cases as a table. `judge` classifies a committed output, given the expected output."""
     expected = CASES[-1].committed
     rows = [("committed", "shows", "")] + [
         (" ".join(case.committed), str(judge(expected, case.committed)), case.note) for case in CASES

@@ -1,4 +1,4 @@
-"""The outputs in a sink's directory: which of them belong to one sink, and their committed bytes.
+"""Finds the outputs in a sink's directory, groups them by sink, and reads their committed bytes.
 
 Invariant: `PIPELINE-SINK-0`, `PIPELINE-SINK-1`, … were written by the connections of one sink. Together they hold its
 records, each key or stream in one of them. Uncommitted output is never returned, even while the sink is writing. Used
@@ -34,8 +34,8 @@ class SinkOutput:
         return self.logs[0].stem if len(self.logs) == 1 else self.family
 
     def read(self, ranges: Sequence[Ranges]) -> Iterator[bytes]:
-        """Yield the committed bytes, one instance after the other, each with its ranges. Lanes are merged: yield the
-        lines of their records in order."""
+        """Yield the committed bytes, one instance after the other, each with its ranges. For lanes, yield the lines
+        of the merged records in order."""
         if is_lane(self.logs[0]):
             for batch in merged(self.logs[0].parent, instance=self.family).batches():
                 yield bytes(Lines().messages(batch).joined)
@@ -54,7 +54,7 @@ def written_in(directory: Path, instance: str | None = None, *, is_shared: bool 
         logs = exact or [log for log in logs if _place(log.stem)[0] == instance]
     families: dict[str, list[Path]] = {}
     for log in logs:
-        # Lanes are one output in any case: only together they have an order.
+        # Lanes are always one output, because only all lanes together have an order.
         is_single = (exact or not is_shared) and not is_lane(log)
         families.setdefault(log.stem if is_single else _place(log.stem)[0], []).append(log)
     return [SinkOutput(family, tuple(found)) for family, found in families.items()]

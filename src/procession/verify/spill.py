@@ -1,4 +1,4 @@
-"""Buckets on disk, for a verifier with more rows than fit into memory.
+"""Stores buckets on disk, for a verifier with more rows than fit into memory.
 
 Invariant: rows are kept only in the directory, which is removed at the end. `verify/matching` uses it through the
 protocol `Buckets`.

@@ -1,8 +1,8 @@
 """The verdict of the verifier: one of three values, with counts and the first offender of each kind.
 
-Invariant: only verified output is *clean*. Output that could not be verified is *unknown*, with the reason. One
-violation outweighs any number of unknowns. Pure. Made by `verify/verifier` and `verify/prefix`; used by reports for
-people, tests and scripts.
+Invariant: only verified output is *clean*. Output that could not be verified is *unknown*, with the reason. A
+violation takes precedence over unknown results. Pure. Created by `verify/verifier` and `verify/prefix`; used by
+reports, tests and scripts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Verdict:
     first: dict[str, BadRecord] = field(default_factory=dict)
     why: str = ""
     uncommitted: int = 0
-    """Bytes that are visible but not decided as committed."""
+    """Number of bytes that are visible but not decided as committed."""
     acknowledged_lost: int = 0
     """Lost records that were acknowledged to their producer."""
     order: PromisedOrder = PromisedOrder.TOTAL
@@ -80,7 +80,7 @@ class Verdict:
         return shown_by(lost=self.lost, doubled=self.doubled, corrupt=self.corrupt)
 
     def with_uncommitted(self, bytes_: int, first: BadRecord) -> Verdict:
-        """Return a violated verdict with these visible bytes that no decision names."""
+        """Return a violated verdict with this number of visible bytes that have no decision."""
         return replace(
             self, outcome=Outcome.VIOLATED, uncommitted=bytes_, first=self.first | {"uncommitted": first}, why=""
         )

@@ -1,18 +1,17 @@
 """The verifier: compares input and output, and reports lost, duplicated, disordered and corrupt records. Pure.
 
 Invariant: only output that was compared and found equal is *clean*; empty input or output is *unknown*.
-`verify/comparison` reads the files; `verify/verdict` has the result.
-
-What is counted. *Corrupt*: an output line that is in no input, or a last line without its newline. *Doubled*: a line
-that is in the output more often than in the input. *Lost*: a line that is in the output less often; *acknowledged but
-lost*: a lost line that was acknowledged to its producer. *Disordered*: see `verify/order`. Repeated lines are paired in
-order, the first with the first: for one input the verdict is exact, and the counts are an upper bound. During a run
-(`is_complete=False`) a line counts as lost only if a later line of its group is there; with order `none`, never.
+`verify/comparison` reads the files; `verify/verdict` has the result. These records are counted. *Corrupt*: an output
+line that is in no input, or a last line without its newline. *Doubled*: a line that is in the output more often than
+in the input. *Lost*: a line that is in the output less often; *acknowledged but lost*: a lost line that was
+acknowledged to its producer. *Disordered*: see `verify/order`. Repeated lines are paired in order, the first with the
+first: for one input the verdict is exact, and the counts are an upper bound. During a run (`is_complete=False`) a
+line counts as lost only if a later line of its group is there; with order `none`, never.
 
 Memory. Equal bytes are compared chunk by chunk. Only if they differ, each line becomes a row of 16 bytes (24 with keys)
-in a bucket: on disk, if both sides have more than `MemoryBounds.memory_records` lines. At most that many are in memory
-at a time, at less than 200 bytes each, whatever the number of records. Only many equal lines, or more keys than
-`GROUPS_MAX`, can exceed the limit: then the verdict is unknown.
+in a bucket: on disk, if both sides have more than `MemoryBounds.memory_records` lines. At most that many rows are in
+memory at a time, at less than 200 bytes each. Only many equal lines, or more keys than `GROUPS_MAX`, can exceed the
+limit; the verdict is then unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from procession.verify.verdict import BadRecord, Outcome, Verdict
 
 __all__ = ["BadRecord", "Chunks", "MemoryBounds", "Outcome", "Verdict", "compare"]
 
-# An odd number with well-spread bits, so that keys of different inputs become different groups.
+# An odd number with well-spread bits, so that equal keys of different inputs become different groups.
 SPREAD = 0x1E3779B97F4A7C15
 
 
@@ -72,7 +71,7 @@ def compare(
     bounds: MemoryBounds | None = None,
     new_buckets: NewBuckets = MemoryBuckets,
 ) -> Verdict:
-    """Compare an output with the inputs: it must have every line of the inputs, once, in the promised order.
+    """Compare an output with the inputs. The output must have every line of the inputs once, in the promised order.
 
     `acknowledged` has for each input the last message id that its producer saw acknowledged, which is the position of
     a line's first byte. `key_of` returns a line's key, for order `key`."""
@@ -128,7 +127,7 @@ class ProblemCount:
 
 @dataclass
 class Comparison:
-    """Compares streams that are known to differ, or several inputs."""
+    """Compares an output that is known to differ from its input, or that has several inputs."""
 
     inputs: Sequence[Chunks]
     output: Chunks

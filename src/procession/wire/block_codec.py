@@ -2,7 +2,7 @@
 
 Invariant: a block is one Arrow IPC stream with `BLOCK_SCHEMA`, exactly one record batch and no compression. So a
 decoded block needs no more memory than its bytes, and its columns are views of them. The same records give the same
-bytes. Upstream: `commit/sink_link`, which sends blocks to sinks that want records. Downstream: `sdk/record_blocks`.
+bytes. `commit/sink_link` sends blocks to sinks that want records; `sdk/record_blocks` reads them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK_SCHEMA = pa.schema(
 )
 
 BLOCK_BYTES_MAX = 256 * 1024
-"""Maximum size of a block's payloads and keys behind its first record. Larger blocks cost less per record and more
+"""Maximum bytes of a block's payloads and keys after its first record. Larger blocks cost less per record, but more
 memory."""
 
 BLOCK_RECORDS_MAX = 65_536
@@ -36,14 +36,14 @@ BLOCK_RECORDS_MAX = 65_536
 
 _HEAD = bytes(BLOCK_SCHEMA.serialize())
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-"""What stands before and behind the batch in an IPC stream."""
+"""The bytes before and after the batch in an IPC stream."""
 
 _HEADER_FIELD, _COMPRESSION_FIELD = 2, 3
-"""Places of the fields in Arrow's flatbuffer tables `Message` and `RecordBatch`."""
+"""Numbers of the fields in Arrow's flatbuffer tables `Message` and `RecordBatch`."""
 
 
 def encode_block(batch: pa.RecordBatch) -> bytes:
-    """The bytes of a block.
+    """Encode a block.
 
     Args:
         batch: Records with the columns of `BLOCK_SCHEMA`.
@@ -61,14 +61,14 @@ def encode_block(batch: pa.RecordBatch) -> bytes:
 
 
 def encode_blocks(batch: pa.RecordBatch, bytes_max: int = BLOCK_BYTES_MAX) -> Iterator[bytes]:
-    """The records as blocks in their order, each of at most `bytes_max` bytes of payloads and keys behind its first
-    record."""
+    """Encode the records as blocks, in their order. Each block has at most `bytes_max` bytes of payloads and keys after
+    its first record."""
     if not len(batch):
         return
     sizes = pc.add(
         pc.binary_length(batch.column("payload")), pc.fill_null(pc.binary_length(batch.column("key")), 0)
     ).to_numpy(zero_copy_only=False)
-    # A record goes into the block that its last byte falls into, if blocks were cut every `bytes_max` bytes.
+    # The blocks result from a cut every `bytes_max` bytes. A record belongs to the block of its last byte.
     ends = np.cumsum(sizes, dtype=np.int64)
     cuts = np.flatnonzero(np.diff(np.maximum(ends - 1, 0) // max(1, bytes_max))) + 1
     edges = [0, *cuts.tolist(), len(batch)]
@@ -78,7 +78,7 @@ def encode_blocks(batch: pa.RecordBatch, bytes_max: int = BLOCK_BYTES_MAX) -> It
 
 
 def decode_block(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """The records of a block, checked: columns, offsets, limits. They refer to `data` and copy nothing.
+    """Decode a block, and check its columns, offsets and limits. The records refer to `data`, without a copy.
 
     Raises:
         RemoteProtocolError: These bytes are not a block. The sentence says why.
@@ -101,7 +101,7 @@ def decode_block(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
 def block_batch(
     payloads: Any, keys: Any | None = None, event_times_ns: Any | None = None, *, count: int | None = None
 ) -> pa.RecordBatch:
-    """Records as a batch with the columns of `BLOCK_SCHEMA`. Each argument is an Arrow array or a sequence.
+    """Return records as a batch with the columns of `BLOCK_SCHEMA`. Each argument is an Arrow array or a sequence.
 
     Args:
         payloads: The records.
@@ -129,7 +129,7 @@ def _read(buffer: pa.Buffer) -> pa.RecordBatch:
     if head is None or body is None or next(messages, None) is not None or reader.tell() != buffer.size:
         raise ValueError("it is not one record batch")
     if head.type != "schema" or body.type != "record batch":
-        raise ValueError("it is not one record batch behind its schema")
+        raise ValueError("it is not one record batch after its schema")
     schema = pa.ipc.read_schema(head)
     if not schema.equals(BLOCK_SCHEMA):
         raise ValueError(f"its columns are {_shown(schema)}, not {_shown(BLOCK_SCHEMA)}")
@@ -139,7 +139,7 @@ def _read(buffer: pa.Buffer) -> pa.RecordBatch:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a message of a record batch names a codec. Arrow would allocate what such a message claims to hold."""
+    """Whether a message of a record batch names a codec. Arrow would allocate the size that such a message claims."""
     data = memoryview(metadata)
 
     def field(table: int, number: int) -> int:

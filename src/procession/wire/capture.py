@@ -1,8 +1,8 @@
 """A capture: the recorded bytes of a connection, split into frames, each with its position.
 
 Invariant: all readable frames are returned first; then one error names the byte at which the capture is invalid. A
-capture may hold one direction or both: in hex, `>` and `<` name the sender of what follows, and each direction is a
-separate byte stream. The input is a file or pasted hex; `frame_notation` formats the frames for people.
+capture may hold one direction or both: in hex, `>` and `<` name the sender of the following bytes, and each direction
+is a separate byte stream. The input is a file or pasted hex; `frame_notation` formats the frames for people.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Captured:
             document["direction"] = self.direction
         document |= {"protocol": self.version, **frame_notation.as_document(self.frame)}
         if CODECS[self.version].encode(self.frame) != self.data:
-            # Some frames have two encodings. Keep the bytes that the peer really sent.
+            # Some frames have two encodings, so this keeps the bytes that the peer really sent.
             document["data_hex"] = self.data.hex()
         return document
 

@@ -30,10 +30,10 @@ BYTES_MAX = 2**31 - 1
 class PassEnd(enum.IntEnum):
     """Why a pass ended where it did."""
 
-    END = 0  # no further complete frame
+    END = 0  # no complete frame follows
     LENGTH = 1  # an invalid length word from the peer
     OTHER = 2  # a frame of another kind
-    ENOUGH = 3  # the requested number of messages, and another one follows
+    ENOUGH = 3  # the requested number of messages was reached, and another message follows
     TRUNCATED = 4  # a message too short for its fields
 
 
@@ -65,7 +65,7 @@ class Columns:
 
     def __init__(self, size_bytes: int) -> None:
         # Sized for the worst case, because memory that is not written to costs nothing. Arrow's allocator reuses freed
-        # memory; numpy's returns it to the system, and new pages cost more than the pass itself.
+        # memory. numpy's returns it to the system, and new pages cost more than the pass itself.
         rows = size_bytes // _FRAME_BYTES_MIN
         self._arena = pa.allocate_buffer(3 * 8 * rows + 2 * 4 * (rows + 1) + 2 * size_bytes)
         self._used = 0

@@ -1,8 +1,8 @@
 """One end of a connection, without the socket: takes bytes and returns events, takes frames and returns bytes.
 
-Invariant: a step of the peer that the lifecycle tables forbid is reported as a `Violation`; a forbidden step of ours
-raises `LocalProtocolError`. Neither changes anything else. An acceptor speaks the protocol version of the first frame
-that it receives. The socket is in `gateway.server` or `sdk`. Cookies, versions and two-phase-commit payloads are
+Invariant: a step of the peer that the lifecycle tables forbid is reported as a `Violation`. A forbidden step of this
+side raises `LocalProtocolError`. Neither changes anything else. An acceptor speaks the protocol version of the first
+frame that it receives. The socket is in `gateway.server` or `sdk`. Cookies, versions and two-phase-commit payloads are
 checked by the caller (`gateway.state`).
 """
 
@@ -23,6 +23,7 @@ from procession.wire.frame_codec import FRAME_BYTES_MAX, SHORT_BYTES_MAX, Bytes,
 from procession.wire.lifecycle import ConnectionSide, ConnectionState, Role
 from procession.wire.lifecycle_walker import OVER, Blame, LifecycleWalker
 from procession.wire.messages import (
+    STREAM_ID_OF,
     Error,
     Hello,
     Ids,
@@ -33,7 +34,7 @@ from procession.wire.messages import (
 )
 
 HELLO_BYTES_MAX = 1 + 4 * (2 + SHORT_BYTES_MAX)
-"""Size of the longest possible HELLO. Before HELLO a peer can make us buffer no more than this."""
+"""Size of the longest possible HELLO, which is the most that is buffered for a peer before its HELLO."""
 
 REASON_BYTES_MAX = 1024
 
@@ -48,7 +49,8 @@ class Violation:
 
 
 Event = AnyFrame | Messages | DraftMessages | Violation
-"""MESSAGE frames always arrive as `Messages`, those of the draft as `DraftMessages`, any other frame as itself."""
+"""MESSAGE frames always arrive as `Messages`, MESSAGE frames of the draft as `DraftMessages`, other frames as
+themselves."""
 
 
 class Connection(LifecycleWalker):
@@ -114,14 +116,15 @@ class Connection(LifecycleWalker):
             and self.side is ConnectionSide.INITIATOR
             and self.state is not ConnectionState.STREAMING
         ):
-            # A gateway that refuses us before it has read our HELLO does not know our protocol version.
+            # A gateway that refuses this side before it has read the HELLO does not know the protocol version.
             return v3.decode(self._framer.take())
         return self.dialect.decode(self._framer.take())
 
     def implied(self) -> Iterator[NotifyAck]:
-        """Return the answers to our NOTIFYs that arrive without a frame. Call it after every send and receive.
+        """Return the answers to NOTIFYs of this side that arrive without a frame. Call it after every send and receive.
 
-        In the draft a stream is open at once, and its point of reference is known from OK or an ACK."""
+        In the draft a stream is open at once, and its point of reference is known from OK or an ACK.
+        """
         return self.interpreter.answers()
 
     def _take_messages(self, events: list[Event]) -> None:
@@ -149,7 +152,7 @@ class Connection(LifecycleWalker):
             if allowed:
                 self._deliver(messages.slice(0, allowed), events)
             if allowed < len(messages):
-                # This violation comes before anything that the pass found later.
+                # This violation comes before any error that the pass found later.
                 self.allow_message(self.peer, int(messages.stream_ids[allowed]), RemoteProtocolError)
         if why is PassEnd.TRUNCATED:
             raise RemoteProtocolError("truncated frame")
@@ -181,9 +184,9 @@ class Connection(LifecycleWalker):
                     raise RemoteProtocolError("credits overspent")
                 is_own = self._framer.is_own
                 row = v3.message_fields(self._framer.take_view(), is_own=is_own)
-                if row[0] != known_open:
-                    self.allow_message(self.peer, row[0], RemoteProtocolError)
-                    known_open = row[0]
+                if (stream_id := STREAM_ID_OF(row)) != known_open:
+                    self.allow_message(self.peer, stream_id, RemoteProtocolError)
+                    known_open = stream_id
                 rows.append(row)
         finally:
             if rows:

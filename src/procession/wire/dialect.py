@@ -1,4 +1,4 @@
-"""A dialect: everything that differs between the versions of the protocol.
+"""A dialect: the differences between the versions of the protocol.
 
 Invariant: a dialect consists of codecs and tables and makes no decisions. It combines `v3` or `draft` with its
 lifecycles. `connection` detects its peer's dialect from the first frame.

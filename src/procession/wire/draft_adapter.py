@@ -1,7 +1,7 @@
 """The draft adapter: lets a source that knows the messages of version 3 speak the draft.
 
-Invariant: it invents nothing. The answer to a NOTIFY comes from OK and the ACKs; a MESSAGE and the end of a stream are
-translated into the draft's frames. `connection` uses it at the source's end of a draft session.
+Invariant: the adapter only translates. The answer to a NOTIFY comes from OK and the ACKs; a MESSAGE and the end of a
+stream become frames of the draft. `connection` uses it at the source's end of a draft session.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck,
 
 
 class VersionAdapter:
-    """For a source that speaks version 3: frames are sent unchanged, and a frame answers each NOTIFY."""
+    """Adapter of a source that speaks version 3: frames are sent unchanged, and a frame answers each NOTIFY."""
 
     def welcomed(self, frame: Ok) -> None:
         """Handle the gateway's OK."""
@@ -38,13 +38,13 @@ class VersionAdapter:
 
 
 class DraftAdapter(VersionAdapter):
-    """For a source that speaks the draft."""
+    """Adapter of a source that speaks the draft."""
 
     def __init__(self) -> None:
         self._points: dict[int, int] = {}
         self._answers: deque[NotifyAck] = deque()
         self._ephemeral: set[int] = set()
-        """Streams with ephemeral messages. Their end has no id either."""
+        """Streams with ephemeral messages, whose end has no id either."""
 
     def welcomed(self, frame: Ok) -> None:
         assert isinstance(frame, DraftOk)
@@ -54,7 +54,7 @@ class DraftAdapter(VersionAdapter):
         self._points |= dict(points)
 
     def notified(self, stream_id: int) -> None:
-        """Answer the NOTIFY: the stream is open without a frame from the gateway."""
+        """Record the answer to the NOTIFY: the stream is open without a frame from the gateway."""
         self._ephemeral.discard(stream_id)
         self._answers.append(NotifyAck(True, stream_id, self._points.get(stream_id, NOTHING_COMMITTED)))
 

@@ -1,4 +1,4 @@
-"""The messages of the draft that version 3 does not have: its OK, its MESSAGE, and the frames of our extensions.
+"""The messages of the draft that version 3 does not have: its OK, its MESSAGE, and the frames of the extensions.
 
 Invariant: as in `messages`, a value is independent of bytes, states and sockets. A contradictory MESSAGE cannot be
 constructed, because its flags are derived from its fields. `draft` encodes and decodes these values.
@@ -18,7 +18,7 @@ DEBUG_COUNT_MAX = 1000
 @dataclass(frozen=True, slots=True)
 class DraftOk(Ok):
     streams: tuple[tuple[int, str, int], ...] = ()
-    """Triples (stream id, stream name, point of reference): what is committed from earlier sessions."""
+    """Triples (stream id, stream name, point of reference) of what earlier sessions have committed."""
 
 
 class Flag(enum.IntFlag):
@@ -62,7 +62,7 @@ class DraftMessage:
 
 @dataclass(frozen=True, slots=True)
 class AckCounts:
-    """An ACK with message counts, as the last section of the protocol text asks for."""
+    """An ACK with message counts, as the last section of the protocol text requests."""
 
     credits: int
     positions: tuple[tuple[int, int, int], ...] = ()
@@ -88,7 +88,7 @@ class DebugFault(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Debug:
-    """Fault injection, as the debugging section of the protocol text asks for."""
+    """Fault injection, as the debugging section of the protocol text requests."""
 
     fault: DebugFault
     count: int = 1

@@ -1,7 +1,7 @@
 """Framing and primitive fields: splits bytes into frames, and reads and writes numbers and short strings.
 
-Invariant: a missing byte is the peer's error, never an IndexError; a value that does not fit its field is our error.
-`v3` and `two_phase_commit` define the fields of each frame.
+Invariant: a missing byte is the peer's error, never an IndexError. A value that does not fit its field is an error of
+this side. `v3` and `two_phase_commit` define the fields of each frame.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Framer:
 
     It copies the incomplete frame, because its input may be a view of a buffer that is reused after `keep` or `drop`.
     There are up to two windows: a frame that an earlier read began, and the new bytes after it. They are not
-    concatenated, so nothing else is copied.
+    concatenated, so no other byte is copied.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -54,8 +54,8 @@ class Framer:
         """Add the next bytes, for `peek` and `take`. Call `keep` or `drop` afterwards."""
         view = memoryview(data).cast("B")
         if self._held:
-            # Append in place, first the length word and then the body, so that a big frame in small reads is not copied
-            # at each read.
+            # Append in place, first the length word and then the body. Then a big frame in small reads is not copied at
+            # each read.
             for _ in range(2):
                 missing = self._missing()
                 self._held += view[:missing]
@@ -88,14 +88,14 @@ class Framer:
         return bytes(self.take_view())
 
     def take_view(self) -> memoryview:
-        """Like `take`, without a copy. Do not use it after `keep` or `drop`."""
+        """Like `take`, but without a copy. Do not use the result after `keep` or `drop`."""
         begin = self.position + 4
         self.position = end = begin + self._length
         return self._windows[0][begin:end]
 
     @property
     def is_own(self) -> bool:
-        """Whether the frame that `peek` found is in memory of its own, which nobody overwrites."""
+        """Whether the frame that `peek` found is in the Framer's own memory, which is never overwritten."""
         return self._windows[0].obj is self._held
 
     @property
@@ -123,7 +123,7 @@ class Framer:
         self.position = 0
 
     def _missing(self) -> int:
-        """Return how many bytes the held frame lacks: of its length word, or of a body within the limit."""
+        """Return the number of bytes that the held frame lacks: of its length word, or of a body within the limit."""
         if len(self._held) < 4:
             return 4 - len(self._held)
         (length,) = _LENGTH.unpack_from(self._held)

@@ -1,8 +1,8 @@
 """Frame notation: formats a frame as a JSON object or a readable line, and parses the object.
 
-Invariant: the object is lossless and gives the same frame again. Bytes that are not UTF-8 are in hex, in a field of
-their own (`payload_hex` instead of `payload`). Used by the command `procession frames`, on the frames of `capture`. The
-object shows everything, including the cookie; the line does not show the cookie.
+Invariant: the object is lossless and gives the same frame again. Bytes that are not UTF-8 are in hex, in another field
+(`payload_hex` instead of `payload`). Used by the command `procession frames`, on the frames of `capture`. The object
+shows everything, including the cookie; the line does not show the cookie.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _text(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows
-        raise ValueError("a text that UTF-8 can carry") from None
+        raise ValueError("a text that UTF-8 can encode") from None
     return value
 
 

@@ -1,7 +1,7 @@
 """The compiled passes over bytes: MESSAGE frames of version 3 to columns, and columns to frames.
 
-Invariant: they never read or write outside of their buffers. `scan` stops at anything that it does not understand, and
-returns the reason. Importing this module imports numba, which takes half a second and about 60 MB, so only
+Invariant: the passes never read or write outside of their buffers. `scan` stops at the first bytes that it cannot
+decode, and returns the reason. Importing this module imports numba, which takes half a second and about 60 MB, so only
 `columns.make_ready` imports it.
 """
 
@@ -40,7 +40,7 @@ def _generate_big_endian(_: Any, data: Any, position: Any) -> Any:
 
 
 def _generate_copy(_: Any, target: Any, at: Any, source: Any, position: Any, count: Any) -> Any:
-    """Copy with memcpy, which is much faster than a loop even for a short payload."""
+    """Copy with memcpy, which is much faster than a loop, even for a short payload."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         into = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -72,7 +72,7 @@ _copy: Any = intrinsic(_generate_copy)
 
 
 def _read_only(kind: Any) -> Any:
-    """The type of an array that a kernel only reads. A writable array is accepted too."""
+    """Return the type of an array that a kernel only reads. A writable array is accepted, too."""
     return types.Array(kind, 1, "C", readonly=True)
 
 
@@ -106,7 +106,8 @@ def scan(
     payload_offsets: Any,
     payloads: Any,
 ) -> tuple[int, int]:
-    """Append the messages from `position` on to the columns. Return where it stopped, and why.
+    """Append the messages from `position` on to the columns. Return the position after them, and the reason for the
+    stop.
 
     `filled` holds the number of rows, key bytes and payload bytes that are already in the columns. The columns must
     have room for everything in the window.

@@ -1,4 +1,4 @@
-"""Lane blocks: the records of one lane with their order keys, and how far the lane is complete. Pure.
+"""Lane blocks: the records of one lane with their order keys, and frontiers that mark complete epochs. Pure.
 
     header   magic "PRLN", u8 format, u8 kind, u16 number of key columns, u32 rows, u32 bytes of the body, u64 epoch,
              u32 crc32 of all this and the body, u32 zero
@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from isal.isal_zlib import crc32  # zlib's, in the same values and a tenth of the time
+from isal.isal_zlib import crc32  # the same values as zlib's, ten times as fast
 
 from procession.errors import RemoteProtocolError
 from procession.record import ORDER
@@ -44,25 +44,26 @@ class BlockKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaneIdentity:
-    """What a lane is part of. Lanes with the same `group` have the records of one output together."""
+    """The output that a lane is part of. Lanes with the same `group` have the records of one output together."""
 
     group: str
     """A digest of the pipeline's checkpoint, the sink and the number of lanes: `group_of`."""
     pipeline: str
     sink: str
     covers: tuple[int, ...]
-    """The lanes of the sink whose records are here: one, or several if a merger wrote this lane."""
+    """The lanes of the sink whose records are in this lane: one, or several if a merger wrote this lane."""
     lanes: int
     """Number of lanes of the sink."""
     order: str
-    """The order of the sink: `total`: a lane has the records of some tasks; `key`, `stream`: of some keys, streams."""
+    """The order of the sink. `total`: a lane has the records of some tasks. `key` or `stream`: of some keys or
+    streams."""
     framing: str = "lines"
-    """How a merger separates records, if nothing else is asked for."""
+    """How a merger separates records by default."""
     paths: int = 0
     """Number of tasks that the sink's records come from. Path p goes to lane p modulo `lanes` (order `total`)."""
 
     def covering(self, covers: Sequence[int]) -> LaneIdentity:
-        """The identity of a lane that a merger makes of these."""
+        """Return the identity of a lane that a merger makes of these lanes."""
         return replace(self, covers=tuple(covers))
 
 
@@ -85,7 +86,7 @@ class LaneRecords(NamedTuple):
 
 
 class LaneBlock(NamedTuple):
-    """A block and the position behind it."""
+    """A block and the position after it."""
 
     content: LaneRecords | Frontier
     end: int
@@ -96,7 +97,7 @@ def group_of(checkpoint: str, pipeline: str, sink: str, lanes: int) -> str:
 
 
 def lane_schema(keys: int) -> pa.Schema:
-    """The columns of records in a lane, with this many columns of the order key."""
+    """Return the columns of records in a lane, with this number of columns of the order key."""
     return pa.schema(
         [
             pa.field("payload", pa.binary(), nullable=False),
@@ -108,7 +109,7 @@ def lane_schema(keys: int) -> pa.Schema:
 
 
 def lane_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of a run with the columns of a lane."""
+    """Convert the rows of a run to the columns of a lane."""
     keys = sum(name.startswith(ORDER) for name in rows.schema.names)
     schema = lane_schema(keys)
     return pa.RecordBatch.from_arrays([rows.column(name) for name in schema.names], schema=schema)
@@ -131,10 +132,10 @@ def _encoded(kind: BlockKind, keys: int, rows: int, epoch: int, body: bytes) -> 
 
 
 def decode_blocks(data: Any, position: int = 0, end: int | None = None) -> Iterator[LaneBlock]:
-    """The blocks of these bytes (or of a buffer), from a position on. Records refer to `data` and copy nothing.
+    """Decode the blocks of these bytes (or of a buffer) from a position on. Records refer to `data`, without a copy.
 
     Raises:
-        RemoteProtocolError: The bytes at a position are not a block, or the last block is not whole.
+        RemoteProtocolError: The bytes at a position are not a block, or the last block is incomplete.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     end = buffer.size if end is None else end
@@ -145,7 +146,7 @@ def decode_blocks(data: Any, position: int = 0, end: int | None = None) -> Itera
 
 
 class BlockEdges(NamedTuple):
-    """Where a block is, from its header alone."""
+    """The position and size of a block, read from its header alone."""
 
     kind: int
     epoch: int
@@ -156,7 +157,7 @@ class BlockEdges(NamedTuple):
 
 
 def block_edges(buffer: pa.Buffer, position: int, end: int) -> Iterator[BlockEdges]:
-    """The blocks of a buffer from a position on, without reading their bodies. Raises RemoteProtocolError."""
+    """Yield the blocks of a buffer from a position on, without reading their bodies. Raises RemoteProtocolError."""
     view = memoryview(buffer)
     while position < end:
         edges = _edges(view, position, end)

@@ -1,4 +1,4 @@
-"""The lifecycle of a connection, as tables: which side may send which frame in which state, and what state follows.
+"""The lifecycle of a connection, as tables: the frames that each side may send in each state, and the following states.
 
 Invariant: a step that is not in the table is an error and changes nothing. `connection` follows these tables;
 `stream_lifecycle` has the lifecycle of the streams within a connection.

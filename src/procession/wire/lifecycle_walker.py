@@ -26,7 +26,7 @@ class CreditWindow:
 
     @property
     def affordable(self) -> int:
-        """How many frames the peer may send before it overspends."""
+        """The number of frames that the peer may send before it overspends."""
         return self.available + self.drift
 
     def grant(self, count: int) -> None:
@@ -48,7 +48,7 @@ _START = StreamState.START
 _MESSAGE = StreamStep.MESSAGE
 
 Blame = type[LocalProtocolError] | type[RemoteProtocolError]
-"""The error for a forbidden step: ours when we send, the peer's when we receive."""
+"""The error for a forbidden step: LocalProtocolError for a sent frame, RemoteProtocolError for a received frame."""
 
 
 class LifecycleWalker:
@@ -159,7 +159,7 @@ class LifecycleWalker:
 
     def _charge(self, sender: ConnectionSide, *, is_end: bool = False) -> None:
         if sender is self.side and self.credit.available < 1:
-            # We spend only granted credits; the drift is only for peers.
+            # This side spends only granted credits; the drift is only for peers.
             raise LocalProtocolError("no credit left")
         if is_end:
             self.credit.tolerate()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise, starmap
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, Self
 
@@ -22,14 +22,14 @@ NOTHING_COMMITTED = 2**64 - 1
 """The point of reference that means "no message of this stream is committed yet"."""
 UNNUMBERED = 2**64 - 2
 """In a NOTIFY, instead of a point of reference: the source's data has no positions, so the source assigns message ids
-above all that the gateway has of the stream. Our gateway answers with the last id that it has, committed or not; other
+above all ids of the stream that the gateway has. Procession's gateway answers with its last id, committed or not. Other
 gateways answer with the last committed id, as usual."""
 
 TWOPC_STREAM = 0
-"""On a sink's connection, the stream that carries two-phase-commit messages; never notified, always open."""
+"""The stream of two-phase-commit messages on a sink's connection. It needs no NOTIFY and is always open."""
 
 DATA_STREAM = 1
-"""On a sink's connection, the stream that carries output; a message id is the position of its first byte."""
+"""The stream of output on a sink's connection. A message id is the position of its first byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Restart:
 class Eos:
     stream_id: int
     message_id: int | None = None
-    """In the protocol text; existing peers do not send it."""
+    """Part of the protocol text, but existing peers do not send it."""
 
 
 Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
@@ -102,10 +102,13 @@ Frame = Hello | Ok | Error | Notify | NotifyAck | Message | Ack | Restart | Eos
 Ids = npt.NDArray[np.uint64]
 
 MessageFields = tuple[int, int, int, bytes, Bytes]
-"""The fields of a `Message`, in their order. A large payload may be a view."""
+"""The fields of a `Message`, in their order: a plain tuple, which is faster to make. A large payload may be a view."""
+
+STREAM_ID_OF = itemgetter(0)
+"""Returns the stream id of `MessageFields`."""
 
 LARGE_BYTES_MIN = 64 * 1024
-"""Size of a payload, such as a block of records, from which on it is worth not to be copied."""
+"""Minimum size of a payload, such as a block of records, that is not copied."""
 
 COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 
@@ -113,9 +116,10 @@ COLUMNS = ("stream_ids", "message_ids", "event_times", "keys", "payloads")
 def binaries(values: Sequence[Bytes]) -> pa.Array:
     if len(values) != 1:
         return pa.array(values, pa.binary())
-    # A single value may be large, such as a block of records: refer to it.
-    edges = np.array([0, len(values[0])], np.int32)
-    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(edges), pa.py_buffer(values[0])])
+    # A single value may be large, such as a block of records, so it is not copied.
+    (value,) = values
+    edges = np.array([0, len(value)], np.int32)
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(edges), pa.py_buffer(value)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +132,7 @@ class Messages:
     message_ids: Ids
     event_times: npt.NDArray[np.int64]
     keys: pa.Array
-    """A binary array without nulls, like the payloads."""
+    """A binary array without nulls, like `payloads`."""
     payloads: pa.Array
     _rows: Sequence[MessageFields] | None = field(default=None, repr=False)
 
@@ -173,7 +177,10 @@ class Messages:
     def __iter__(self) -> Iterator[Message]:
         """Iterate over the messages as plain values, for a small number of messages."""
         if self._rows is not None:
-            return starmap(Message, ((*row[:4], bytes(row[4])) for row in self._rows))
+            return (
+                Message(stream_id, message_id, event_time, key, bytes(payload))
+                for stream_id, message_id, event_time, key, payload in self._rows
+            )
         numbers = (self.stream_ids.tolist(), self.message_ids.tolist(), self.event_times.tolist())
         return map(Message, *numbers, self.keys.to_pylist(), self.payloads.to_pylist())
 
@@ -194,7 +201,7 @@ class Messages:
     def by_stream(self) -> Iterator[tuple[int, Messages]]:
         """Split the messages where the stream changes."""
         if self._rows is not None:
-            for stream_id, rows in groupby(self._rows, itemgetter(0)):
+            for stream_id, rows in groupby(self._rows, STREAM_ID_OF):
                 yield stream_id, Messages.few(list(rows))
             return
         edges = [0, *(np.flatnonzero(self.stream_ids[1:] != self.stream_ids[:-1]) + 1).tolist(), len(self)]
@@ -202,13 +209,14 @@ class Messages:
             yield int(self.stream_ids[start]), self.slice(start, end)
 
     def parts(self) -> Iterator[Messages]:
-        """Split the messages so that a large payload is alone, where its column is a view of it and no copy."""
+        """Split the messages so that a large payload is alone in its part. Then its column is a view of it, without a
+        copy."""
         if self._rows is None:
             yield self
             return
         start = 0
-        for end, row in enumerate(self._rows, 1):
-            if len(row[4]) >= LARGE_BYTES_MIN:
+        for end, (_, _, _, _, payload) in enumerate(self._rows, 1):
+            if len(payload) >= LARGE_BYTES_MIN:
                 if start < end - 1:
                     yield self.slice(start, end - 1)
                 yield self.slice(end - 1, end)
@@ -218,11 +226,13 @@ class Messages:
 
     def ids(self) -> list[int]:
         """Return the message ids as Python integers."""
-        return self.message_ids.tolist() if self._rows is None else [row[1] for row in self._rows]
+        rows = self._rows
+        return self.message_ids.tolist() if rows is None else [message_id for _, message_id, _, _, _ in rows]
 
     def bodies(self) -> list[bytes]:
         """Return the payloads as bytes."""
-        return self.payloads.to_pylist() if self._rows is None else [bytes(row[4]) for row in self._rows]
+        rows = self._rows
+        return self.payloads.to_pylist() if rows is None else [bytes(payload) for _, _, _, _, payload in rows]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Messages):

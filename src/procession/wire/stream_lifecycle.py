@@ -41,7 +41,7 @@ STREAM: dict[StreamState, dict[StreamStep, StreamState]] = {
         StreamStep.REFUSED: StreamState.CLOSED,
         # A NOTIFY for a stream that is in use is refused, not an error; the stream keeps its state.
         StreamStep.NOTIFY: StreamState.NOTIFY_SENT,
-        # The stream is being reopened, and an ACK from before it was closed crosses the NOTIFY on the wire.
+        # The stream is being reopened, and an ACK from before its end crosses the NOTIFY on the wire.
         StreamStep.ACK: StreamState.NOTIFY_SENT,
         StreamStep.RESTART: StreamState.TERMINATED,
     },

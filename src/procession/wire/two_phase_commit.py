@@ -149,7 +149,7 @@ ROUND: dict[ParticipantState, dict[ParticipantStep, ParticipantState]] = {
         ParticipantStep.PHASE1: ParticipantState.VOTING,
         ParticipantStep.WORKERS_LEFT: ParticipantState.OPEN,
     },
-    # Until the vote is durable the transaction is undefined, even whether it is listed.
+    # Until the vote is durable, the state of the transaction is undefined: a sink may list it or not.
     ParticipantState.VOTING: {
         ParticipantStep.VOTE_COMMIT: ParticipantState.PREPARED,
         ParticipantStep.VOTE_ABORT: ParticipantState.REFUSED,

@@ -1,4 +1,4 @@
-"""The work of `procession bench loop` on columns: the same bytes come out."""
+"""The work of `procession bench loop` on columns, with the same output."""
 
 import pyarrow as pa
 import pyarrow.compute as pc

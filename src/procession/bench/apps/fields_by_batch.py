@@ -1,4 +1,4 @@
-"""The work of `by_fields` on columns: the same bytes come out."""
+"""The work of `by_fields` on columns, with the same output."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-// The history of epochs: a bar for each, stacked by phase.
+// Draws the history of epochs: a bar for each epoch, stacked by phase.
 import { seconds, svg } from "./format.js";
 
 export const PHASES = [["run", "run"], ["phase1", "phase 1, slowest sink"], ["record", "round record"], ["decision", "decision"], ["phase2", "phase 2, slowest sink"]];

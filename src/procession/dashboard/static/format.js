@@ -1,4 +1,4 @@
-// Numbers, times and elements. Text from the server only ever becomes text nodes.
+// Formats numbers and times, and creates elements. Text from the server is only inserted as text nodes.
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
@@ -43,7 +43,7 @@ export function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-// A table: columns are [title, cell of a row, class]. Numbers have the class n.
+// Fills a table. Columns are [title, function that returns the cell of a row, class]. Numbers have the class n.
 export function table(target, columns, rows, empty) {
   if (!rows.length) { target.replaceChildren(el("caption", { class: "empty" }, empty)); return; }
   const head = el("tr", {}, ...columns.map(([title, , kind]) => el("th", { scope: "col", class: kind ?? null }, title)));

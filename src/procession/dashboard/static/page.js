@@ -1,4 +1,4 @@
-// The page: keeps the last snapshot, the epochs of the window, and draws both.
+// Keeps the last snapshot and the epochs of the window, and draws both.
 import { bytes, clock, compact, day, el, number, percent, rate, seconds, table } from "./format.js";
 import { drawPlan } from "./plan.js";
 import { PHASES, drawChart } from "./chart.js";
@@ -14,7 +14,7 @@ async function ask(path) {
   return found;
 }
 
-// --- the verdict and the head
+// --- the verdict and the header
 
 const WORDS = { clean: ["✓", "Clean"], violated: ["✗", "Violated"], unknown: ["?", "Unknown"] };
 const STATES = { running: "good", paused: "unsure", stopped: "", drained: "" };
@@ -27,7 +27,7 @@ function showHead(found) {
   at("secret-path").textContent = `${found.directory}/secrets/control`;
 }
 
-// For a pipeline without stages: its output compared with its input files, record by record.
+// Returns the result of the comparison of contents, which is made for a pipeline without stages.
 function contentsText(contents) {
   if (!contents) return "";
   return contents.outcome === "clean" ? `; the contents of ${number(contents.records)} records, too` : `; contents not compared: ${contents.why || "nothing is committed yet"}`;
@@ -51,19 +51,19 @@ function showVerdict(found) {
   at("counts").replaceChildren(...counts.map(([name, value, kind, title]) => el("div", { class: kind || null, title: title || null }, el("dt", {}, name), el("dd", {}, value))));
 }
 
-function showCulprit(found) {
-  const box = at("culprit");
-  box.hidden = !found.culprit;
-  if (!found.culprit) { box.dataset.text = ""; box.replaceChildren(); return; }
-  const text = `${found.culprit.part} ${found.culprit.why}`;
+function showBottleneck(found) {
+  const box = at("bottleneck");
+  box.hidden = !found.bottleneck;
+  if (!found.bottleneck) { box.dataset.text = ""; box.replaceChildren(); return; }
+  const text = `${found.bottleneck.part} ${found.bottleneck.why}`;
   if (box.dataset.text === text) return;
-  box.dataset.text = text; box.className = `culprit ${found.culprit.is_stalled ? "stalled" : ""}`;
-  box.replaceChildren(el("strong", {}, `${found.culprit.is_stalled ? "Held up by" : "Slowed by"} ${found.culprit.part}:`), found.culprit.why);
+  box.dataset.text = text; box.className = `bottleneck ${found.bottleneck.is_stalled ? "stalled" : ""}`;
+  box.replaceChildren(el("strong", {}, `${found.bottleneck.is_stalled ? "Waits for" : "Slowed by"} ${found.bottleneck.part}:`), found.bottleneck.why);
 }
 
 // --- tables
 
-// "epoch 12, try 13" of an id that ends with ".e12.f1:c_id=13".
+// Returns "epoch 12, try 13" for an id that ends with ".e12.f1:c_id=13".
 function shortened(transaction) {
   const found = /\.e(\d+)\.f\d+:c_id=(\d+)$/.exec(transaction ?? "");
   return found ? `epoch ${number(Number(found[1]))}, try ${number(Number(found[2]))}` : transaction ?? "–";
@@ -91,7 +91,7 @@ function showTables(found) {
   ], found.states, "No stage of this pipeline keeps state.");
   const counters = Object.entries(found.counters ?? {});
   at("counters-box").hidden = !counters.length;
-  table(at("counters"), [["counter", ([name]) => name, "w"], ["committed value", ([, count]) => number(count), "n"]], counters, "The app counts nothing.");
+  table(at("counters"), [["counter", ([name]) => name, "w"], ["committed value", ([, count]) => number(count), "n"]], counters, "The app has no counters.");
   const jvm = found.jvm ?? {}, opened = found.driver?.open;
   const rows = found.driver ? [
     ["driver", `process ${found.driver.pid}, number ${found.driver.fence}`, `since ${clock(found.driver.started_s)}`],
@@ -170,7 +170,7 @@ async function loadHistory() {
   } catch (error) { at("point").textContent = error.message; }
 }
 
-// --- what is read when it is opened
+// --- parts that are read when they are opened
 
 async function showLetters() {
   try {
@@ -205,7 +205,7 @@ async function showSettings() {
   try {
     const found = await ask("/api/settings");
     const rows = Object.entries(found.settings);
-    table(at("settings"), [["setting", (row) => el("td", { class: "c" }, row[0])], ["value", (row) => el("td", { class: "c" }, typeof row[1] === "object" ? JSON.stringify(row[1]) : String(row[1]))]], rows, "Only `procession run` writes its settings down.");
+    table(at("settings"), [["setting", (row) => el("td", { class: "c" }, row[0])], ["value", (row) => el("td", { class: "c" }, typeof row[1] === "object" ? JSON.stringify(row[1]) : String(row[1]))]], rows, "Settings are shown only for a pipeline that `procession run` started.");
   } catch (error) { table(at("settings"), [], [], error.message); }
 }
 
@@ -231,7 +231,7 @@ function show(found) {
   if (found.error) { at("connection").textContent = found.error; return; }
   const isFirst = !page.snapshot.pipeline, wasRunning = page.snapshot.pid;
   page.snapshot = found;
-  showHead(found); showVerdict(found); showCulprit(found); showTables(found);
+  showHead(found); showVerdict(found); showBottleneck(found); showTables(found);
   drawPlan(at("plan"), page.plan, found, (text) => { at("edge").textContent = text; });
   at("connection").textContent = `live, ${clock(found.taken_s)}`;
   const happened = JSON.stringify([found.pid, found.driver?.fence, found.restarts]);

@@ -1,8 +1,8 @@
-// The plan as a drawing: a column for each step from the sources, coloured by how busy the tasks of a stage are.
+// Draws the plan: a column for each step from the sources. The colour of a stage shows how busy its tasks are.
 import { percent, rate, svg } from "./format.js";
 
 const WIDTH = 164, HEIGHT = 50, GAP_X = 104, GAP_Y = 22, MARGIN = 10;
-const NARROW = 620, STEP_Y = 52, GAP_NARROW = 14;  // on a phone the steps go down instead of to the right
+const NARROW = 620, STEP_Y = 52, GAP_NARROW = 14;  // on a phone the steps go down, not to the right
 
 export const heat = (share) => (share === null || share === undefined ? "" : share >= 0.8 ? "hot" : share >= 0.5 ? "warm" : "cool");
 
@@ -39,7 +39,7 @@ export function drawPlan(target, plan, snapshot, say) {
   const width = MARGIN * 2 + (isNarrow ? most * (WIDTH + GAP_NARROW) - GAP_NARROW : taken.length * (WIDTH + GAP_X) - GAP_X);
   const height = MARGIN * 2 + (isNarrow ? taken.length * (HEIGHT + STEP_Y) - STEP_Y : most * (HEIGHT + GAP_Y) - GAP_Y);
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const room = target.parentElement.clientWidth, isScaled = width > room && width < room * 1.3;  // a little too wide is made smaller
+  const room = target.parentElement.clientWidth, isScaled = width > room && width < room * 1.3;  // a slightly too wide drawing is scaled down
   target.style.width = isScaled ? "100%" : `${width}px`; target.style.minWidth = isScaled ? "0" : `${width}px`; target.style.height = isScaled ? "auto" : `${height}px`;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 9, markerHeight: 9, orient: "auto", markerUnits: "userSpaceOnUse" }, svg("path", { d: "M0 0L8 4L0 8z", fill: "currentColor" }));
   const parts = [svg("defs", {}, arrow)];
@@ -73,10 +73,10 @@ function drawNode(stage, at, snapshot, say) {
   const sink = stage.kind === "sink" ? (snapshot.sinks ?? []).find((found) => found.name === stage.id || found.name.startsWith(`${stage.id}.`)) : null;
   const out = (snapshot.stages ?? []).reduce((sum, found) => sum + (found.out_per_s[stage.id] ?? 0), 0);
   const second = stage.kind === "source" ? `${rate(snapshot.records_per_s)} · lag ${snapshot.lag ?? "–"}` : stage.kind === "sink" ? rate(out) : chain ? `busy ${percent(chain.busy_share)}` : "";
-  const isGuilty = snapshot.culprit && snapshot.culprit.part === `${stage.kind === "sink" ? "sink" : "stage"} ${stage.id}`;
+  const isBottleneck = snapshot.bottleneck && snapshot.bottleneck.part === `${stage.kind === "sink" ? "sink" : "stage"} ${stage.id}`;
   const state = sink && sink.is_connected === false ? "hot" : chain && stage.kind !== "source" ? heat(chain.busy_share) : "";
   const text = `${stage.kind} ${stage.id}: ${second}${stage.url ? `, ${stage.url}` : ""}${chain ? `, chain ${chain.chain} in ${chain.tasks} tasks` : ""}${sink && sink.is_connected === false ? ", not connected" : ""}`;
-  const box = svg("g", { class: `node ${state} ${isGuilty ? "guilty" : ""}`, transform: `translate(${at.x} ${at.y})` },
+  const box = svg("g", { class: `node ${state} ${isBottleneck ? "bottleneck" : ""}`, transform: `translate(${at.x} ${at.y})` },
     svg("rect", { width: WIDTH, height: HEIGHT, rx: 8 }));
   const name = svg("text", { x: 10, y: 20, class: "name" }), kind = svg("text", { x: WIDTH - 10, y: 20, class: "small", "text-anchor": "end" }), figures = svg("text", { x: 10, y: 38, class: "small" });
   const shown = stage.kind.replaceAll("_", " ");

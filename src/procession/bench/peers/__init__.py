@@ -1,0 +1,1 @@
+"""Programs of other stream processors, which `procession bench peers` runs in environments of their own."""

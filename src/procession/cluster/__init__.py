@@ -1,0 +1,1 @@
+"""Hosts from network namespaces on one machine, and the Spark cluster on them."""

@@ -1,0 +1,1 @@
+"""Job control: runs, submits, pauses, drains and upgrades whole pipelines."""

@@ -1,0 +1,1 @@
+"""Creates savepoints, and changes a stopped pipeline with them: restore, rollback and the steps of an upgrade."""
