@@ -25,7 +25,7 @@ SHORT = frozenset(
 @pytest.fixture(scope="module")
 def conformance(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
     def visible(_: Path, instance: str) -> bytes:
-        return b"".join(value or b"" for value in kafka.values(f"check-{instance}"))
+        return b"".join(value or b"" for value in kafka.values(f"check-{instance}", is_settled=False))
 
     names = [f"check-case-{number}{other}" for number in range(len(CASES)) for other in ("", "-other")]
     kafka.topics(names, config={"max.message.bytes": "4000000"})

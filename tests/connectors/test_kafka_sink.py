@@ -72,6 +72,11 @@ class Sink:
     def values(self) -> list[bytes | None]:
         return self.kafka.values(self.topic)
 
+    @property
+    def visible(self) -> list[bytes | None]:
+        """What a reader sees while a transaction is open."""
+        return self.kafka.values(self.topic, is_settled=False)
+
 
 @pytest.fixture
 def sink(kafka: Kafka, tmp_path: Path) -> Iterator[Sink]:
@@ -91,11 +96,52 @@ def block(payloads: list[bytes], keys: list[bytes | None], times: list[int]) -> 
 
 def test_prepared_records_are_not_visible_and_committed_ones_are_in_order(sink: Sink) -> None:
     sink.commit(b"one", b"two")
-    transaction = sink.prepare(b"three", b"four")
     assert sink.values == [b"one", b"two"]
+    transaction = sink.prepare(b"three", b"four")
+    assert sink.visible == [b"one", b"two"]
     sink.output.abort(transaction)
     sink.commit(b"five")
     assert sink.values == [b"one", b"two", b"five"]
+
+
+def test_messages_are_sent_before_the_commit_unless_told_otherwise(kafka: Kafka, tmp_path: Path) -> None:
+    sent = {}
+    for is_early in (True, False):
+        (tmp_path / f"{is_early}").mkdir()
+        sink = Sink(kafka, tmp_path / f"{is_early}", kafka.topic(), is_early=is_early)
+        transaction = sink.prepare(*[b"%06d" % number for number in range(1000)])
+        deadline = time.monotonic() + 30
+        while is_early and kafka.end(sink.topic) < 1000 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        sent[is_early] = kafka.end(sink.topic)
+        assert sink.visible == []
+        sink.output.commit(transaction)
+        assert len(sink.values) == 1000
+        sink.output.close()
+    assert sent == {True: 1000, False: 0}
+
+
+def test_an_epoch_whose_early_transaction_is_lost_is_published_from_the_file(sink: Sink, kafka: Kafka) -> None:
+    sink.commit(b"one")
+    identity = json.loads((sink.directory / "out.kafka").read_bytes())
+    sink.output.append(3, [b"two"])
+    intruder = Producer(
+        {"bootstrap.servers": kafka.server.address, "transactional.id": f"procession-{identity['key']}"}
+    )
+    intruder.init_transactions(30)  # aborts the transaction in which "two" was sent
+    sink.output.append(6, [b"three"])
+    transaction = Transaction("id-2", 3, 11)
+    sink.output.prepare(transaction)
+    sink.output.commit(transaction)
+    assert sink.values == [b"one", b"two", b"three"]
+
+
+def test_a_sink_that_stops_ends_its_open_transaction(sink: Sink, kafka: Kafka, tmp_path: Path) -> None:
+    sink.commit(b"one")
+    sink.output.append(3, [b"two"])
+    sink.output.close()
+    kafka.publish(sink.topic, [b"of another producer"])
+    assert sink.values == [b"one", b"of another producer"]
 
 
 def test_an_epoch_of_empty_payloads_alone_is_published(sink: Sink) -> None:
@@ -372,7 +418,7 @@ def test_a_sink_that_is_killed_within_the_kafka_transaction_publishes_once(
     command = [sys.executable, "-m", "procession", "sink", "kafka", kafka.url(topic), "{dir}", "--listen", "{listen}"]
 
     def visible(_: Path, __: str) -> bytes:
-        return b"".join(value or b"" for value in kafka.values(topic))
+        return b"".join(value or b"" for value in kafka.values(topic, is_settled=False))
 
     with SinkProcess(command, tmp_path, visible) as trial:
         finding = asyncio.run(Conformance(trial).run(dies_at(point, commit=True)))

@@ -109,10 +109,11 @@ class Kafka:
         assert not producer.flush(READ_TIMEOUT_S)
         assert not refused, refused[0]
 
-    def committed(self, topic: str) -> list[Message]:
+    def committed(self, topic: str, *, is_settled: bool = True) -> list[Message]:
         """Return what a reader sees with read_committed, partition by partition.
 
-        Waits for open transactions, because a broker answers a commit before readers see it.
+        Waits for open transactions if the topic should be settled, because a broker answers a commit before readers see
+        it.
         """
         consumer = Consumer(
             {
@@ -129,7 +130,7 @@ class Kafka:
             TopicPartition(topic, number, 0)
             for number in self.admin.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
         ]
-        ends = self._ends(places)
+        ends = self._ends(places) if is_settled else dict.fromkeys((place.partition for place in places), 0)
         seen: dict[int, list[Message]] = {place.partition: [] for place in places}
         is_over: set[int] = set()
         deadline = time.monotonic() + READ_TIMEOUT_S
@@ -170,8 +171,8 @@ class Kafka:
                 if error.args[0].code() not in NOT_READY or time.monotonic() > deadline:
                     raise
 
-    def values(self, topic: str) -> list[bytes | None]:
-        return [message.value() for message in self.committed(topic)]
+    def values(self, topic: str, *, is_settled: bool = True) -> list[bytes | None]:
+        return [message.value() for message in self.committed(topic, is_settled=is_settled)]
 
 
 @contextmanager

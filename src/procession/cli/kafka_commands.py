@@ -104,6 +104,13 @@ def sink_kafka(
             min=1, help="Largest epoch that the sink accepts. It determines the time-out of the Kafka transaction."
         ),
     ] = 128 * 1024 * 1024,
+    send: Annotated[
+        Literal["early", "commit"],
+        typer.Option(
+            help="When messages are sent: while the epoch arrives, or when it is committed. Early is quicker, but"
+            " read_committed readers see messages of other producers only after the epoch's end."
+        ),
+    ] = "early",
     control_topic: Annotated[
         str, typer.Option(help="Compacted topic for the sink's tokens. Created if it is missing.")
     ] = "procession-tokens",
@@ -156,6 +163,7 @@ def sink_kafka(
         compression,
         order,
         is_in_blocks,
+        is_early=send == "early",
     )
     run_kafka_sink(
         directory,

@@ -27,6 +27,7 @@ SINK_OPTIONS: Mapping[str, OptionKind] = _BOTH | {
     "timestamps": ("event", "publish"),
     "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
     "transaction_bytes_max": NUMBER,
+    "send": ("early", "commit"),
     "control_topic": TEXT,
     "subject": TEXT,
     "lane_messages": ("records", "blocks"),

@@ -1,15 +1,19 @@
 """A Kafka topic as sink: each epoch is one Kafka transaction, published once.
 
-Invariant: an epoch's messages wait in a local file until the epoch is committed; then one Kafka transaction publishes
-them together with the token (`connectors/kafka_token`). If the result of that transaction is unknown, a new producer
-fences the old one off, and the token says whether the transaction is committed. A consumer with
-`isolation.level=read_committed` sees whole epochs, once, in order. Upstream: sdk/participant. Downstream: the topic.
+Invariant: an epoch's messages are in a local file before the vote. When the epoch is committed, one Kafka transaction
+publishes them together with the token (`connectors/kafka_token`). If the result of that transaction is unknown, a new
+producer fences the old one off, and the token says whether the transaction is committed. A consumer with
+`isolation.level=read_committed` sees whole epochs, once, in order. Messages are also sent while the epoch arrives, so
+that the commit need not wait for them. Such a transaction is only a shortcut: after any failure a new producer sends
+the messages again, from the file. Upstream: sdk/participant. Downstream: the topic.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +56,13 @@ QUEUE_MESSAGES_MAX = 200_000
 QUEUE_KIB_MAX = 64 * 1024
 FULL_QUEUE_S = 0.01
 """Seconds between two attempts to pass a message to a client whose queue is full."""
+EARLY_PATIENCE_S = 5.0
+"""Seconds for which the sink waits for the client's queue before the vote. After that, the epoch's messages are sent
+when it is committed, because the vote must not depend on the brokers."""
 BATCH_MESSAGES_MAX = 100_000
 """Maximum number of messages in a batch. The client's default, 10,000, would split short messages into more requests
 than needed."""
+CLOSE_TIMEOUT_S = 2.0
 TOPIC_CHECK_S = 10.0
 FENCED_MAX = 3
 """Number of consecutive times that another producer may fence this one before the sink stops."""
@@ -84,6 +92,8 @@ class KafkaSinkOptions:
     """The order that the pipeline declares; empty if none."""
     has_lane_blocks: bool = False
     """Whether a message of a lane contains many records, which only mergers can read."""
+    is_early: bool = True
+    """Whether messages are sent before the epoch is committed."""
 
     @property
     def transaction_timeout_s(self) -> int:
@@ -168,6 +178,8 @@ class KafkaOutput(Output):
         self._pending = PendingRecords(base.with_name(f"{base.name}.pending"), MESSAGE_SCHEMA)
         self._identity = OutputIdentity.open(base, guard.facts, self._control)
         self._producer: Producer | None = None
+        self._is_begun = False
+        """Whether a transaction of `_producer` is open. It has all messages of the pending file."""
         self._undelivered: KafkaError | None = None
         """The error of the first message that failed in the current transaction."""
         self._token: Token | None = None
@@ -175,6 +187,7 @@ class KafkaOutput(Output):
         publish before that."""
 
     def recover(self, committed_end: int, prepared: Transaction | None) -> None:
+        self._leave_transaction()
         if self._producer is None:
             self._become_only_producer()
         if prepared is not None and not self._is_published(prepared):
@@ -192,6 +205,7 @@ class KafkaOutput(Output):
                 check_times(messages, self._guard.facts.settings, self._topic, time.time_ns() // UNITS["ms"])
                 # The bytes of a block are counted once, with its last batch.
                 self._pending.append(messages, message.edges[-1] if number == len(batches) else 0)
+                self._send_early(messages)
         if self._pending.output_bytes > self._options.epoch_bytes_max:
             raise StorageError(
                 f"An epoch has more than {self._options.epoch_bytes_max} bytes, the limit of this sink.",
@@ -228,10 +242,15 @@ class KafkaOutput(Output):
                 f"The driver aborts {transaction.txn_id}, which is published in {self._topic} already.",
                 next_step="Find the other driver or sink of this pipeline; one of them runs on an old copy.",
             )
+        self._leave_transaction()
         self._pending.drop()
 
     def close(self) -> None:
         self._pending.close()
+        if self._is_begun and self._producer is not None:
+            # Readers wait for the end of an open transaction. Brokers that do not answer end it themselves.
+            with suppress(KafkaException):
+                self._producer.abort_transaction(CLOSE_TIMEOUT_S)
         self._leave()
 
     def _publish(self, transaction: Transaction) -> None:
@@ -258,7 +277,8 @@ class KafkaOutput(Output):
                     "sink.publish_failed", topic=self._topic, reason=reason.str(), code=reason.name(), pause_s=pause_s
                 )
                 fenced = fenced + 1 if reason.code() in _FENCED else 0
-                is_temporary = is_gone(reason) or reason.retriable() or reason.txn_requires_abort() or reason.fatal()
+                is_dead = reason.fatal() or reason.code() == KafkaError._FATAL  # only for this producer
+                is_temporary = is_gone(reason) or reason.retriable() or reason.txn_requires_abort() or is_dead
                 self._leave()
                 if fenced > FENCED_MAX:
                     raise StorageError(
@@ -269,23 +289,43 @@ class KafkaOutput(Output):
                     raise self._clients.sentence(reason, f"publish an epoch in {self._topic}") from error
                 pause(pause_s)
 
+    def _send_early(self, messages: pa.RecordBatch) -> None:
+        """Send messages of an epoch that is still arriving. After an error, the epoch's messages are sent again when it
+        is committed."""
+        producer = self._producer
+        if producer is None or not self._options.is_early:
+            return
+        try:
+            if not self._is_begun:
+                self._begin(producer)
+            self._produce(producer, messages, time.monotonic() + EARLY_PATIENCE_S)
+        except (KafkaException, BufferError) as error:
+            log.info("sink.kafka_not_early", topic=self._topic, reason=str(error))
+            self._leave()
+
+    def _begin(self, producer: Producer) -> None:
+        self._undelivered = None
+        producer.begin_transaction()
+        self._is_begun = True
+        faults.point("sink:kafka-begun")
+
     def _send(self, transaction: Transaction) -> None:
         producer = self._producer
         assert producer is not None
-        self._undelivered = None
-        producer.begin_transaction()
-        faults.point("sink:kafka-begun")
-        for batch in self._pending.batches():
-            self._produce(producer, batch)
+        if not self._is_begun:
+            self._begin(producer)
+            for batch in self._pending.batches():
+                self._produce(producer, batch)
         faults.point("sink:kafka-sent")
         identity, token = self._identity, Token.of(transaction).encode()
         _queue(producer, self._control.name, token, identity.key, identity.token_partition)
         producer.commit_transaction(self._options.transaction_timeout_s)
+        self._is_begun = False
         faults.point("sink:kafka-committed")
 
-    def _produce(self, producer: Producer, batch: pa.RecordBatch) -> None:
+    def _produce(self, producer: Producer, batch: pa.RecordBatch, deadline_s: float = math.inf) -> None:
         """Pass messages to the client, one per call, because its calls for several messages accept no timestamps. The
-        client's queue is bounded."""
+        client's queue is bounded. Raises BufferError if it is full at the deadline."""
         produce, topic = producer.produce, self._topic
         partition = -1 if self._options.partition is None else self._options.partition
         keys, values, timestamps, headers = (column.to_pylist() for column in batch.columns)
@@ -296,7 +336,7 @@ class KafkaOutput(Output):
             try:
                 produce(topic, value, key, partition, None, None, timestamp_ms, pairs)
             except BufferError:
-                _queue(producer, topic, value, key, partition, None, None, timestamp_ms, pairs)
+                _queue(producer, topic, value, key, partition, None, None, timestamp_ms, pairs, deadline_s=deadline_s)
         producer.poll(0)
 
     def _note_delivery(self, error: KafkaError | None, _: Message) -> None:
@@ -333,9 +373,15 @@ class KafkaOutput(Output):
         )
         self._producer = producer
 
+    def _leave_transaction(self) -> None:
+        """Drop the open transaction, if there is one."""
+        if self._is_begun:
+            self._leave()
+
     def _leave(self) -> None:
         """Drop the producer without waiting for messages in flight: the next producer aborts their transaction."""
         producer, self._producer = self._producer, None
+        self._is_begun = False
         if producer is not None:
             producer.purge()  # `close` would wait for brokers to abort a transaction that they abort anyway
 
@@ -355,13 +401,15 @@ class KafkaOutput(Output):
         )
 
 
-def _queue(producer: Producer, *message: Any) -> None:
-    """Return a function that passes a message to the client as soon as the client's queue has room."""
+def _queue(producer: Producer, *message: Any, deadline_s: float = math.inf) -> None:
+    """Pass a message to the client as soon as the client's queue has room."""
     while True:
         try:
             producer.produce(*message)
             return
         except BufferError:
+            if time.monotonic() > deadline_s:
+                raise
             # A delivered message frees space without an event, so `poll` would wait for its whole time-out.
             producer.poll(FULL_QUEUE_S)
 

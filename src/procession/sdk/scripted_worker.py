@@ -7,10 +7,14 @@ output against them. The cases of `sdk/conformance_cases` drive the worker; `sdk
 from __future__ import annotations
 
 import asyncio
+import time
 
 from procession.sdk.doubles import Worker
-from procession.sdk.sink_process import SinkProcess
+from procession.sdk.sink_process import POLL_INTERVAL_S, SinkProcess
 from procession.wire.messages import Error, Reply
+
+VISIBLE_TIMEOUT_S = 2.0
+"""Maximum time until readers of a medium see a commit."""
 
 
 class UnexpectedResult(AssertionError):
@@ -78,9 +82,15 @@ class ScriptedWorker:
         self.check_output()
 
     def check_output(self, maybe: bytes = b"") -> None:
-        """Check that the visible bytes are the committed bytes, optionally with all of `maybe` after them."""
-        seen = self.trial.visible(self.instance)
-        if seen is not None and seen not in (self.committed, self.committed + maybe):
+        """Check that the visible bytes are the committed bytes, optionally with all of `maybe` after them. A medium may
+        show its readers a commit with a delay."""
+        deadline_s = time.monotonic() + VISIBLE_TIMEOUT_S
+        while (seen := self.trial.visible(self.instance)) is not None:
+            if seen in (self.committed, self.committed + maybe):
+                return
+            if time.monotonic() < deadline_s:
+                time.sleep(POLL_INTERVAL_S)
+                continue
             same = next((i for i, (a, b) in enumerate(zip(seen, self.committed, strict=False)) if a != b), None)
             where = min(len(seen), self.end) if same is None else same
             raise UnexpectedResult(
