@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from procession import faults
 from procession.connectors import kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
+from procession.connectors.kafka_sink import KafkaOutput
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
+from procession.connectors.kafka_topic import KafkaSinkOptions, TopicGuard
 from procession.errors import ConfigError, StorageError
 from procession.sdk.transaction_log import Transaction
 from tests.systems.kafka_broker import Kafka, needs_kafka, running

@@ -11,8 +11,9 @@ from procession import Pipeline
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
 from procession.connectors.kafka_messages import MessageEncoder
 from procession.connectors.kafka_scheme import CONNECTOR, EPOCH_BYTES_MAX
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_sink import KafkaOutput
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions, url_streams
+from procession.connectors.kafka_topic import KafkaSinkOptions
 from procession.connectors.schema_registry import RegistryCodec, SchemaRegistry
 from procession.errors import ConfigError, PlanError, RecordError
 from procession.planner.connector_registry import sink_of, source_of

@@ -9,7 +9,8 @@ import pytest
 
 from procession.connectors import kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_sink import KafkaOutput
+from procession.connectors.kafka_topic import KafkaSinkOptions
 from procession.errors import DiskError
 from procession.sdk.transaction_log import Transaction
 from tests.storage.disks import tiny_disk

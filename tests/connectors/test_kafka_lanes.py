@@ -10,7 +10,8 @@ import pytest
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_lane_messages import FRONTIER_HEADER, ORDER_HEADER
 from procession.connectors.kafka_lanes import open_topic
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_sink import KafkaOutput
+from procession.connectors.kafka_topic import KafkaSinkOptions
 from procession.connectors.merge_target import open_target
 from procession.errors import ConfigError, StorageError
 from procession.sdk.lane_merge import LaneMerge, MergeOptions

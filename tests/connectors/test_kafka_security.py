@@ -23,8 +23,9 @@ from procession.address import Address, address_of, listening_socket
 from procession.chaos.kafka_server import KafkaServer
 from procession.connectors import kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
+from procession.connectors.kafka_sink import KafkaOutput
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
+from procession.connectors.kafka_topic import KafkaSinkOptions, TopicGuard
 from procession.errors import ConfigError
 from procession.sdk.transaction_log import Transaction
 from tests.systems import kafka_broker

@@ -18,8 +18,9 @@ from confluent_kafka import Producer
 from procession.connectors import kafka_client, kafka_sink
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl
 from procession.connectors.kafka_messages import MessageEncoder
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions, TopicGuard
+from procession.connectors.kafka_sink import KafkaOutput
 from procession.connectors.kafka_token import ControlTopic
+from procession.connectors.kafka_topic import KafkaSinkOptions, TopicGuard
 from procession.errors import ConfigError, DiskError, ProcessionError, StorageError
 from procession.sdk.conformance import CaseOutcome, Conformance, dies_at
 from procession.sdk.record_blocks import BLOCK_SCHEMA, RecordForm, encode_block

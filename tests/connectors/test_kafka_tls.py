@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from procession.address import Address, address_of, listening_socket
 from procession.chaos.kafka_server import KafkaServer
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_sink import KafkaOutput
 from procession.connectors.kafka_source import KafkaSource, KafkaSourceOptions
+from procession.connectors.kafka_topic import KafkaSinkOptions
 from procession.errors import ConfigError, DiskError
 from procession.sdk.transaction_log import Transaction
 from tests.certificates import EXPIRED, Authority, Pair

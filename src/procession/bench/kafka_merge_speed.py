@@ -21,7 +21,8 @@ from procession.bench.lane_merge_speed import MemoryLane, lanes_of
 from procession.chaos.kafka_server import KafkaServer
 from procession.connectors.kafka_client import KafkaClients, KafkaUrl, next_messages
 from procession.connectors.kafka_lanes import POLL_MESSAGES, POLL_S, open_topic
-from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+from procession.connectors.kafka_sink import KafkaOutput
+from procession.connectors.kafka_topic import KafkaSinkOptions
 from procession.errors import StorageError
 from procession.sdk.lane_merge import LaneMerge, MergeOptions
 from procession.sdk.output import Output, refuse_to_wait

@@ -136,7 +136,8 @@ def sink_kafka(
     """
     from procession.connectors.kafka_client import KafkaUrl
     from procession.connectors.kafka_messages import MessageEncoder
-    from procession.connectors.kafka_sink import KafkaSinkOptions, run_kafka_sink
+    from procession.connectors.kafka_sink import run_kafka_sink
+    from procession.connectors.kafka_topic import KafkaSinkOptions
     from procession.sdk.record_blocks import RecordForm
 
     if records == "lanes" and (envelope or partition is not None):

@@ -67,7 +67,8 @@ def _file_opener(directory: Path) -> OpenOutput:
 
 def _kafka_opener(url: ConnectorUrl, directory: Path) -> OpenOutput:
     from procession.connectors.kafka_client import KafkaClients, KafkaUrl, read_client_config
-    from procession.connectors.kafka_sink import KafkaOutput, KafkaSinkOptions
+    from procession.connectors.kafka_sink import KafkaOutput
+    from procession.connectors.kafka_topic import KafkaSinkOptions
     from procession.sdk.record_blocks import RecordForm
 
     def opened(instance: str) -> Output:
