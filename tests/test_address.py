@@ -14,11 +14,11 @@ from procession.address import (
     SocketFile,
     address_of,
     connected_file,
-    kept,
     listening_file,
     listening_socket,
     parse_address,
     parse_endpoint,
+    reserved_socket,
 )
 from procession.errors import ConfigError
 
@@ -71,7 +71,7 @@ def test_a_port_used_before_can_be_named_and_is_not_chosen_for_others(
         address = address_of(first)
     monkeypatch.setattr("procession.address.PORTS_TO_CHOOSE_FROM", [address.port])
     monkeypatch.setattr("procession.address.PORT_TRIES", 1)
-    with kept(address):
+    with reserved_socket(address):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=10)
         with listening_socket(anywhere) as other:

@@ -191,7 +191,7 @@ def send_at_once(connected: socket.socket | None) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def kept(address: Address) -> socket.socket:
+def reserved_socket(address: Address) -> socket.socket:
     """Return a socket that reserves the port for a server that is restarted there. It accepts no connections, and
     `listening_socket` does not choose the port for another server."""
     keeper = socket.socket(_family(address), socket.SOCK_STREAM)

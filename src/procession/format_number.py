@@ -12,16 +12,16 @@ from pathlib import PurePath
 from procession.errors import StorageError
 
 
-def is_known_format(found: object, newest: int) -> bool:
+def is_known_format(number: object, newest: int) -> bool:
     """Whether this is a format number up to the newest number. `True` is not a format number, although it equals 1."""
-    return isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= newest
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= newest
 
 
-def check_format(path: PurePath, found: object, newest: int) -> None:
+def check_format(path: PurePath, number: object, newest: int) -> None:
     """Raise StorageError if a file has a format that this version does not know."""
-    if not is_known_format(found, newest):
+    if not is_known_format(number, newest):
         raise StorageError(
-            f"{path} has format {str(found)[:20]}, and this version reads formats 1 to {newest}.",
+            f"{path} has format {str(number)[:20]}, and this version reads formats 1 to {newest}.",
             next_step="Start the version that wrote it, or a later one.",
             path=str(path),
         )

@@ -87,7 +87,7 @@ def test_the_baseline_computes_the_same_rows() -> None:
 
 def test_a_stage_burns_the_stated_time() -> None:
     before_ns = time.thread_time_ns()
-    StampedStage(StageFunction.MAP, 10_000).kept(payload_of(records(list(range(100)))))
+    StampedStage(StageFunction.MAP, 10_000).mask(payload_of(records(list(range(100)))))
     assert time.thread_time_ns() - before_ns >= 1_000_000
 
 

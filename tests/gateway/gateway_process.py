@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from procession.address import Address, kept
+from procession.address import Address, reserved_socket
 from procession.driver.last_commit import LastCommit
 from procession.errors import FencedError, RoundError
 from procession.gateway.control_client import ControlClient, FenceReply
@@ -86,7 +86,7 @@ class GatewayProcess:
             if address not in self._kept and door != "flight":
                 self._kept.add(address)
                 with contextlib.suppress(OSError):  # another process got the port first
-                    weakref.finalize(self, os.close, kept(address).detach())
+                    weakref.finalize(self, os.close, reserved_socket(address).detach())
 
     def _document(self) -> dict[str, Any]:
         path = self.directory / "gateway.json"

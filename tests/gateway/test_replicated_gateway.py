@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.address import kept, parse_address
+from procession.address import parse_address, reserved_socket
 from procession.connectors.generator_source import GeneratorSource, Recipe
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
@@ -124,7 +124,7 @@ def test_a_gateway_whose_machine_is_lost_continues_on_another_one(gateway: Repli
         time.sleep(0.3 + 0.7 * chance.random())  # producers and driver work meanwhile
         driver.finish()
         gateway.lose()
-        with kept(parse_address(gateway.listen)):
+        with reserved_socket(parse_address(gateway.listen)):
             if chance.random() < 0.5:
                 replica = chance.randrange(3)
                 gateway.replicas.stop(replica)

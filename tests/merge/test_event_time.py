@@ -23,8 +23,8 @@ class Row(NamedTuple):
     event_time: int
     is_end: bool = False
     is_tick: bool = False
-    is_given: bool = False
-    is_moved: bool = False
+    is_move_out: bool = False
+    is_move_in: bool = False
 
 
 class Placed(NamedTuple):
@@ -40,8 +40,8 @@ def heard(rows: list[Row]) -> ArrivedRows:
         np.ones(len(rows), np.int64),
         np.array([row.is_end for row in rows], np.bool_),
         np.array([row.is_tick for row in rows], np.bool_),
-        np.array([row.is_given for row in rows], np.bool_),
-        np.array([row.is_moved for row in rows], np.bool_),
+        np.array([row.is_move_out for row in rows], np.bool_),
+        np.array([row.is_move_in for row in rows], np.bool_),
     )
 
 

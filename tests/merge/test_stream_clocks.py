@@ -95,9 +95,9 @@ class Cluster:
         if waiting.has(stream_id, WatermarkBound(watermark, stream_id)):
             return
         if waiting.has(stream_id):
-            site.observe(Row(stream_id, 0, watermark, is_given=True))
+            site.observe(Row(stream_id, 0, watermark, is_move_out=True))
         assert clock.seen is not None
-        self.sites[to].observe(Row(stream_id, clock.seen, watermark, is_moved=True))
+        self.sites[to].observe(Row(stream_id, clock.seen, watermark, is_move_in=True))
         self.holders[stream_id] = to
         committed, rows = self.positions.get(stream_id), self.inputs[stream_id]
         self.sent[stream_id] = next(

@@ -71,7 +71,7 @@ def test_a_type_that_is_not_listed_is_neither_stored_nor_read() -> None:
     ],
 )
 def test_fields_that_stored_values_lack_get_their_defaults(name: str, values: dict[str, Any], expected: Any) -> None:
-    assert TYPES.made(name, values) == expected
+    assert TYPES.build(name, values) == expected
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_fields_that_stored_values_lack_get_their_defaults(name: str, values: di
 )
 def test_values_of_an_earlier_version_that_do_not_fit_are_refused(name: str, values: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
-        TYPES.made(name, values)
+        TYPES.build(name, values)
 
 
 def test_a_member_is_found_by_its_name_or_without_one_by_its_value() -> None:

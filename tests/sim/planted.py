@@ -97,7 +97,7 @@ def fence_not_checked_after_the_commit(patch: Patch) -> None:
         self._checkpoint.log.sync_commit(epoch)
         self._handle(ev.CommitFound(epoch))
 
-    patch.setattr(CommitPerformer, "_found", found)
+    patch.setattr(CommitPerformer, "_commit_found", found)
 
 
 def a_transaction_id_is_used_again(patch: Patch) -> None:

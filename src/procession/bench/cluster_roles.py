@@ -111,7 +111,7 @@ def measure(executors: Sequence[int], records: int) -> dict[str, Any]:
         heavy: dict[str, Any] = {}
         small: dict[str, float] = {}
         for count in executors:
-            with made(count) as cluster:
+            with cluster_with(count) as cluster:
                 runs[str(count)] = measure_run(cluster, work, LIGHT, records)
                 if count == executors[-1]:
                     heavy = measure_run(cluster, work, HEAVY, records)
@@ -137,7 +137,7 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def made(executors: int) -> Iterator[NamespaceCluster]:
+def cluster_with(executors: int) -> Iterator[NamespaceCluster]:
     """Yield a cluster with this number of hosts for executors, besides one for the driver and one for gateways and
     sinks."""
     cluster = NamespaceCluster(f"bench{os.getpid()}", executors + 2)

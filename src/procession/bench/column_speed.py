@@ -62,19 +62,19 @@ class RunCost:
     output: bytes
 
 
-def measure(given: ColumnSpeedSetup) -> dict[str, Any]:
-    rows = written(given.records, given.keys)
+def measure(setup: ColumnSpeedSetup) -> dict[str, Any]:
+    rows = written(setup.records, setup.keys)
     found: dict[tuple[str, str], list[RunCost]] = defaultdict(list)
-    for number in range(given.rounds):
+    for number in range(setup.rounds):
         for workload in WORKLOADS:
             # The order of forms alternates, so that background load affects all of them alike.
             for form in FORMS[number % 3 :] + FORMS[: number % 3]:
-                found[workload, form].append(run(workload, form, rows, given.epochs))
+                found[workload, form].append(run(workload, form, rows, setup.epochs))
             check_equal(workload, {form: found[workload, form][-1].output for form in FORMS})
     return {
-        "records": given.records,
-        "keys": given.keys,
-        **{workload: _figures({form: found[workload, form] for form in FORMS}, given) for workload in WORKLOADS},
+        "records": setup.records,
+        "keys": setup.keys,
+        **{workload: _figures({form: found[workload, form] for form in FORMS}, setup) for workload in WORKLOADS},
     }
 
 
@@ -143,14 +143,14 @@ def check_equal(workload: str, outputs: Mapping[str, bytes]) -> None:
             raise StorageError(f"the output of {workload!r} as {other!r} differs from that as {first!r}")
 
 
-def _figures(found: Mapping[str, list[RunCost]], given: ColumnSpeedSetup) -> dict[str, Any]:
+def _figures(found: Mapping[str, list[RunCost]], setup: ColumnSpeedSetup) -> dict[str, Any]:
     columns = found["columns"]
     others = {form: runs for form, runs in found.items() if form != "columns"}
     return {
         **{
             form: {
-                "records_per_second": given.records / statistics.median(cost.seconds for cost in runs),
-                "cpu_us_per_record": statistics.median(cost.used_s for cost in runs) / given.records * 1e6,
+                "records_per_second": setup.records / statistics.median(cost.seconds for cost in runs),
+                "cpu_us_per_record": statistics.median(cost.used_s for cost in runs) / setup.records * 1e6,
             }
             for form, runs in found.items()
         },

@@ -74,15 +74,15 @@ def epoch_cpu_s(listed: Sequence[Step]) -> float:
     return sum(step.cpu_s for step in listed if step.is_of_epoch)
 
 
-def growth(found: Mapping[int, Sequence[Step]]) -> dict[str, float]:
+def growth(steps_of: Mapping[int, Sequence[Step]]) -> dict[str, float]:
     """Return by how much the time per unit of each step grows when there are ten times as many units, between the two
     largest sizes."""
-    if len(found) < 2:
+    if len(steps_of) < 2:
         return {}
-    *_, before, after = sorted(found)
-    earlier = {step.name: step for step in found[before]}
+    *_, before, after = sorted(steps_of)
+    earlier = {step.name: step for step in steps_of[before]}
     factors = {}
-    for step in found[after]:
+    for step in steps_of[after]:
         times = step.units / earlier[step.name].units
         factors[step.name] = (step.unit_us / earlier[step.name].unit_us) ** (1 / max(1.0, _decades(times)))
     return factors

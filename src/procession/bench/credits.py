@@ -50,8 +50,8 @@ class CreditsSetup:
     directory: Path | None
 
 
-def measure(given: CreditsSetup) -> dict[str, dict[str, dict[str, float]]]:
-    return {pipeline: measure_behind(pipeline, given) for pipeline in ("slow", "fast")}
+def measure(setup: CreditsSetup) -> dict[str, dict[str, dict[str, float]]]:
+    return {pipeline: measure_behind(pipeline, setup) for pipeline in ("slow", "fast")}
 
 
 def report_lines(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Iterator[str]:
@@ -64,37 +64,37 @@ def report_lines(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> It
             )
 
 
-def measure_behind(pipeline: str, given: CreditsSetup) -> dict[str, dict[str, float]]:
+def measure_behind(pipeline: str, setup: CreditsSetup) -> dict[str, dict[str, float]]:
     """Return the medians of alternating rounds."""
     rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    for number in range(given.rounds):
+    for number in range(setup.rounds):
         # The order alternates, so that other load on the machine affects both variants.
         for mode in MODES[:: 1 if number % 2 else -1]:
-            rounds[mode].append(run_round(pipeline, mode, given))
+            rounds[mode].append(run_round(pipeline, mode, setup))
     return {
         mode: {name: statistics.median(result[name] for result in found) for name in found[0]}
         for mode, found in rounds.items()
     }
 
 
-def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]:
+def run_round(pipeline: str, mode: str, setup: CreditsSetup) -> dict[str, float]:
     with tempfile.TemporaryDirectory(
-        prefix="procession-bench-", dir=given.directory or (MEMORY if MEMORY.is_dir() else None)
+        prefix="procession-bench-", dir=setup.directory or (MEMORY if MEMORY.is_dir() else None)
     ) as name:
         directory = Path(name)
-        limits = ["--credits", mode, "--latency-target-s", str(given.latency_target_s)]
-        limits += ["--lag-bytes-max", str(given.lag_bytes_max)]
+        limits = ["--credits", mode, "--latency-target-s", str(setup.latency_target_s)]
+        limits += ["--lag-bytes-max", str(setup.lag_bytes_max)]
         listening = ["--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--open-producers"]
         with subprocess.Popen([*COMMAND, "gateway", "--dir", name, *listening, *limits]) as gateway:
             try:
                 with ControlClient(directory, b"", TIMEOUT_S) as client:
                     client.status()
                     host, port = addresses(directory)["listen"]
-                    count = ["--records", str(given.records)] if pipeline == "fast" else []
+                    count = ["--records", str(setup.records)] if pipeline == "fast" else []
                     source = [*COMMAND, "source", "generator", "--to", f"{host}:{port}", "--size", "50", *count]
                     with subprocess.Popen(source, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sender:
                         try:
-                            driver = CommittingDriver(client, given, given.records if count else ALL)
+                            driver = CommittingDriver(client, setup, setup.records if count else ALL)
                             return driver.commit_all() if pipeline == "fast" else driver.commit_slowly()
                         finally:
                             sender.terminate()
@@ -105,9 +105,9 @@ def run_round(pipeline: str, mode: str, given: CreditsSetup) -> dict[str, float]
 class CommittingDriver:
     """Commits records and measures waiting times."""
 
-    def __init__(self, client: ControlClient, given: CreditsSetup, records: int) -> None:
+    def __init__(self, client: ControlClient, setup: CreditsSetup, records: int) -> None:
         self._client = client
-        self._given = given
+        self._setup = setup
         self._records = records
         self._epoch = 0
         self._committed_end = 0
@@ -116,14 +116,14 @@ class CommittingDriver:
         self._lag_bytes_max = 0
 
     def commit_slowly(self) -> dict[str, float]:
-        given = self._given
+        setup = self._setup
         self._poll_until(lambda end: end > 0)
         began = time.perf_counter()
-        over, epoch_s = began + given.seconds, given.epoch_s
+        over, epoch_s = began + setup.seconds, setup.epoch_s
         while began < over:
             # If an epoch took longer because the machine is busy, the next one may take more records.
-            end = self._client.offer(0, self._committed_end, round(given.rate * epoch_s), ALL).end
-            ready_at = began + given.epoch_s
+            end = self._client.offer(0, self._committed_end, round(setup.rate * epoch_s), ALL).end
+            ready_at = began + setup.epoch_s
             self._poll_until(lambda _: time.perf_counter() >= ready_at)  # noqa: B023
             self._commit(end)
             began, epoch_s = time.perf_counter(), time.perf_counter() - began

@@ -107,11 +107,11 @@ def through_gateway(loads: Sequence[memoryview], records: int, parent: Path | No
             client = ControlClient(Path(directory), b"", 20.0)
 
             def producing(
-                some: Sequence[memoryview], records_per_stream: int, first_stream: int
+                buffers: Sequence[memoryview], records_per_stream: int, first_stream: int
             ) -> tuple[Any, list[Any]]:
                 return forked(
                     lambda load, number: produce(gateway.address, load, records_per_stream, first_stream + number),
-                    some,
+                    buffers,
                 )
 
             start, warming = producing([encoded(WARM_STREAM, WARM_RECORDS)], WARM_RECORDS, WARM_STREAM)

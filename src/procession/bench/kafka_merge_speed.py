@@ -42,9 +42,9 @@ def measure(records: int, lanes: int, rounds: int) -> dict[str, float]:
     ):
         clients = KafkaClients(KafkaUrl.parse(f"kafka://{server.address}/{TOPIC}"), {})
         clients.new_topic(NewTopic(TOPIC, lanes, 1))
-        made = lanes_of(records, lanes)
-        publish(clients, made, Path(work))
-        return compare(clients, sum(total for _, total in made[0].epochs), lanes, rounds)
+        memory_lanes = lanes_of(records, lanes)
+        publish(clients, memory_lanes, Path(work))
+        return compare(clients, sum(total for _, total in memory_lanes[0].epochs), lanes, rounds)
 
 
 def compare(clients: KafkaClients, records: int, lanes: int, rounds: int) -> dict[str, float]:
@@ -83,7 +83,7 @@ def report_lines(figures: Mapping[str, float], lanes: int) -> Iterator[str]:
     )
 
 
-def publish(clients: KafkaClients, made: list[MemoryLane], work: Path) -> None:
+def publish(clients: KafkaClients, memory_lanes: list[MemoryLane], work: Path) -> None:
     """Write the lanes to the topic as the sink does, a transaction for each epoch of a lane."""
 
     def opened(instance: str) -> Output:
@@ -91,7 +91,7 @@ def publish(clients: KafkaClients, made: list[MemoryLane], work: Path) -> None:
         return KafkaOutput(work / instance, clients, KafkaSinkOptions(RecordForm.LANES, partition=partition))
 
     sink = SinkDirectory(work, opened)
-    for number, lane in enumerate(made):
+    for number, lane in enumerate(memory_lanes):
         participant = sink.open_participant(f"bench-bench-{number}", refuse_to_wait)
         participant.begin()
         for epoch, (batches, total) in enumerate(lane.epochs):

@@ -140,8 +140,8 @@ class _Bench:
                     producer.poll(0.1)
         producer.flush(TIMEOUT_S)
 
-    def round(self, ours: RunningPipeline, topic: str) -> Round:
-        """Send the messages of a topic through the loops, then through ours."""
+    def round(self, pipeline: RunningPipeline, topic: str) -> Round:
+        """Send the messages of a topic through the loops, then through the pipeline."""
         seconds: dict[str, float] = {}
         transactions: dict[str, int] = {}
         cpu_s: dict[str, float] = {}
@@ -149,10 +149,10 @@ class _Bench:
             used_before = time.process_time()
             seconds[name], transactions[name] = self.loop(topic, name)
             cpu_s[name] = time.process_time() - used_before
-        epochs = ours.epochs
+        epochs = pipeline.epochs
         arguments = ["kafka", f"kafka://{self._server.address}/{topic}", "--stop-at-end"]
-        seconds["ours"], _, spent = ours.send(arguments)
-        transactions["ours"] = ours.epochs - epochs
+        seconds["ours"], _, spent = pipeline.send(arguments)
+        transactions["ours"] = pipeline.epochs - epochs
         return Round(seconds, transactions, {**spent, **cpu_s})
 
     def loop(self, source: str, target: str, is_over: threading.Event | None = None) -> tuple[float, int]:

@@ -62,34 +62,34 @@ class KeyedStateSetup:
     cores: int
 
 
-def measure(given: KeyedStateSetup) -> dict[str, Any]:
+def measure(setup: KeyedStateSetup) -> dict[str, Any]:
     place = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as name:
         work = Path(name)
-        warm = _written(work / "warm", given.keys, (given.keys, *[WARM_RECORDS] * given.warm_epochs))
-        first = max(given.keys, given.epoch_records)
-        whole, rest = divmod(given.records, given.epoch_records)
-        ends = _written(work / "log", given.keys, (first, *[given.epoch_records] * whole, *([rest] if rest else ())))
+        warm = _written(work / "warm", setup.keys, (setup.keys, *[WARM_RECORDS] * setup.warm_epochs))
+        first = max(setup.keys, setup.epoch_records)
+        whole, rest = divmod(setup.records, setup.epoch_records)
+        ends = _written(work / "log", setup.keys, (first, *[setup.epoch_records] * whole, *([rest] if rest else ())))
         plain_loop(work / "log", work / "expected", ends)
-        with _process(_open_ours, given.cores) as ours, _process(_open_sparks, given.cores) as sparks:
+        with _process(_open_ours, setup.cores) as ours, _process(_open_sparks, setup.cores) as sparks:
             homes = {
                 variant: sparks if variant in OF_SPARK else ours for variant in VARIANTS if variant != "dictionary"
             }
             for variant, home in homes.items():
-                home(_run, variant, given.cores, _folder(work, f"warm-{variant}"), warm, None)
+                home(_run, variant, setup.cores, _folder(work, f"warm-{variant}"), warm, None)
             found: dict[str, list[EpochCosts]] = defaultdict(list)
-            for number in range(given.rounds):
+            for number in range(setup.rounds):
                 # The order of variants alternates, so that background load affects all of them alike.
                 for variant in VARIANTS[number % 4 :] + VARIANTS[: number % 4]:
                     if variant == "dictionary":
                         found[variant].append(plain_loop(work / "log", work / "again", ends))
-                    elif variant not in OF_SPARK or number < given.spark_rounds:
+                    elif variant not in OF_SPARK or number < setup.spark_rounds:
                         folder = _folder(work, f"{number}-{variant}")
-                        took = homes[variant](_run, variant, given.cores, folder, ends, work / "expected")
+                        took = homes[variant](_run, variant, setup.cores, folder, ends, work / "expected")
                         found[variant].append(took)
-            of = [(TOUCHED[0], given.keys), *((touched, given.many_keys) for touched in TOUCHED)]
-            touching = [ours(_few, min(touched, keys), keys, given.cores, work) for touched, keys in of]
-    return {**_figures(found, given.records), "keys": given.keys, "records": given.records, "touched": touching}
+            of = [(TOUCHED[0], setup.keys), *((touched, setup.many_keys) for touched in TOUCHED)]
+            touching = [ours(_few, min(touched, keys), keys, setup.cores, work) for touched, keys in of]
+    return {**_figures(found, setup.records), "keys": setup.keys, "records": setup.records, "touched": touching}
 
 
 def _figures(found: Mapping[str, list[EpochCosts]], records: int) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _process(opens: Callable[[int], None], cores: int) -> Iterator[Callable[...,
     """Yield a process with its own Spark session. It runs functions and returns their results."""
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), opens, (cores,))
     try:
-        yield lambda function, *given: pool.submit(function, *given).result()
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
         pool.submit(_close).result()
     finally:
         pool.shutdown()

@@ -113,17 +113,17 @@ class Timeline:
         }
 
 
-def measure(given: Listing1Setup) -> dict[str, Any]:
-    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in given.variants}
+def measure(setup: Listing1Setup) -> dict[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in setup.variants}
     counts = set()
     place = MEMORY if MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as work, _spark(given, Path(work)) as spark:
-        workload.write_log(Path(work) / "log", given.records)
-        for number in range(1 + given.rounds):
+    with tempfile.TemporaryDirectory(prefix="procession-bench-", dir=place) as work, _spark(setup, Path(work)) as spark:
+        workload.write_log(Path(work) / "log", setup.records)
+        for number in range(1 + setup.rounds):
             # The order of variants alternates, so that background load affects all of them alike.
-            turn = number % len(given.variants)
-            for variant in given.variants[turn:] + given.variants[:turn]:
-                figures, count = run(spark, given, variant, Path(work), Path(work) / f"{number}-{variant}")
+            turn = number % len(setup.variants)
+            for variant in setup.variants[turn:] + setup.variants[:turn]:
+                figures, count = run(spark, setup, variant, Path(work), Path(work) / f"{number}-{variant}")
                 counts.add(count)
                 if number:
                     found[variant].append(figures)
@@ -136,18 +136,18 @@ def measure(given: Listing1Setup) -> dict[str, Any]:
         **medians,
         "ratios": ratios(found),
         "rounds": found,
-        "records": given.records,
+        "records": setup.records,
         "records_out": records_out,
     }
 
 
 @contextmanager
-def _spark(given: Listing1Setup, work: Path) -> Iterator[SparkSession]:
+def _spark(setup: Listing1Setup, work: Path) -> Iterator[SparkSession]:
     java_options, settings = session.JAVA_OPTIONS, session.SETTINGS
     changed: Any = tuple(option for option in java_options if option != COMPILE_QUICKLY)
     session.JAVA_OPTIONS = changed
     session.SETTINGS = (*settings, ("spark.local.dir", str(work / "spark"), "what is compared is not the disk"))
-    spark = session.open_session("bench", given.cores)
+    spark = session.open_session("bench", setup.cores)
     try:
         yield spark
     finally:
@@ -155,16 +155,16 @@ def _spark(given: Listing1Setup, work: Path) -> Iterator[SparkSession]:
         session.JAVA_OPTIONS, session.SETTINGS = java_options, settings
 
 
-def ratios(found: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
+def ratios(rounds_of: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
     """Return the medians of the rounds' ratios."""
 
     def ratio(name: str, other: str) -> float:
-        rounds = zip(found["ordered"], found[other], strict=True)
+        rounds = zip(rounds_of["ordered"], rounds_of[other], strict=True)
         return statistics.median(ours[name] / theirs[name] for ours, theirs in rounds)
 
     return {
         f"ordered_to_{other}_{name}": ratio(figure, other)
-        for other in found
+        for other in rounds_of
         if other != "ordered"
         for name, figure in (
             ("throughput", "records_per_second"),
@@ -191,41 +191,41 @@ def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def run(
-    spark: SparkSession, given: Listing1Setup, variant: str, work: Path, folder: Path
+    spark: SparkSession, setup: Listing1Setup, variant: str, work: Path, folder: Path
 ) -> tuple[dict[str, float], int]:
     """Run one variant. Return its figures and its number of output records. Raises StorageError if the output is
     wrong."""
     folder.mkdir()
-    timeline = Timeline(given.records)
+    timeline = Timeline(setup.records)
     output = folder / "output"
     output.touch()
     start = _start_baseline if variant == "baseline" else _start_ours
-    query = start(spark, given, variant, work / "log", output, timeline)
+    query = start(spark, setup, variant, work / "log", output, timeline)
     until_over(query, timeline.is_over, f" of {variant}")
-    count = workload.check_output(output, given.records, is_ordered=variant != "unordered")
+    count = workload.check_output(output, setup.records, is_ordered=variant != "unordered")
     output.unlink()
     return timeline.figures(), count
 
 
-def until_over(query: StreamingQuery, is_over: threading.Event, what: str = "") -> None:
+def until_over(query: StreamingQuery, is_over: threading.Event, name: str = "") -> None:
     """Wait for the last epoch and stop the query. Raises ProcessionError if the query fails first."""
     try:
         while not is_over.wait(POLL_INTERVAL_S):
             if not query.isActive:
-                raise ProcessionError(f"the run{what} failed: {query.exception()}")
+                raise ProcessionError(f"the run{name} failed: {query.exception()}")
     finally:
         query.stop()
 
 
 def _start_baseline(
-    spark: SparkSession, given: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
+    spark: SparkSession, setup: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
 ) -> StreamingQuery:
     return window_sort.start_query(
         spark,
-        given.segments,
+        setup.segments,
         log,
-        FixedFeed(given.records, given.epoch_records, log),
-        burn_ns=given.burn_ns,
+        FixedFeed(setup.records, setup.epoch_records, log),
+        burn_ns=setup.burn_ns,
         output=output,
         checkpoint=output.with_name("checkpoint"),
         on_epoch=lambda _, stamps: timeline.epoch(stamps),
@@ -233,15 +233,15 @@ def _start_baseline(
 
 
 def _start_ours(
-    spark: SparkSession, given: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
+    spark: SparkSession, setup: Listing1Setup, variant: str, log: Path, output: Path, timeline: Timeline
 ) -> StreamingQuery:
     order: Literal["total", "none"] = "total" if variant == "ordered" else "none"
-    plan = make_plan(workload.pipeline(given.segments, order, given.burn_ns).graph())
+    plan = make_plan(workload.pipeline(setup.segments, order, setup.burn_ns).graph())
     runs = RunStore(output.with_name("runs"))
     return start_query(
         spark,
         Task(plan, log, runs.directory),
-        FixedFeed(given.records, given.epoch_records, log),
+        FixedFeed(setup.records, setup.epoch_records, log),
         checkpoint=output.with_name("checkpoint"),
         pace=EpochPace(target_s=0),
         on_epoch=_writer(runs, output, timeline),

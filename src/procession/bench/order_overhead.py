@@ -18,8 +18,8 @@ from procession.bench.listing1 import Listing1Setup
 VARIANTS = ("ordered", "unordered")
 
 
-def measure(given: Listing1Setup) -> dict[str, Any]:
-    found = listing1.measure(replace(given, variants=VARIANTS))
+def measure(setup: Listing1Setup) -> dict[str, Any]:
+    found = listing1.measure(replace(setup, variants=VARIANTS))
     return {**found, "overhead": overhead(found["rounds"])}
 
 

@@ -60,7 +60,7 @@ class StampedStage:
     burn_ns: int
     is_last: bool = False
 
-    def kept(self, payload: pa.Array) -> pa.Array | None:
+    def mask(self, payload: pa.Array) -> pa.Array | None:
         """Which rows stay; None: all of them."""
         burn(len(payload) * self.burn_ns)
         if self.function is StageFunction.FILTER:
@@ -76,8 +76,8 @@ class StampedStage:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch | pa.Array:
         """Process a batch, as `map_batches` calls it."""
-        kept = self.kept(batch.column("payload"))
-        return self.result(batch.column("payload")) if kept is None else batch.select(["payload", "row"]).filter(kept)
+        mask = self.mask(batch.column("payload"))
+        return self.result(batch.column("payload")) if mask is None else batch.select(["payload", "row"]).filter(mask)
 
 
 def stages_of(segments: Sequence[Segment], burn_ns: int) -> list[list[StampedStage]]:

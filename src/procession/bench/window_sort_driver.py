@@ -91,11 +91,11 @@ class SegmentOnRows:
             for stage in self._stages:
                 if not batch.num_rows:
                     break
-                kept = stage.kept(batch.column("payload"))
-                if kept is None:
+                mask = stage.mask(batch.column("payload"))
+                if mask is None:
                     batch = batch.set_column(1, "payload", stage.result(batch.column("payload")))
                 else:
-                    batch = batch.filter(kept)
+                    batch = batch.filter(mask)
             yield batch
 
 

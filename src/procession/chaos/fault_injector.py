@@ -153,13 +153,13 @@ class FaultInjector:
             self.hit(EXECUTOR)
             self._cluster.signal_process(executor, signal.SIGKILL)
 
-    def found(self, step: FaultStep) -> list[int]:
+    def processes_of(self, step: FaultStep) -> list[int]:
         """Return the processes that the step chooses from."""
         return sorted(self._cluster.workers() if step.do is FaultAction.WORKER else self._cluster.executors())
 
     def _chosen(self, step: FaultStep) -> list[int]:
         """Return all found processes, or the one with the step's number, modulo their count."""
-        pids = self.found(step)
+        pids = self.processes_of(step)
         if not pids:
             self._history.notes.append(f"{step} found none")
             return []

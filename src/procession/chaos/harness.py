@@ -106,7 +106,9 @@ class Harness:
                 return
         if step.do in SEEKS:
             limit = time.monotonic() + FAULT_TIMEOUT_S
-            self._until(lambda: bool(self._injector.found(step)) or time.monotonic() > limit, f"a process for: {step}")
+            self._until(
+                lambda: bool(self._injector.processes_of(step)) or time.monotonic() > limit, f"a process for: {step}"
+            )
         match step.do:
             case FaultAction.FAULTY_PRODUCER:
                 self._injector.note(self._workload.start_faulty_producer(step.detail), str(step))

@@ -263,7 +263,7 @@ class EpochSettings:
     epoch_records_max: EpochRecords = None
     epoch_bytes_max: EpochBytes = None
 
-    def given(self) -> dict[str, object]:
+    def chosen(self) -> dict[str, object]:
         """Return the arguments for `load_settings`. Paths of secrets become absolute, because a process may run in
         another directory."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -43,7 +43,7 @@ def driver(
     ] = False,
     sets: AppSettings = None,
     *,
-    given: DriverSettings,
+    options: DriverSettings,
     tls: ClientTlsOptions,
     replication: ReplicationOptions,
 ) -> None:
@@ -55,7 +55,7 @@ def driver(
     from procession.driver.driver_config import DriverConfig
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
 
-    settings = load_settings(**given.given(), **vars(tls))
+    settings = load_settings(**options.chosen(), **vars(tls))
     export(sets or [])
     directory = directory.resolve()
     sink_cookie = read_cookie(settings.sink_cookie_file)

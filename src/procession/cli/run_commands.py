@@ -96,7 +96,7 @@ def demo(
     from procession.jobs.demo import Demo, sentence
     from procession.monitoring.progress import Display
 
-    settings = load_settings(**epochs.given(), gateways=gateways, spare_driver=spare_driver)
+    settings = load_settings(**epochs.chosen(), gateways=gateways, spare_driver=spare_driver)
     with Display() as display, cluster.joined(display.say) as hosts:
         chosen = secrets.randbelow(10_000) if seed is None else seed
         place = directory.resolve() if directory else None
@@ -126,7 +126,7 @@ def run(
     sets: AppSettings = None,
     as_json: Json = False,
     *,
-    given: PipelineSettings,
+    options: PipelineSettings,
     cluster: ClusterOptions,
 ) -> None:
     """Run an app with all of its processes: a gateway, the Spark driver and the app's file sinks."""
@@ -134,7 +134,7 @@ def run(
     from procession.driver.app_values import export
     from procession.jobs.run_app import run_app
 
-    values = given.given()
+    values = options.chosen()
     if restore_from is not None:
         from procession.deployment.pipeline_replicas import parse_volume
 

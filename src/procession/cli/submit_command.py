@@ -60,7 +60,7 @@ def submit(
     sets: AppSettings = None,
     as_json: Json = False,
     *,
-    given: PipelineSettings,
+    options: PipelineSettings,
 ) -> None:
     """Run an app on a Spark cluster whose executors have only Spark and a plain Python. Only the tasks run there."""
     from procession.deployment.settings import load_settings
@@ -68,7 +68,7 @@ def submit(
     from procession.jobs.run_app import run_app
     from procession.jobs.submit_app import submitted
 
-    settings = load_settings(**given.given())
+    settings = load_settings(**options.chosen())
     export(sets or [])
     fields = event_time_arguments(event_time, event_time_unit)
     place, settings = submitted(

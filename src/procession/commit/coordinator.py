@@ -73,7 +73,7 @@ class CommitStrategy(Protocol):
     def keeps_vote(self, core: Coordinator, name: str) -> bool:
         """Whether a sink's vote remains after the abort of an attempt."""
 
-    def found(self, core: Coordinator, event: CommitFound) -> list[Action]: ...
+    def commit_found(self, core: Coordinator, event: CommitFound) -> list[Action]: ...
 
     def ended(self, core: Coordinator) -> None:
         """Handle the end of the query. No round is open."""
@@ -149,7 +149,7 @@ class Coordinator:
             case RecordWritten():
                 return self._recorded(event)
             case CommitFound():
-                return self._strategy.found(self, event)
+                return self._strategy.commit_found(self, event)
             case QueryEnded():
                 return self._ended()
             case Phase2Confirmed(name, txn):

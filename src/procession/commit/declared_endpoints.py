@@ -31,27 +31,27 @@ def check_codecs(root: Path, known: Mapping[str, str], codecs: Mapping[str, Sink
             )
 
 
-def other_endpoints(root: Path, name: str, known: Mapping[str, str], given: Mapping[str, str]) -> PlanError:
+def other_endpoints(root: Path, name: str, known: Mapping[str, str], declared: Mapping[str, str]) -> PlanError:
     """Return the error for a program whose sources or sinks differ by name from those of the checkpoint."""
-    lost = [endpoint for endpoint in known if given.get(endpoint) != known[endpoint]]
-    new = [endpoint for endpoint in given if endpoint not in known]
-    names = {endpoint: endpoint.partition(" ")[2] for endpoint in (*known, *given)}
+    lost = [endpoint for endpoint in known if declared.get(endpoint) != known[endpoint]]
+    new = [endpoint for endpoint in declared if endpoint not in known]
+    names = {endpoint: endpoint.partition(" ")[2] for endpoint in (*known, *declared)}
     gone, added = next(iter(lost), ""), next(iter(new), "")
     instead = next((endpoint for endpoint in new if gone and endpoint.partition(" ")[0] == gone.partition(" ")[0]), "")
-    if gone in given:
-        what = f"{names[gone]!r} is a {given[gone]}, and was a {known[gone]}"
+    if gone in declared:
+        what = f"{names[gone]!r} is a {declared[gone]}, and was a {known[gone]}"
         step = f"make it a {known[gone]} again"
     elif instead:
-        what = f"{known[gone]} {names[gone]!r} is gone, and {given[instead]} {names[instead]!r} is new"
+        what = f"{known[gone]} {names[gone]!r} is gone, and {declared[instead]} {names[instead]!r} is new"
         step = f"if they are the same, name it {names[gone]!r}"
     elif gone:
         what, step = f"{known[gone]} {names[gone]!r} is gone", "put it back"
     elif known and added:
-        what, step = f"{given[added]} {names[added]!r} is new", "remove it"
+        what, step = f"{declared[added]} {names[added]!r} is new", "remove it"
     else:
         what, step = "its guarantee, or the set of its idempotent sinks, has changed", "declare it as before"
     changed = {*lost, *new}
-    if changed and all(endpoint.startswith("sink ") for endpoint in changed) and not changed & {*known} & {*given}:
+    if changed and all(endpoint.startswith("sink ") for endpoint in changed) and not changed & {*known} & {*declared}:
         step += ", or " + ("start the earlier program and " if lost else "")
         step += "change the sinks with `procession upgrade`"
     return PlanError(

@@ -179,9 +179,9 @@ class OnePhase:
         """Whether the sink is eager: then the output of its vote is visible, and remains."""
         return self._is_eager(name)
 
-    def found(self, core: Coordinator, event: CommitFound) -> list[Action]:
+    def commit_found(self, core: Coordinator, event: CommitFound) -> list[Action]:
         if self._is_waiting:
-            return self._strict.found(core, event)
+            return self._strict.commit_found(core, event)
         opened = core.opened(event.epoch)
         if core.committed == event.epoch:
             return []

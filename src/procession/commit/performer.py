@@ -209,7 +209,7 @@ class CommitPerformer:
             return  # after a failed sync, this driver makes no decision: a successor looks it up
         epoch = opened.ready.epoch
         if opened.phase is RoundPhase.IN_DOUBT and self._checkpoint.log.is_committed(epoch):
-            self._found(epoch)
+            self._commit_found(epoch)
         else:
             self._handle(QueryEnded())
             self._idle.set()
@@ -310,11 +310,11 @@ class CommitPerformer:
         try:
             await self._checkpoint.log.until_committed(epoch)
             if self._coordinator.open is not None and self._coordinator.open.ready.epoch == epoch:
-                self._found(epoch)
+                self._commit_found(epoch)
         except ProcessionError as error:
             self._stop(error)
 
-    def _found(self, epoch: int) -> None:
+    def _commit_found(self, epoch: int) -> None:
         self._checkpoint.log.sync_commit(epoch)
         self._checkpoint.check_fence()
         faults.point("driver:before-phase2")

@@ -149,7 +149,7 @@ class TwoPhase:
     def keeps_vote(self, core: Coordinator, name: str) -> bool:
         return False
 
-    def found(self, core: Coordinator, event: CommitFound) -> list[Action]:
+    def commit_found(self, core: Coordinator, event: CommitFound) -> list[Action]:
         opened = core.opened(event.epoch)
         parts = {name: sink.vote for name, sink in core.sinks.items() if sink.vote is not None}
         assert opened.phase is RoundPhase.IN_DOUBT

@@ -202,7 +202,7 @@ class RecordEncoder:
         positions: npt.NDArray[np.int64],
         of: npt.NDArray[np.int64] | None,
     ) -> pa.Array:
-        def taken(array: pa.Array) -> pa.Array:
+        def selected(array: pa.Array) -> pa.Array:
             return array if of is None else array.take(pa.array(of))
 
         is_bytes = mapping.column.base == "bytea"
@@ -211,14 +211,14 @@ class RecordEncoder:
         if mapping.field == INSTANCE:
             return pa.repeat(self._instance, len(positions))
         if mapping.field == PAYLOAD:
-            return taken(records.payloads.cast(pa.binary() if is_bytes else pa.string()))
+            return selected(records.payloads.cast(pa.binary() if is_bytes else pa.string()))
         if mapping.field == KEY:
             keys = pa.nulls(len(records), pa.binary()) if records.keys is None else records.keys
-            return taken(keys.cast(pa.binary() if is_bytes else pa.string()))
+            return selected(keys.cast(pa.binary() if is_bytes else pa.string()))
         times = pa.nulls(len(records), pa.int64()) if records.event_times is None else records.event_times
         if mapping.column.base == "timestamptz":
             times = pc.divide(times, 1000).cast(pa.timestamp("us", "UTC"))
-        return taken(times)
+        return selected(times)
 
     def _arrow_fields(self, payloads: pa.Array) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
         found: dict[str, list[pa.Array]] = {field: [] for field in self._fields}

@@ -48,10 +48,10 @@ class Sessions:
         self._link = link
         self._now = now
 
-    def exchange(self, given: str) -> str | None:
+    def exchange(self, secret: str) -> str | None:
         """Return a cookie for the link's secret. None if the secret is wrong or was used before."""
         mark = hashlib.sha256(self._link.encode()).hexdigest()
-        if not self._link or not hmac.compare_digest(given.encode(), self._link.encode()) or mark in self._spent():
+        if not self._link or not hmac.compare_digest(secret.encode(), self._link.encode()) or mark in self._spent():
             return None
         draft = self._spent_file.with_suffix(".draft")
         draft.write_text(json.dumps([*self._spent(), mark][-SPENT_MAX:]))

@@ -118,12 +118,12 @@ class Dashboard:
         from_s = _number(request.query_params.get("from"), 0.0)
         to_s = _number(request.query_params.get("to"), FOREVER_S)
 
-        def found() -> dict[str, Any]:
+        def recent() -> dict[str, Any]:
             points = page(read_all(self.directory / EPOCHS), from_s, to_s)
             happened = [event for event in read_events(self.directory) if from_s <= event["at_s"] <= to_s]
             return points | {"events": happened[-200:]}
 
-        return await self._read(found)
+        return await self._read(recent)
 
     async def letters(self, _request: Request) -> Response:
         return await self._read(partial(views.letters, self.directory))

@@ -60,11 +60,11 @@ class DriverReports:
         self._written = ""
         self._thread: threading.Thread | None = None
 
-    def start(self, found: RecoveredRounds) -> None:
+    def start(self, recovered: RecoveredRounds) -> None:
         """Complete the history from the checkpoint, and begin to report."""
         with suppress(OSError):
             _replace(self._directory / PLAN, json.dumps(as_dict(self._plan), ensure_ascii=False))
-        self._log.fill(found.rounds.values())
+        self._log.fill(recovered.rounds.values())
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 

@@ -209,7 +209,7 @@ class TimedCoordinator(Coordinator):
 
 
 def coordinator_of(
-    graph: Graph, checkpoint: Checkpoint, found: RecoveredRounds, refusals_max: int, times: RoundTimes
+    graph: Graph, checkpoint: Checkpoint, recovered: RecoveredRounds, refusals_max: int, times: RoundTimes
 ) -> TimedCoordinator:
     """Return the coordinator of a driver, from the checkpoint's content at the start."""
     idempotent = [participant.name for participant in graph.participants if participant.sink.is_idempotent]
@@ -222,9 +222,9 @@ def coordinator_of(
         fence=checkpoint.fence,
         fingerprint=graph.fingerprint(),
         sinks=[connection.name for connection in graph.participants],
-        rounds=found.rounds,
-        committed=found.committed,
-        reserved=found.reserved,
+        rounds=recovered.rounds,
+        committed=recovered.committed,
+        reserved=recovered.reserved,
         refusals_max=refusals_max,
     )
 

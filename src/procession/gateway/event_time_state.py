@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from procession.errors import RemoteProtocolError
 from procession.gateway.gateway_events import Action, RowsOrdered, StreamsIdled
-from procession.gateway.log_rows import LogTail, batch_of, given_row, moved_row, row_sizes, tick_row
+from procession.gateway.log_rows import LogTail, batch_of, moved_in_row, moved_out_row, row_sizes, tick_row
 from procession.gateway.snapshot import Snapshot
 from procession.gateway.stream_quota import NOBODY, StreamQuotas
 from procession.merge.event_time import DeclaredOrder, ReplayPoint
@@ -63,7 +63,7 @@ class EventTimeOrder:
         self.ended = {stream_id for stream_id, clock in found.clocks.items() if clock.is_ended}
         self.ended |= found.tail.eos_sequences.keys()
         """Streams whose end is or was in the log."""
-        self.given = set(found.point.given)
+        self.moved_away = set(found.point.moved_away)
         """Streams that were released and have not returned. Their waiting records here are void."""
         self._closed_at: dict[int, int] = {}
         """For each closing stream: a sequence of arrivals that is above all its rows."""
@@ -117,10 +117,10 @@ class EventTimeOrder:
             if stream_id not in ordered.waiting:
                 assert state.claims is not None
                 state.claims.place(stream_id, ordered.end)
-            elif ordered.waiting[stream_id] and stream_id not in self.given:
-                self.given.add(stream_id)
+            elif ordered.waiting[stream_id] and stream_id not in self.moved_away:
+                self.moved_away.add(stream_id)
                 watermark = watermark_of(ordered.clocks[stream_id], self.declared.lateness_ns)
-                actions += state.append(0, batch_of([given_row(stream_id, watermark)]), 0)
+                actions += state.append(0, batch_of([moved_out_row(stream_id, watermark)]), 0)
                 self._closed_at[stream_id] = state.next_sequence
         return actions
 
@@ -131,12 +131,12 @@ class EventTimeOrder:
             return []
         stream = state.registry.get_or_add(stream_id)
         stream.seen = stream.committed  # the producer sends dropped records again
-        self.given.discard(stream_id)
+        self.moved_away.discard(stream_id)
         if clock is None or clock.is_ended or clock.seen is None:
             self.ended |= {stream_id} if clock is not None and clock.is_ended else set()
             return []
         watermark = watermark_of(clock, self.declared.lateness_ns)
-        return state.append(0, batch_of([moved_row(stream_id, clock.seen, watermark)]), 0)
+        return state.append(0, batch_of([moved_in_row(stream_id, clock.seen, watermark)]), 0)
 
     def offered_end(self, state: GatewayState) -> int | None:
         return self.ordered_end if self.point.floor == state.next_sequence else None
@@ -148,7 +148,7 @@ class EventTimeOrder:
     def refuses(self, state: GatewayState, stream_id: int) -> bool:
         if stream_id not in self.declared.streams:
             raise RemoteProtocolError(f"stream {stream_id} is not declared in the pipeline")
-        return stream_id in self.given and state.claims is not None and stream_id in state.claims.closing
+        return stream_id in self.moved_away and state.claims is not None and stream_id in state.claims.closing
 
     def opening(self, state: GatewayState, session: int, notify: Notify) -> None:
         state.sessions[session].streams.add(notify.stream_id)

@@ -89,12 +89,12 @@ def tick_row(stream_id: int, last_id: int | None, watermark: int) -> LogRow:
     return LogRow(KIND_TICK, stream_id, last_id or 0, watermark)
 
 
-def given_row(stream_id: int, watermark: int) -> LogRow:
+def moved_out_row(stream_id: int, watermark: int) -> LogRow:
     """Return a row that says: from here on, the stream and its waiting records come through another gateway."""
     return LogRow(KIND_GIVEN, stream_id, 0, watermark)
 
 
-def moved_row(stream_id: int, last_id: int, watermark: int) -> LogRow:
+def moved_in_row(stream_id: int, last_id: int, watermark: int) -> LogRow:
     """Return a row that says: from here on, the stream comes through this gateway, after another gateway."""
     return LogRow(KIND_MOVED, stream_id, last_id, watermark)
 

@@ -51,13 +51,13 @@ class GatewayPerformer:
         self._observer = observer or ev.GatewayObserver()
         self.on_confirmed: Callable[[], None] = lambda: None
         opened = open_directory(config, host)
-        found, self.log, self.identity = opened.found, opened.log, opened.identity
-        self.is_confirmed = found.is_confirmed
+        recovered, self.log, self.identity = opened.recovered, opened.log, opened.identity
+        self.is_confirmed = recovered.is_confirmed
         """Whether producers may open streams. If a driver has claimed the pipeline, a driver must confirm this log
         after each start of the gateway, even if the directory is new."""
         self.start_id = f"{host.random_bits(128):032x}"
         """Identifies this start of the gateway. A driver repeats it when it confirms the log (`confirmation`)."""
-        start, snapshot = found.log_start, found.snapshot
+        start, snapshot = recovered.log_start, recovered.snapshot
         self.name = LEADER if config.join is None else config.name
         """The name among the pipeline's gateways. A joining gateway may get it from the leader."""
         self.tally = StreamCounters(config.limits.streams_max, is_by_id=config.declared is not None)
@@ -69,15 +69,15 @@ class GatewayPerformer:
             lag_bytes = self.log.lag_bytes(start)
             end, now = self.log.next_sequence, host.monotonic_s()
             self.state = GatewayState(
-                config.limits, snapshot, tail, end, lag_bytes, is_leading=is_leading, retired=found.retired, now=now
+                config.limits, snapshot, tail, end, lag_bytes, is_leading=is_leading, retired=recovered.retired, now=now
             )
         else:
             self.ordering = Ordering(config, config.declared, snapshot, self.log, host.files)
             for stream_ids, message_ids in self.ordering.recovered.uncommitted:
-                self.tally.found(stream_ids, message_ids)
-            end, recovered = self.log.next_sequence, self.ordering.recovered
-            order = EventTimeOrder(config.declared, recovered)
-            self.state = GatewayState(config.limits, snapshot, recovered.tail, end, is_leading=is_leading, order=order)
+                self.tally.count_recovered(stream_ids, message_ids)
+            end, ordered = self.log.next_sequence, self.ordering.recovered
+            order = EventTimeOrder(config.declared, ordered)
+            self.state = GatewayState(config.limits, snapshot, ordered.tail, end, is_leading=is_leading, order=order)
         self.state.flow.is_paused = is_paused(config.directory, host.files)
         self.offered = self.log if self.ordering is None else self.ordering.log
         """The log that the driver reads."""

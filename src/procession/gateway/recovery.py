@@ -53,7 +53,7 @@ class RecoveredGateway:
 class OpenedGateway:
     """A gateway's directory, locked and recovered."""
 
-    found: RecoveredGateway
+    recovered: RecoveredGateway
     log: IngressLog
     """The log of arrivals, which holds the lock."""
     identity: str
@@ -65,22 +65,22 @@ def open_directory(config: GatewayConfig, host: Host = HOST) -> OpenedGateway:
     files = host.files
     lock = lock_directory(config.log_directory, files)  # no file is written before the lock is held
     try:
-        found = recover(config, files)
-        renew(config.directory, found, files)
+        recovered = recover(config, files)
+        renew(config.directory, recovered, files)
     except BaseException:
         lock.close()
         raise
     log = IngressLog(
         config.log_directory,
         segment_bytes_max=config.segment_bytes_max,
-        committed_end=found.log_start,
+        committed_end=recovered.log_start,
         lock=lock,
         files=files,
         new_incarnation=lambda: host.random_bits(64) or 1,
     )
-    identity = found.identity if found.identity is not None else f"{host.random_bits(128):032x}"
+    identity = recovered.identity if recovered.identity is not None else f"{host.random_bits(128):032x}"
     keep_identity(config.directory, identity, files)
-    return OpenedGateway(found, log, identity)
+    return OpenedGateway(recovered, log, identity)
 
 
 def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredGateway:
@@ -102,20 +102,20 @@ def recover(config: GatewayConfig, files: FileSystem = HOST_FILES) -> RecoveredG
     return RecoveredGateway(snapshot, retired, found is None, identity, is_confirmed, log_start)
 
 
-def renew(directory: Path, found: RecoveredGateway, files: FileSystem = HOST_FILES) -> None:
+def renew(directory: Path, recovered: RecoveredGateway, files: FileSystem = HOST_FILES) -> None:
     """Write the snapshot and its retired streams into new files, and remove files that the snapshot does not name."""
-    if found.is_new:
+    if recovered.is_new:
         return
-    if found.snapshot.retired is not None:
-        write_durably(retired_file.path_of(directory, found.snapshot.retired.number), found.retired, files)
-    save_snapshot(directory, found.snapshot, files)
-    retired_file.remove_others(directory, found.snapshot.retired, files)
+    if recovered.snapshot.retired is not None:
+        write_durably(retired_file.path_of(directory, recovered.snapshot.retired.number), recovered.retired, files)
+    save_snapshot(directory, recovered.snapshot, files)
+    retired_file.remove_others(directory, recovered.snapshot.retired, files)
 
 
-def _check_order(config: GatewayConfig, found: Snapshot, files: FileSystem) -> None:
+def _check_order(config: GatewayConfig, snapshot: Snapshot, files: FileSystem) -> None:
     if config.declared is None and files.exists(config.ordered_directory):
         was, now = "event time", "arrival"
-    elif config.declared is not None and found.end_sequence and found.point is None:
+    elif config.declared is not None and snapshot.end_sequence and snapshot.point is None:
         was, now = "arrival", "event time"
     else:
         return

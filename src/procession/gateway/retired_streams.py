@@ -99,10 +99,10 @@ class RetiredStreams:
             self._returning.add(stream_id)
         return self.committed(stream_id)
 
-    def returned(self, kept: Iterable[int]) -> None:
+    def returned(self, stream_ids: Iterable[int]) -> None:
         """Note that a snapshot with these streams is on disk."""
         if self._returning:
-            there = self._returning.intersection(kept)
+            there = self._returning.intersection(stream_ids)
             for stream_id in there:
                 self._streams.pop(stream_id, None)
                 self._unsettled.pop(stream_id, None)

@@ -112,13 +112,13 @@ def _written(point: ReplayPoint) -> dict[str, Any]:
         "floor": point.floor,
         "clocks": written_clocks(point.clocks),
         "cut": point.cut,
-        "given": sorted(point.given),
+        "given": sorted(point.moved_away),
         "received": {str(stream_id): last_id for stream_id, last_id in point.received.items()},
     }
 
 
 def _read(document: dict[str, Any]) -> ReplayPoint:
     cut = None if document["cut"] is None else Key(*map(int, document["cut"]))
-    given = frozenset(map(int, document.get("given", ())))
+    moved_away = frozenset(map(int, document.get("given", ())))
     received = {int(stream_id): None if at is None else int(at) for stream_id, at in document["received"].items()}
-    return ReplayPoint(int(document["floor"]), read_clocks(document["clocks"]), cut, given, received)
+    return ReplayPoint(int(document["floor"]), read_clocks(document["clocks"]), cut, moved_away, received)

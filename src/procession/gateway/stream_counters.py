@@ -142,7 +142,7 @@ class StreamCounters:
             first += batch.num_rows
             yield batch
 
-    def found(self, stream_ids: Ids, message_ids: Ids) -> None:
+    def count_recovered(self, stream_ids: Ids, message_ids: Ids) -> None:
         """Count the records that a restarted gateway finds, if streams are counted by their ids."""
         for stream_id in np.unique(stream_ids).tolist():
             ids = np.sort(message_ids[stream_ids == stream_id])
@@ -191,7 +191,7 @@ class StreamCounters:
     def _append(self, first: int, batch: pa.RecordBatch) -> None:
         if self._is_by_id:
             records = batch.filter(pc.equal(batch.column("kind"), KIND_RECORD))
-            self.found(records.column("stream_id").to_numpy(), records.column("message_id").to_numpy())
+            self.count_recovered(records.column("stream_id").to_numpy(), records.column("message_id").to_numpy())
             return
         end = first + batch.num_rows
         ids = batch.column("stream_id").to_numpy()

@@ -153,7 +153,7 @@ def run_pipeline(
             load_settings(**settings),
             is_silent=False,
             event_time=field,
-            given=None if records is None else given,
+            records_file=None if records is None else given,
             base=base,
             display=display_here(),
         )

@@ -56,16 +56,18 @@ def run_app(
     is_silent: bool,
     event_time: Sequence[str] = (),
     cluster: NamespaceCluster | None = None,
-    given: Path | None = None,
+    records_file: Path | None = None,
     base: Path | None = None,
     display: Display | None = None,
     is_restored: bool = False,
 ) -> dict[str, Any]:
     """Run until the inputs are committed; if they do not end, run until asked to stop. Return the figures of the run.
-    With a cluster, the parts run on its hosts, and the directory is on the driver's host. `given` is a file with
+    With a cluster, the parts run on its hosts, and the directory is on the driver's host. `records_file` is a file with
     records (`connectors/given_records`), and `base` the directory of relative directories of sinks. `is_restored`:
     directories that are missing are restored from the replicas."""
-    records = {} if given is None else {stream.id: stream.name for stream in GivenRecords(given).streams()}
+    records = (
+        {} if records_file is None else {stream.id: stream.name for stream in GivenRecords(records_file).streams()}
+    )
     graph = load_app(app, input_streams=lambda graph: read_inputs(graph, inputs).streams | records.keys()).graph
     # Report unreadable inputs before anything is started.
     reading = read_inputs(graph, inputs)
@@ -73,7 +75,7 @@ def run_app(
     check_connectors(graph)
     streams = reading.streams | records.keys() | connected_streams(graph)
     graph = graph.with_inputs(streams)
-    senders = [SOURCE] * (bool(reading.files) or given is not None) + list(map(part_of, reading.patterns))
+    senders = [SOURCE] * (bool(reading.files) or records_file is not None) + list(map(part_of, reading.patterns))
     is_endless = any(pattern.is_endless for pattern in reading.patterns)
     ending = [] if is_endless else ending_parts(graph, senders)
     if cluster is not None:
@@ -127,8 +129,8 @@ def run_app(
 
             if reading.files:
                 local.start_source(reading.files, event_time=event_time)
-            elif given is not None and isinstance(local, LocalPipeline):
-                local.start_given(given)
+            elif records_file is not None and isinstance(local, LocalPipeline):
+                local.start_given(records_file)
             for turn, pattern in enumerate(reading.patterns):
                 local.start_pattern(pattern, turn=turn, event_time=event_time)
             local.start_connected()

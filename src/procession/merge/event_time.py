@@ -50,7 +50,7 @@ class ReplayPoint(NamedTuple):
     """The clocks of all streams at the floor."""
     cut: Key | None = None
     """The last emitted row. All rows before it in the order are emitted, too."""
-    given: frozenset[int] = frozenset()
+    moved_away: frozenset[int] = frozenset()
     """Streams that moved to another gateway and have not come back. Their last waiting rows are discarded here."""
     received: Mapping[int, int | None] = {}
     """The last message id of each stream that arrived at this gateway since the stream came here; None if there is
@@ -66,9 +66,9 @@ class ArrivedRows(NamedTuple):
     sizes: Numbers
     are_ends: Flags
     are_ticks: Flags
-    are_given: Flags
+    are_moves_out: Flags
     """The stream leaves this gateway: its waiting rows will arrive at another gateway."""
-    are_moved: Flags
+    are_moves_in: Flags
     """The stream arrives from another gateway, with its watermark and the last message id there."""
 
 
@@ -116,7 +116,7 @@ class EventOrder:
         """All rows up to this bound are emitted, except further rows of the bound's own stream and time."""
         self._cut = point.cut
         self._floor = point.floor
-        self._given = set(point.given)
+        self._moved_away = set(point.moved_away)
         self._floor_clocks = dict(point.clocks)
         self._floor_received = dict(point.received)
         self.received = dict(point.received)
@@ -127,14 +127,14 @@ class EventOrder:
 
     @property
     def point(self) -> ReplayPoint:
-        given, received = frozenset(self._given), dict(self._floor_received)
-        return ReplayPoint(self._floor, dict(self._floor_clocks), self._cut, given, received)
+        moved_away, received = frozenset(self._moved_away), dict(self._floor_received)
+        return ReplayPoint(self._floor, dict(self._floor_clocks), self._cut, moved_away, received)
 
     def observe(self, rows: ArrivedRows, *, is_again: bool = False) -> None:
         """Add the next rows of the arrival log. `is_again`: a restarted gateway replays them; some may be emitted."""
         count = len(rows.stream_ids)
-        are_notices = rows.are_ticks | rows.are_given | rows.are_moved
-        kinds = RowKinds(rows.are_ends, are_notices, are_notices & ~rows.are_moved)
+        are_notices = rows.are_ticks | rows.are_moves_out | rows.are_moves_in
+        kinds = RowKinds(rows.are_ends, are_notices, are_notices & ~rows.are_moves_in)
         judged = self.clocks.judge(rows.stream_ids, rows.message_ids, rows.event_times, kinds)
         stack = Stack(
             judged.order_times,
@@ -146,12 +146,12 @@ class EventOrder:
             rows.are_ends,
             rows.are_ticks,
         )
-        is_left_out = judged.are_known | rows.are_given | rows.are_moved
+        is_left_out = judged.are_known | rows.are_moves_out | rows.are_moves_in
         if is_again:
             is_taken = self._are_taken(stack) & ~is_left_out
             self._remember(stack.picked(is_taken & ~rows.are_ends & ~rows.are_ticks))
             is_left_out |= is_taken
-        for row in np.flatnonzero(rows.are_given | rows.are_moved).tolist():
+        for row in np.flatnonzero(rows.are_moves_out | rows.are_moves_in).tolist():
             is_left_out |= self._move(rows, row, is_again=is_again)
         self._remember(stack.picked(judged.are_known))
         stack = stack.picked(~is_left_out)
@@ -166,12 +166,12 @@ class EventOrder:
     def _move(self, rows: ArrivedRows, row: int, *, is_again: bool) -> Flags:
         """Handle a stream that leaves or arrives. Returns which of these rows no longer wait."""
         stream_id = int(rows.stream_ids[row])
-        if rows.are_given[row]:
-            self._given.add(stream_id)
+        if rows.are_moves_out[row]:
+            self._moved_away.add(stream_id)
             self._let_go(self.waiting.remove(stream_id))
             is_gone: Flags = (rows.stream_ids == rows.stream_ids[row]) & (np.arange(len(rows.stream_ids)) < row)
             return is_gone
-        self._given.discard(stream_id)
+        self._moved_away.discard(stream_id)
         if not is_again:
             self._leads.pop(stream_id, None)  # later output says nothing about the time before the stream came back
         return np.zeros(len(rows.stream_ids), np.bool_)
@@ -241,7 +241,7 @@ class EventOrder:
 
 def _received(rows: ArrivedRows) -> dict[int, int | None]:
     """Return the last id of each stream in these rows since the stream arrived; None if there is none."""
-    are_moves = rows.are_given | rows.are_moved
+    are_moves = rows.are_moves_out | rows.are_moves_in
     places = np.flatnonzero(~(rows.are_ends | rows.are_ticks | are_moves))[::-1]
     streams, firsts = np.unique(rows.stream_ids[places], return_index=True)
     lasts = dict(zip(streams.tolist(), places[firsts].tolist(), strict=True))

@@ -101,31 +101,31 @@ def _progress(progress: PipelineProgress) -> dict[str, Any]:
     }
 
 
-def sentences(found: Mapping[str, Any]) -> Iterator[str]:
+def sentences(status: Mapping[str, Any]) -> Iterator[str]:
     """Yield the status as text."""
-    if found["pid"] is not None:
-        since = datetime.fromtimestamp(found["started_s"]).astimezone().isoformat(" ", "seconds")
-        yield f"pipeline {found['pipeline']!r} runs since {since}, in process {found['pid']}"
+    if status["pid"] is not None:
+        since = datetime.fromtimestamp(status["started_s"]).astimezone().isoformat(" ", "seconds")
+        yield f"pipeline {status['pipeline']!r} runs since {since}, in process {status['pid']}"
     else:
-        drained = "; it was drained: everything received is committed" if found["state"] == "drained" else ""
-        yield f"pipeline {found['pipeline']!r} does not run{drained}"
-    epoch = "no epoch is committed" if found["epoch"] is None else f"last committed epoch {found['epoch']:,}"
-    yield f"{epoch}; {found['committed']:,} records in, {found['records_out']:,} out"
-    if found["late"] or found["dead_letters"]:
-        yield f"{found['late']:,} late records, {found['dead_letters']:,} dead letters"
-    if found["pid"] is not None:
-        lag = "its gateway does not answer" if found["lag"] is None else f"{found['lag']:,} received, not committed"
-        yield f"{found['records_per_s']:,.0f} records/s; {lag}"
-    if found["paused"]:
-        yield f"paused: {', '.join(found['paused'])}; producers wait until `procession resume`"
-    if (verdict := found.get("verdict")) is not None:
+        drained = "; it was drained: everything received is committed" if status["state"] == "drained" else ""
+        yield f"pipeline {status['pipeline']!r} does not run{drained}"
+    epoch = "no epoch is committed" if status["epoch"] is None else f"last committed epoch {status['epoch']:,}"
+    yield f"{epoch}; {status['committed']:,} records in, {status['records_out']:,} out"
+    if status["late"] or status["dead_letters"]:
+        yield f"{status['late']:,} late records, {status['dead_letters']:,} dead letters"
+    if status["pid"] is not None:
+        lag = "its gateway does not answer" if status["lag"] is None else f"{status['lag']:,} received, not committed"
+        yield f"{status['records_per_s']:,.0f} records/s; {lag}"
+    if status["paused"]:
+        yield f"paused: {', '.join(status['paused'])}; producers wait until `procession resume`"
+    if (verdict := status.get("verdict")) is not None:
         proved = "" if verdict["proved_epoch"] is None else f", compared up to epoch {verdict['proved_epoch']:,}"
         why = f": {verdict['why'][0]}" if verdict["why"] else ""
         counts = f"{verdict['lost']:,} lost, {verdict['doubled']:,} doubled, {verdict['disordered']:,} out of order"
         yield f"verdict {verdict['outcome']}{why}; {counts}{proved}"
-    if (bottleneck := found.get("bottleneck")) is not None:
+    if (bottleneck := status.get("bottleneck")) is not None:
         yield f"{'waits for' if bottleneck['is_stalled'] else 'slowed by'} {bottleneck['part']}: {bottleneck['why']}"
-    if found["away"]:
-        yield f"gateways that do not answer: {', '.join(found['away'])}"
-    for path in found["disks_low"]:
+    if status["away"]:
+        yield f"gateways that do not answer: {', '.join(status['away'])}"
+    for path in status["disks_low"]:
         yield f"the disk of {path} is nearly full: producers wait"

@@ -97,12 +97,12 @@ class NotebookDisplay(Display):
         return {"text/plain": "\n".join(filter(None, shown)), "text/html": as_html(self._cells, self._said)}
 
 
-def as_html(cells: Mapping[str, str], said: Any = ()) -> str:
+def as_html(cells: Mapping[str, str], sentences: Any = ()) -> str:
     """Return a table of cells and, below it, sentences with their links."""
     names = "".join(f"<th>{html.escape(name)}</th>" for name in cells)
     values = "".join(f"<td>{html.escape(value)}</td>" for value in cells.values())
     table = f"<table><thead><tr>{names}</tr></thead><tbody><tr>{values}</tr></tbody></table>" if cells else ""
-    lines = "<br>".join(LINK.sub(_anchor, html.escape(sentence)) for sentence in said)
+    lines = "<br>".join(LINK.sub(_anchor, html.escape(sentence)) for sentence in sentences)
     return f'{table}<div style="font-family: monospace">{lines}</div>' if lines else table
 
 

@@ -34,21 +34,21 @@ class Definition(NamedTuple):
 
 
 def _one(read: Callable[[Mapping[str, Any]], float | None]) -> Callable[[Mapping[str, Any]], Values]:
-    def values(found: Mapping[str, Any]) -> Values:
-        yield (), read(found)
+    def values(snapshot: Mapping[str, Any]) -> Values:
+        yield (), read(snapshot)
 
     return values
 
 
 def _each(where: str, label: str, field: str) -> Callable[[Mapping[str, Any]], Values]:
-    def values(found: Mapping[str, Any]) -> Values:
-        yield from (((str(row[label]),), row[field]) for row in found[where])
+    def values(snapshot: Mapping[str, Any]) -> Values:
+        yield from (((str(row[label]),), row[field]) for row in snapshot[where])
 
     return values
 
 
-def _phase_seconds(found: Mapping[str, Any]) -> Values:
-    for name, figures in found["phases"].items():
+def _phase_seconds(snapshot: Mapping[str, Any]) -> Values:
+    for name, figures in snapshot["phases"].items():
         phase, sink = _split(name)
         for quantile, field in (("0.5", "p50_s"), ("0.95", "p95_s"), ("0.99", "p99_s")):
             yield (phase, sink, quantile), figures[field]
@@ -61,88 +61,91 @@ def _split(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _outcomes(found: Mapping[str, Any]) -> Values:
+def _outcomes(snapshot: Mapping[str, Any]) -> Values:
     for outcome in ("clean", "violated", "unknown"):
-        yield (outcome,), float(found["verdict"]["outcome"] == outcome)
+        yield (outcome,), float(snapshot["verdict"]["outcome"] == outcome)
 
 
-def _records_written(found: Mapping[str, Any]) -> Values:
-    for stage in found["stages"]:
+def _records_written(snapshot: Mapping[str, Any]) -> Values:
+    for stage in snapshot["stages"]:
         yield from (((str(stage["name"]), to), rate) for to, rate in stage["out_per_s"].items())
 
 
-def _restarts(found: Mapping[str, Any]) -> Values:
-    yield from (((part,), float(count)) for part, count in found["restarts"].items())
+def _restarts(snapshot: Mapping[str, Any]) -> Values:
+    yield from (((part,), float(count)) for part, count in snapshot["restarts"].items())
 
 
 METRICS: dict[str, Definition] = {
     "procession_pipeline_up": Definition(
-        "gauge", "1 while `procession run` runs.", (), _one(lambda found: found["pid"] is not None)
+        "gauge", "1 while `procession run` runs.", (), _one(lambda now: now["pid"] is not None)
     ),
     "procession_pipeline_committed_records": Definition(
-        "counter", "Records committed in all runs.", (), _one(lambda found: found["committed"])
+        "counter", "Records committed in all runs.", (), _one(lambda now: now["committed"])
     ),
     "procession_pipeline_written_records": Definition(
-        "counter", "Records committed to sinks in all runs.", (), _one(lambda found: found["records_out"])
+        "counter", "Records committed to sinks in all runs.", (), _one(lambda now: now["records_out"])
     ),
     "procession_pipeline_late_records": Definition(
-        "counter", "Committed records that were late.", (), _one(lambda found: found["late"])
+        "counter", "Committed records that were late.", (), _one(lambda now: now["late"])
     ),
     "procession_pipeline_dead_letters": Definition(
-        "counter", "Records that became dead letters.", (), _one(lambda found: found["dead_letters"])
+        "counter", "Records that became dead letters.", (), _one(lambda now: now["dead_letters"])
     ),
     "procession_pipeline_idle_seconds": Definition(
-        "gauge", "Time since the last commit.", (), _one(lambda found: found["idle_s"])
+        "gauge", "Time since the last commit.", (), _one(lambda now: now["idle_s"])
     ),
     "procession_pipeline_stalled": Definition(
         "gauge",
         "1 while the pipeline waits for a part and commits nothing; `procession status` names the part.",
         (),
-        _one(lambda found: found["bottleneck"] is not None and found["bottleneck"]["is_stalled"]),
+        _one(lambda now: now["bottleneck"] is not None and now["bottleneck"]["is_stalled"]),
     ),
     "procession_verdict": Definition(
         "gauge", "1 for the current verdict on the committed rounds.", ("outcome",), _outcomes
     ),
     "procession_verdict_lost": Definition(
-        "gauge", "Rows and bytes that no round covers.", (), _one(lambda found: found["verdict"]["lost"])
+        "gauge", "Rows and bytes that no round covers.", (), _one(lambda now: now["verdict"]["lost"])
     ),
     "procession_verdict_doubled": Definition(
-        "gauge", "Rows and bytes that two rounds cover.", (), _one(lambda found: found["verdict"]["doubled"])
+        "gauge", "Rows and bytes that two rounds cover.", (), _one(lambda now: now["verdict"]["doubled"])
     ),
     "procession_verdict_disordered": Definition(
-        "gauge", "Positions that went back.", (), _one(lambda found: found["verdict"]["disordered"])
+        "gauge", "Positions that went back.", (), _one(lambda now: now["verdict"]["disordered"])
     ),
     "procession_verdict_proved_epoch": Definition(
-        "gauge", "Rounds up to this one are compared.", (), _one(lambda found: found["verdict"]["proved_epoch"])
+        "gauge", "Rounds up to this one are compared.", (), _one(lambda now: now["verdict"]["proved_epoch"])
     ),
-    "procession_driver_epoch": Definition("gauge", "The last committed epoch.", (), _one(lambda found: found["epoch"])),
+    "procession_driver_epoch": Definition("gauge", "The last committed epoch.", (), _one(lambda now: now["epoch"])),
     "procession_driver_fence": Definition(
-        "gauge", "Number (fence) of the current driver.", (), _one(lambda found: (found["driver"] or {}).get("fence"))
+        "gauge",
+        "Number (fence) of the current driver.",
+        (),
+        _one(lambda now: (now["driver"] or {}).get("fence")),
     ),
     "procession_driver_open_seconds": Definition(
         "gauge",
         "How long the open epoch has been in its current phase. 0 if no epoch is open.",
         (),
-        _one(lambda found: ((found["driver"] or {}).get("open") or {}).get("seconds", 0.0)),
+        _one(lambda now: ((now["driver"] or {}).get("open") or {}).get("seconds", 0.0)),
     ),
     "procession_driver_epochs_left_out": Definition(
         "counter",
         "Epochs that are not in the history because its writer fell behind.",
         (),
-        _one(lambda found: (found["driver"] or {}).get("epochs_left_out")),
+        _one(lambda now: (now["driver"] or {}).get("epochs_left_out")),
     ),
     "procession_driver_state_tasks": Definition(
         "counter",
         "Tasks that began a committed epoch with states.",
         (),
-        _one(lambda found: ((found["driver"] or {}).get("placement") or {}).get("tasks")),
+        _one(lambda now: ((now["driver"] or {}).get("placement") or {}).get("tasks")),
     ),
     "procession_driver_state_tasks_moved": Definition(
         "counter",
         "Tasks that began a committed epoch with states and had to fetch some of them, because their machine lacked"
         " them.",
         (),
-        _one(lambda found: ((found["driver"] or {}).get("placement") or {}).get("moved")),
+        _one(lambda now: ((now["driver"] or {}).get("placement") or {}).get("moved")),
     ),
     "procession_round_phase_seconds": Definition(
         "gauge",
@@ -191,24 +194,24 @@ METRICS: dict[str, Definition] = {
     ),
     "procession_part_restarts": Definition("counter", "Restarts in the current run.", ("part",), _restarts),
     "procession_jvm_heap_used_bytes": Definition(
-        "gauge", "Used heap of the driver's JVM.", (), _one(lambda found: found["jvm"].get("heap_used_bytes"))
+        "gauge", "Used heap of the driver's JVM.", (), _one(lambda now: now["jvm"].get("heap_used_bytes"))
     ),
     "procession_jvm_heap_max_bytes": Definition(
-        "gauge", "Maximum heap of the driver's JVM.", (), _one(lambda found: found["jvm"].get("heap_max_bytes"))
+        "gauge", "Maximum heap of the driver's JVM.", (), _one(lambda now: now["jvm"].get("heap_max_bytes"))
     ),
     "procession_jvm_gc_seconds": Definition(
-        "counter", "Time in garbage collection.", (), _one(lambda found: found["jvm"].get("gc_seconds"))
+        "counter", "Time in garbage collection.", (), _one(lambda now: now["jvm"].get("gc_seconds"))
     ),
     "procession_jvm_gc_runs": Definition(
-        "counter", "Garbage collections.", (), _one(lambda found: found["jvm"].get("gc_runs"))
+        "counter", "Garbage collections.", (), _one(lambda now: now["jvm"].get("gc_runs"))
     ),
     "procession_jvm_threads": Definition(
-        "gauge", "Threads of the driver's JVM.", (), _one(lambda found: found["jvm"].get("threads"))
+        "gauge", "Threads of the driver's JVM.", (), _one(lambda now: now["jvm"].get("threads"))
     ),
 }
 
 
-def metrics_of(found: Mapping[str, Any]) -> list[Metric]:
+def metrics_of(snapshot: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics of a snapshot. Unknown values are omitted."""
     return [
         Metric(
@@ -216,7 +219,7 @@ def metrics_of(found: Mapping[str, Any]) -> list[Metric]:
             definition.kind,
             definition.help,
             definition.labels,
-            [(labels, float(value)) for labels, value in definition.values(found) if value is not None],
+            [(labels, float(value)) for labels, value in definition.values(snapshot) if value is not None],
         )
         for name, definition in METRICS.items()
     ]

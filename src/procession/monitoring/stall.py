@@ -26,48 +26,54 @@ class Bottleneck(NamedTuple):
     is_stalled: bool = True
 
 
-def bottleneck(found: Mapping[str, Any]) -> Bottleneck | None:
+def bottleneck(snapshot: Mapping[str, Any]) -> Bottleneck | None:
     """Return the part for which the pipeline of this snapshot waits, or None."""
-    if found["state"] in ("stopped", "drained"):
+    if snapshot["state"] in ("stopped", "drained"):
         return None
-    for name in found["paused"]:
+    for name in snapshot["paused"]:
         return Bottleneck(name, "an operator has paused it: producers wait until `procession resume`")
-    for path in found["disks_low"]:
+    for path in snapshot["disks_low"]:
         return Bottleneck(str(path).rpartition("/")[2], "its disk is nearly full: producers wait")
-    for name in found["away"]:
+    for name in snapshot["away"]:
         return Bottleneck(name, "the first gateway cannot reach it")
-    if found["driver"] is None:
+    if snapshot["driver"] is None:
         return Bottleneck("driver", "it is starting, or being restarted")
-    if not found["driver"].get("is_ready", True):
+    if not snapshot["driver"].get("is_ready", True):
         return Bottleneck("driver", "it is starting: Spark is not ready yet")
-    return _open_epoch(found) or _disconnected(found) or _waiting(found) or _begins(found) or _slowest_part(found)
+    return (
+        _open_epoch(snapshot)
+        or _disconnected(snapshot)
+        or _waiting(snapshot)
+        or _begins(snapshot)
+        or _slowest_part(snapshot)
+    )
 
 
-def _begins(found: Mapping[str, Any]) -> Bottleneck | None:
+def _begins(snapshot: Mapping[str, Any]) -> Bottleneck | None:
     """Return the driver if it has not committed anything yet while records wait."""
-    before = found["committed_by"]
-    if not found["lag"] or before is None or before >= found["driver"]["fence"]:
+    before = snapshot["committed_by"]
+    if not snapshot["lag"] or before is None or before >= snapshot["driver"]["fence"]:
         return None
     return Bottleneck("driver", "it was restarted, and has not committed its first epoch yet")
 
 
-def _disconnected(found: Mapping[str, Any]) -> Bottleneck | None:
-    for name, sink in found["driver"]["sinks"].items():
-        if not sink["is_connected"] and found["lag"]:
+def _disconnected(snapshot: Mapping[str, Any]) -> Bottleneck | None:
+    for name, sink in snapshot["driver"]["sinks"].items():
+        if not sink["is_connected"] and snapshot["lag"]:
             return Bottleneck(f"sink {name}", "the driver has no connection to it")
     return None
 
 
-def _open_epoch(found: Mapping[str, Any]) -> Bottleneck | None:
-    opened = found["driver"]["open"]
-    if opened is None or opened["seconds"] < _patience(found["phases"], opened["phase"]):
+def _open_epoch(snapshot: Mapping[str, Any]) -> Bottleneck | None:
+    opened = snapshot["driver"]["open"]
+    if opened is None or opened["seconds"] < _patience(snapshot["phases"], opened["phase"]):
         return None
     since = f"for {opened['seconds']:.0f} s, in epoch {opened['epoch']:,}"
     again = f" (attempt {opened['attempts']})" if opened["attempts"] > 1 else ""
     match opened["phase"]:
         case "phase 1":
             names = ", ".join(opened["sinks"]) or "the sinks"
-            away = [name for name in opened["sinks"] if not found["driver"]["sinks"][name]["is_connected"]]
+            away = [name for name in opened["sinks"] if not snapshot["driver"]["sinks"][name]["is_connected"]]
             what = "has no connection to the driver" if away else "has not voted"
             return Bottleneck(f"sink {', '.join(away) or names}", f"{what} {since}{again}")
         case "decision":
@@ -75,29 +81,29 @@ def _open_epoch(found: Mapping[str, Any]) -> Bottleneck | None:
         case "record":
             return Bottleneck("driver", f"writes the round record {since}: its disk is slow")
         case _:
-            stage = slowest_stage(found["stages"])
+            stage = slowest_stage(snapshot["stages"])
             return Bottleneck(f"stage {stage}" if stage else "Spark", f"its tasks run {since}")
 
 
-def _waiting(found: Mapping[str, Any]) -> Bottleneck | None:
-    for gateway in found["gateways"]:
-        if gateway["waiting_records"] and found["idle_s"] is not None and found["idle_s"] > PATIENCE_S:
+def _waiting(snapshot: Mapping[str, Any]) -> Bottleneck | None:
+    for gateway in snapshot["gateways"]:
+        if gateway["waiting_records"] and snapshot["idle_s"] is not None and snapshot["idle_s"] > PATIENCE_S:
             what = f"{gateway['waiting_records']:,} records wait for streams that are silent, in event-time order"
             return Bottleneck(gateway["name"], what)
     return None
 
 
-def _slowest_part(found: Mapping[str, Any]) -> Bottleneck | None:
+def _slowest_part(snapshot: Mapping[str, Any]) -> Bottleneck | None:
     """Return the slowest part, if producers wait."""
-    if not any(gateway["is_over"] for gateway in found["gateways"]):
+    if not any(gateway["is_over"] for gateway in snapshot["gateways"]):
         return None
-    shares = {name: figures["share"] for name, figures in found["phases"].items() if name != "wait"}
+    shares = {name: figures["share"] for name, figures in snapshot["phases"].items() if name != "wait"}
     name = max(shares, key=lambda phase: shares[phase], default=None)
     if name is None or shares[name] < BUSY_SHARE:
         return None
     part = name.removeprefix("phase 1 ")
     if name == "run":
-        stage = slowest_stage(found["stages"])
+        stage = slowest_stage(snapshot["stages"])
         part = f"stage {stage}" if stage else "Spark"
     elif name != part:
         part = f"sink {part}"

@@ -192,14 +192,14 @@ def computed(expression: Expression, records: pa.StructArray) -> Settled:
     return settled(column, lambda row: expression(doubtful[row]))
 
 
-def kept_rows(found: Settled) -> np.ndarray[Any, np.dtype[np.int64]]:
+def kept_rows(flags_of: Settled) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the rows for which a filter's expression is true."""
-    if isinstance(found.values, list):
-        flags = np.fromiter(map(bool, found.values), np.bool_, len(found.values))
+    if isinstance(flags_of.values, list):
+        flags = np.fromiter(map(bool, flags_of.values), np.bool_, len(flags_of.values))
     else:
-        flags = found.values.to_numpy(zero_copy_only=False)
+        flags = flags_of.values.to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(flags)
-    return rows if found.rows is None else np.asarray(found.rows, np.int64)[rows]
+    return rows if flags_of.rows is None else np.asarray(flags_of.rows, np.int64)[rows]
 
 
 def as_values(values: pa.Array | list[Any]) -> pa.Array | list[Any]:

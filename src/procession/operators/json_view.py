@@ -30,7 +30,7 @@ class TypeNames(NamedTypes):
     def member(self, name: str, member: str | None, value: Any) -> Any:
         return {"$enum": [name, value if member is None else member]}
 
-    def made(self, name: str, values: Mapping[str, Any]) -> Any:
+    def build(self, name: str, values: Mapping[str, Any]) -> Any:
         return {"$class": name, **values}
 
     def made_model(self, name: str, *state: Any) -> Any:

@@ -68,7 +68,7 @@ class NamedTypes:
         none."""
         return _member(self.named(name), member, value)
 
-    def made(self, name: str, values: Mapping[str, Any]) -> Any:
+    def build(self, name: str, values: Mapping[str, Any]) -> Any:
         """Create a value of this dataclass or named tuple. Raises PlanError if its fields have changed."""
         return _made(self.named(name), values)
 

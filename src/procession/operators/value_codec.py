@@ -181,7 +181,7 @@ class ValueCodec:
                 return self.types.member(name, member, value)
             case 16 | 17:  # _NAMED_TUPLE, _DATACLASS
                 name, values = parts
-                return self.types.made(name, values)
+                return self.types.build(name, values)
             case 18:  # _MODEL
                 name, *state = parts
                 return self.types.made_model(name, *state)

@@ -180,13 +180,13 @@ def counting(records: int) -> Windows:
     return Windows(count=records)
 
 
-def span(time: Length, what: str, least: int = 1) -> int:
+def span(time: Length, owner: str, least: int = 1) -> int:
     """Return the exact nanoseconds of a duration given by a user. Raises PlanError if it is below `least`
     nanoseconds."""
     ns = length(time)
     if ns is None or not least <= ns <= SPAN_MAX:
         raise PlanError(
-            f"{what}={time!r} is not a duration",
+            f"{owner}={time!r} is not a duration",
             next_step=f"pass seconds{', 0 or more' * (not least)}{' above 0' * least}",
         )
     return ns

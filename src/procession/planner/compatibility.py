@@ -38,17 +38,18 @@ def keyed_stages(plan: Plan) -> dict[int, tuple[str, str]]:
     }
 
 
-def check_tasks(plan: Plan, kept: Mapping[str, int]) -> None:
+def check_tasks(plan: Plan, saved: Mapping[str, int]) -> None:
     """Raise PlanError if a stage whose tasks have their own states has another number of tasks than in the checkpoint,
     because each task holds a part of the pending results."""
     for chain in plan.chains:
         node = None if chain.root is None else plan.node(chain.root)
-        if node is None or not is_whole(node) or kept.get(node.name, 0) in (0, chain.tasks):
+        if node is None or not is_whole(node) or saved.get(node.name, 0) in (0, chain.tasks):
             continue
         raise PlanError(
-            f"stage {node.name!r} had parallelism {kept[node.name]} when the checkpoint was made, and has"
+            f"stage {node.name!r} had parallelism {saved[node.name]} when the checkpoint was made, and has"
             f" {chain.tasks} now: its states are not redistributed at a start",
-            next_step=f"change it with `procession upgrade`, or give it parallelism={kept[node.name]}, or {START_OVER}",
+            next_step=f"change it with `procession upgrade`, or give it parallelism={saved[node.name]}, or"
+            f" {START_OVER}",
             stage=node.name,
         )
 
@@ -119,35 +120,35 @@ class StageIdentity:
 
 
 def check_continued(
-    plan: Plan, kept: Mapping[str, StageIdentity], changed: Collection[str] = (), lines_of: LinesOf = no_lines
+    plan: Plan, saved: Mapping[str, StageIdentity], changed: Collection[str] = (), lines_of: LinesOf = no_lines
 ) -> None:
     """Raise PlanError unless the plan has exactly these stages with state. Those in `changed` may have another key or
     other inputs than in the checkpoint."""
     known = identities(plan, lines_of)
-    wanted = {name: StageIdentity(kind, known[name]) for name, kind in keyed_stages(plan).values()}
+    planned = {name: StageIdentity(kind, known[name]) for name, kind in keyed_stages(plan).values()}
     for name in changed:
-        if name not in wanted:
+        if name not in planned:
             raise PlanError(
                 f"changed_stages names {name!r}, which is not a stage with state",
-                next_step=f"name a stage with state: {', '.join(wanted) or 'there is none'}",
+                next_step=f"name a stage with state: {', '.join(planned) or 'there is none'}",
                 stage=name,
             )
-    check_key_by(plan, kept, wanted)
-    _check_places(kept, wanted)
-    _check_names(kept, wanted)
-    for name, stage in wanted.items():
-        check_stage(name, kept[name], stage, is_changed=name in changed)
+    check_key_by(plan, saved, planned)
+    _check_places(saved, planned)
+    _check_names(saved, planned)
+    for name, stage in planned.items():
+        check_stage(name, saved[name], stage, is_changed=name in changed)
 
 
-def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
+def check_key_by(plan: Plan, saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> None:
     """Raise PlanError for a window or aggregate that was over all records, and now uses the key of a `key_by`."""
     for node in plan.graph.nodes:
         if node.operator is None or not isinstance(node.key, RecordKey) or node.kind not in OF_ALL:
             continue
         # The default name contains the kind, which differs with a key.
         name = node.name if node.is_named else node.name.replace("-by-key", "")
-        shape = wanted[node.name].kind.removeprefix(node.kind.value)
-        if name in kept and kept[name].kind == OF_ALL[node.kind].value + shape:
+        shape = planned[node.name].kind.removeprefix(node.kind.value)
+        if name in saved and saved[name].kind == OF_ALL[node.kind].value + shape:
             raise PlanError(
                 f"stage {name!r} was over all records when the checkpoint was made, and uses the key of the key_by"
                 " before it now: its states have another form",
@@ -156,28 +157,28 @@ def check_key_by(plan: Plan, kept: Mapping[str, StageIdentity], wanted: Mapping[
             )
 
 
-def _check_places(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
+def _check_places(saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> None:
     """Raise PlanError if a stage without a name has another position, because such stages are named by their
     position."""
-    found = _found_again(kept, wanted)
-    moved = moved_stages(kept, wanted)
+    found = _found_again(saved, planned)
+    moved = moved_stages(saved, planned)
     # If a stage is new, a name would not help: the checkpoint has no states of it.
-    added = [name for name in wanted if name not in found.values() and (wanted[name].is_unnamed or name not in kept)]
-    if moved and len(added) == len(wanted) - len(kept) > 0:
+    added = [name for name in planned if name not in found.values() and (planned[name].is_unnamed or name not in saved)]
+    if moved and len(added) == len(planned) - len(saved) > 0:
         raise _has_no_states(added[0])
     check_moved(moved)
-    check_edited(kept, wanted)
+    check_edited(saved, planned)
 
 
-def check_edited(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
+def check_edited(saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> None:
     """Raise PlanError if two stages without a name have both changed, and could be confused."""
     edited = [
         name
-        for name, stage in wanted.items()
-        if name in kept and stage.is_unnamed and kept[name].is_unnamed and not stage.has_same("step", kept[name])
+        for name, stage in planned.items()
+        if name in saved and stage.is_unnamed and saved[name].is_unnamed and not stage.has_same("step", saved[name])
     ]
     for name, other in combinations(edited, 2):
-        if wanted[name].kind == wanted[other].kind and wanted[name].has_same("key", wanted[other]):
+        if planned[name].kind == planned[other].kind and planned[name].has_same("key", planned[other]):
             raise PlanError(
                 f"the functions of stages {name!r} and {other!r}, which have no names and the same key, have both"
                 " changed: it is not known which states belong to which stage",
@@ -187,9 +188,9 @@ def check_edited(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageId
             )
 
 
-def moved_stages(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
+def moved_stages(saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> dict[str, str]:
     """Return the stages without a name that have another position, and so another name, than in the checkpoint."""
-    return {name: new for name, new in _found_again(kept, wanted).items() if name != new}
+    return {name: new for name, new in _found_again(saved, planned).items() if name != new}
 
 
 def check_moved(moved: Mapping[str, str]) -> None:
@@ -204,32 +205,32 @@ def check_moved(moved: Mapping[str, str]) -> None:
         )
 
 
-def _found_again(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> dict[str, str]:
+def _found_again(saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> dict[str, str]:
     """Return, for each stage without a name in the checkpoint, its name in the program, found by its functions. Stages
     with the same functions are distinguished by their inputs, then by their order."""
     found: dict[str, str] = {}
-    for stage in (stage for stage in kept.values() if stage.is_unnamed):
-        old = [name for name, other in kept.items() if other.is_unnamed and stage.is_like(other)]
-        new = [name for name, other in wanted.items() if other.is_unnamed and stage.is_like(other)]
+    for stage in (stage for stage in saved.values() if stage.is_unnamed):
+        old = [name for name, other in saved.items() if other.is_unnamed and stage.is_like(other)]
+        new = [name for name, other in planned.items() if other.is_unnamed and stage.is_like(other)]
         if len(old) == len(new):
             fed = [
                 sorted(names, key=lambda name: of[name].identity["inputs"])
-                for names, of in ((old, kept), (new, wanted))
+                for names, of in ((old, saved), (new, planned))
             ]
             are_fed_alike = all(
-                kept[was].identity["inputs"] == wanted[now].identity["inputs"] for was, now in zip(*fed, strict=True)
+                saved[was].identity["inputs"] == planned[now].identity["inputs"] for was, now in zip(*fed, strict=True)
             )
             found |= zip(*(fed if are_fed_alike else (old, new)), strict=True)
     return found
 
 
-def _check_names(kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
-    lost = [name for name in kept if name not in wanted]
-    new = [name for name in wanted if name not in kept]
+def _check_names(saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> None:
+    lost = [name for name in saved if name not in planned]
+    new = [name for name in planned if name not in saved]
     if lost and new:
         old = lost[0]
         alike = [
-            name for name in new if wanted[name].kind == kept[old].kind and wanted[name].has_same("key", kept[old])
+            name for name in new if planned[name].kind == saved[old].kind and planned[name].has_same("key", saved[old])
         ]
         others = ", ".join(map(repr, alike or new))
         step = (
@@ -262,25 +263,25 @@ def _has_no_states(name: str) -> PlanError:
     )
 
 
-def check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_changed: bool) -> None:
-    if stage.kind != kept.kind:
+def check_stage(name: str, saved: StageIdentity, stage: StageIdentity, *, is_changed: bool) -> None:
+    if stage.kind != saved.kind:
         raise PlanError(
-            f"stage {name!r} was a {kept.kind} when the checkpoint was made, and is a {stage.kind} now: its states have"
-            " another form",
-            next_step=f"make it a {kept.kind} again, or migrate or {DROP}, or {START_OVER}",
+            f"stage {name!r} was a {saved.kind} when the checkpoint was made, and is a {stage.kind} now: its states"
+            " have another form",
+            next_step=f"make it a {saved.kind} again, or migrate or {DROP}, or {START_OVER}",
             stage=name,
         )
     if is_changed:
         return
     accept = f"or, if its states are still right, continue with --changed-stages {name}; or {START_OVER}"
-    if not stage.has_same("key", kept):
+    if not stage.has_same("key", saved):
         raise PlanError(
             f"stage {name!r} has another function for its key than when the checkpoint was made: its states are stored"
             " by the keys of the earlier function",
             next_step=f"restore that function; {accept}",
             stage=name,
         )
-    before, now = kept.identity.get("form", ""), stage.identity.get("form", "")
+    before, now = saved.identity.get("form", ""), stage.identity.get("form", "")
     if before and now and before != now:
         raise PlanError(
             f"stage {name!r} had the aggregate {before!r} when the checkpoint was made, and has {now!r} now: what it"
@@ -288,7 +289,7 @@ def check_stage(name: str, kept: StageIdentity, stage: StageIdentity, *, is_chan
             next_step=f"restore that aggregate; {accept}",
             stage=name,
         )
-    before, now = kept.identity.get("inputs", ""), stage.identity["inputs"]
+    before, now = saved.identity.get("inputs", ""), stage.identity["inputs"]
     if before and before != now:
         raise PlanError(
             f"stage {name!r} had its input from {before} when the checkpoint was made, and has it from {now} now",

@@ -101,22 +101,22 @@ class SinkChanges:
 
 def stage_outcomes(
     plan: Plan,
-    kept: Mapping[str, StageIdentity],
+    saved: Mapping[str, StageIdentity],
     tasks: Mapping[str, int],
     upgrade: Upgrade,
     lines_of: LinesOf = no_lines,
 ) -> list[StageOutcome]:
-    """Return the outcome of each stage. `kept` are the stages of the checkpoint, `tasks` their numbers of tasks. Raises
-    PlanError if a stage can neither continue nor was named in the upgrade."""
+    """Return the outcome of each stage. `saved` are the stages of the checkpoint, `tasks` their numbers of tasks.
+    Raises PlanError if a stage can neither continue nor was named in the upgrade."""
     known = identities(plan, lines_of)
-    wanted = {name: StageIdentity(kind, known[name]) for name, kind in keyed_stages(plan).values()}
-    _check_names(upgrade, kept, wanted)
-    remaining = {upgrade.rename.get(name, name): name for name in kept if name not in upgrade.drop}
-    after = {name: _renamed(kept[old], upgrade.rename) for name, old in remaining.items()}
-    check_key_by(plan, after, wanted)
-    check_moved(moved_stages(after, wanted))
-    check_edited(after, wanted)
-    if lost := [name for name in after if name not in wanted]:
+    planned = {name: StageIdentity(kind, known[name]) for name, kind in keyed_stages(plan).values()}
+    _check_names(upgrade, saved, planned)
+    remaining = {upgrade.rename.get(name, name): name for name in saved if name not in upgrade.drop}
+    after = {name: _renamed(saved[old], upgrade.rename) for name, old in remaining.items()}
+    check_key_by(plan, after, planned)
+    check_moved(moved_stages(after, planned))
+    check_edited(after, planned)
+    if lost := [name for name in after if name not in planned]:
         raise PlanError(
             f"the running program has a stage {lost[0]!r} with states, and the new one does not",
             next_step=f"say Upgrade(drop=[{lost[0]!r}]) to delete its states, or Upgrade(rename={{{lost[0]!r}: …}})",
@@ -124,12 +124,12 @@ def stage_outcomes(
         )
     for name, stage in after.items():
         if name in upgrade.migrate:
-            _check_migrated(plan, name, stage, wanted[name])
+            _check_migrated(plan, name, stage, planned[name])
     before = {name: tasks.get(old, 0) for name, old in remaining.items()}
     try:
         for name, stage in after.items():
-            compared = replace(stage, kind=wanted[name].kind) if name in upgrade.migrate else stage
-            check_stage(name, compared, wanted[name], is_changed=name in upgrade.changed)
+            compared = replace(stage, kind=planned[name].kind) if name in upgrade.migrate else stage
+            check_stage(name, compared, planned[name], is_changed=name in upgrade.changed)
         rewritten = rewritten_stages(plan, before)
         check_tasks(plan, {name: count for name, count in before.items() if name not in rewritten})
     except PlanError as error:
@@ -140,9 +140,9 @@ def stage_outcomes(
         raise PlanError(error.sentence, next_step=step, **error.fields) from error
     now = {plan.node(chain.root).name: chain.tasks for chain in plan.chains if chain.root is not None}
     found = [
-        StageOutcome(name, StateOutcome.DROPPED, name, tasks.get(name, 0)) for name in kept if name in upgrade.drop
+        StageOutcome(name, StateOutcome.DROPPED, name, tasks.get(name, 0)) for name in saved if name in upgrade.drop
     ]
-    for name in wanted:
+    for name in planned:
         old = remaining.get(name, "")
         outcome = StateOutcome.NEW if not old else StateOutcome.KEPT if old == name else StateOutcome.RENAMED
         outcome = StateOutcome.MIGRATED if old and name in upgrade.migrate else outcome
@@ -161,16 +161,16 @@ def rewritten_stages(plan: Plan, before: Mapping[str, int]) -> set[str]:
     }
 
 
-def _check_names(upgrade: Upgrade, kept: Mapping[str, StageIdentity], wanted: Mapping[str, StageIdentity]) -> None:
-    stages, program = ", ".join(kept) or "there is none", ", ".join(wanted) or "there is none"
+def _check_names(upgrade: Upgrade, saved: Mapping[str, StageIdentity], planned: Mapping[str, StageIdentity]) -> None:
+    stages, program = ", ".join(saved) or "there is none", ", ".join(planned) or "there is none"
     for old, new in upgrade.rename.items():
-        if old not in kept:
+        if old not in saved:
             raise _unknown("rename", old, "the running program", stages)
-        if new not in wanted:
+        if new not in planned:
             raise _unknown("rename", new, "the new program", program)
         if old in upgrade.drop:
             raise PlanError(f"Upgrade drops and renames stage {old!r}", next_step="do one of them", stage=old)
-        if new in kept and new not in upgrade.drop and new not in upgrade.rename:
+        if new in saved and new not in upgrade.drop and new not in upgrade.rename:
             raise PlanError(
                 f"Upgrade renames {old!r} to {new!r}, and the running program has a stage {new!r}, too",
                 next_step=f"rename or drop {new!r} as well",
@@ -179,11 +179,11 @@ def _check_names(upgrade: Upgrade, kept: Mapping[str, StageIdentity], wanted: Ma
     if len(set(upgrade.rename.values())) < len(upgrade.rename):
         raise PlanError("Upgrade gives two stages the same new name", next_step="give each a different name")
     for name in upgrade.drop:
-        if name not in kept:
+        if name not in saved:
             raise _unknown("drop", name, "the running program", stages)
     for what, names in (("migrate", upgrade.migrate), ("changed", upgrade.changed)):
         for name in names:
-            if name not in wanted:
+            if name not in planned:
                 raise _unknown(what, name, "the new program", program)
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from procession import faults
-from procession.address import Address, address_of, kept, listening_socket
+from procession.address import Address, address_of, listening_socket, reserved_socket
 from procession.errors import ConfigError
 from procession.sdk.doubles import Worker
 from procession.storage.secret import Secret, find_secret
@@ -54,7 +54,7 @@ class SinkProcess:
         self._visible = visible
         with listening_socket(Address("127.0.0.1", 0)) as listener:
             self.address = address_of(listener)
-        self._kept = kept(self.address)
+        self._kept = reserved_socket(self.address)
         self._command = [
             word.replace("{dir}", str(self.directory)).replace("{listen}", str(self.address)) for word in command
         ]

@@ -194,9 +194,9 @@ class TransactionLog:
         self._ledger.take(entry)
 
 
-def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
-    """Return fewer entries with the same meaning: the base has all commits but the last `kept`. None: the commits for
-    the base have a gap, and a base would hide it."""
+def compacted(entries: Iterable[Entry], commits_kept: int) -> list[Entry] | None:
+    """Return fewer entries with the same meaning: the base has all commits but the last `commits_kept`. None: the
+    commits for the base have a gap, and a base would hide it."""
     ledger = TransactionStates()
     votes: dict[str, Entry] = {}
     latest: deque[tuple[Transaction, list[Entry]]] = deque()
@@ -210,7 +210,7 @@ def compacted(entries: Iterable[Entry], kept: int) -> list[Entry] | None:
                 votes[entry["txn"]] = entry
         elif (vote := votes.pop(entry["txn"], None)) and transaction:
             latest.append((transaction, [vote, entry]))
-            if len(latest) > kept:
+            if len(latest) > commits_kept:
                 (txn_id, start, end), _ = latest.popleft()
                 if start != base["end"]:
                     return None

@@ -347,7 +347,7 @@ def decode(body: bytes) -> SosFrame:
     if reader.u32() != zlib.crc32(memoryview(body)[:position]):
         raise RemoteProtocolError("a frame whose checksum does not match")
     if kind in WITH_DATA:
-        values.append(reader.rest())
+        values.append(reader.remainder())
     reader.finish()
     made: SosFrame = kind(*values)
     return made

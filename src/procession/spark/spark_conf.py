@@ -40,10 +40,10 @@ FAILURES_DEFAULT = 4
 LOCAL_FAILURES = re.compile(r"local\[[^,\]]+, *([0-9]+)\]")
 
 
-def parse_properties(given: Iterable[str]) -> dict[str, str]:
+def parse_properties(texts: Iterable[str]) -> dict[str, str]:
     """Parse properties of the form NAME=VALUE. Raises UsageError for a property that cannot be set."""
     properties: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
             raise UsageError(

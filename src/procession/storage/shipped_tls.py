@@ -46,8 +46,8 @@ class TlsFiles:
             ) from error
 
     @classmethod
-    def parse(cls, found: Mapping[str, Any]) -> TlsFiles:
-        return cls(str(found["ca"]), str(found["cert"]), str(found["key"]))
+    def parse(cls, document: Mapping[str, Any]) -> TlsFiles:
+        return cls(str(document["ca"]), str(document["cert"]), str(document["key"]))
 
     def keep(self, directory: Path) -> None:
         """Write the files into the directory of a host service, readable for its owner only."""

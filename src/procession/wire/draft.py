@@ -83,7 +83,7 @@ def _message(reader: Reader) -> DraftFrame:
         message_id=None if flags & _EPHEMERAL else reader.u64(),
         event_time=reader.u64() if flags & _EVENT_TIME else None,
         key=reader.short_bytes() if flags & _KEY else None,
-        payload=None if flags & _BOUNDARY else reader.rest(),
+        payload=None if flags & _BOUNDARY else reader.remainder(),
         is_last=bool(flags & _EOS),
         is_unstable=bool(flags & _UNSTABLE_REFERENCE),
     )

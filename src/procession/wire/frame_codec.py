@@ -195,7 +195,7 @@ class Reader:
             raise RemoteProtocolError("truncated frame")
         return count
 
-    def rest(self) -> bytes:
+    def remainder(self) -> bytes:
         return self.bytes_of(self.remaining)
 
     @property

@@ -78,7 +78,7 @@ def _notify_ack(reader: Reader) -> Frame:
 
 
 def _message(reader: Reader) -> Frame:
-    return Message(reader.u64(), reader.u64(), reader.i64(), reader.short_bytes(), reader.rest())
+    return Message(reader.u64(), reader.u64(), reader.i64(), reader.short_bytes(), reader.remainder())
 
 
 def _ack(reader: Reader) -> Frame:
