@@ -1,20 +1,25 @@
-"""The remains of a volume after a crash, one test for each: they are kept, removed or refused, and never guessed."""
+"""The remains of a volume after a crash, in every combination and one by one: they are kept, removed or refused, and
+never guessed."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from procession.errors import StorageError
-from procession.runtime.files import OpenMode
+from procession.runtime.files import FileSystem, OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.sim.disk import SimulatedPath
 from procession.sos.object_file import CHUNK_HEAD_BYTES, CHUNK_MAGIC, object_path
 from procession.sos.recovery import RECORD, open_volumes, recover_volume
+from procession.sos.volume import Volume
 from procession.sos.volume_rules import RequestRefused
 from tests.runtime.test_files import simulated
 from tests.sos.volumes import FIRST, T1, T2, A, filled, head, made, reopened
@@ -36,6 +41,110 @@ def place(tmp_path: Path) -> Path:
 
 def lengths(place: Path) -> int:
     return reopened(place).state.objects[1].written
+
+
+RECORDS = ("none", "whole", "torn")
+DELETED = ("none", "whole", "torn")
+"""The state of an object below the mark, whose deletion was interrupted."""
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "whole": lambda data: data,
+    "a torn head": lambda data: data[:8],
+    "a torn last chunk": lambda data: data[:-1],
+    "a tail of zeros": lambda data: data + bytes(100),
+    "a flipped bit in the last chunk": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "a flipped bit in a synced chunk": lambda data: data.replace(CHUNKS[1], b"TWO22"),
+}
+OBJECTS = ("none", *CHANGES)
+# State of an object that no later object seals -> its length after recovery; None: the volume is refused.
+ENDS: dict[str, int | None] = {
+    "whole": len(WHOLE),
+    "a torn head": None,
+    "a torn last chunk": len(CHUNKS[0] + CHUNKS[1]),
+    "a tail of zeros": len(WHOLE),
+    "a flipped bit in the last chunk": len(CHUNKS[0] + CHUNKS[1]),
+    "a flipped bit in a synced chunk": None,
+}
+
+
+@cache
+def whole_files() -> dict[str, bytes]:
+    """The files of a volume with the mark 2. Object 1 is deleted, object 2 is sealed by object 3. In each object, the
+    last chunk says that the chunks before it were synced."""
+    files, place = simulated(), SimulatedPath("v")
+    volume = made(place, files)
+    deleted = b""
+    for number in (1, 2, 3):
+        token = bytes([number]) * len(T1)
+        volume.claim(number, token)
+        volume.create(number, token, number, head(number - 1, WHOLE) if number > 1 else FIRST, 0)
+        filled(volume, number, CHUNKS[:2], number, token)
+        volume.sync()
+        filled(volume, number, CHUNKS[2:], number, token)
+        deleted = deleted or files.read(object_path(place, 1))
+    volume.retain(3, token, 2)
+    names = (RECORD, *(object_path(place, number).name for number in (2, 3)))
+    return {name: files.read(place / name) for name in names} | {object_path(place, 1).name: deleted}
+
+
+def expected_lengths(record: str, deleted: str, sealed: str, newest: str) -> dict[int, int] | str:
+    """Return the lengths of the objects after recovery, or `refused` or `no copy`."""
+    if record == "none":
+        return "no copy" if deleted == sealed == newest == "none" else "refused"
+    if record == "torn" or "a torn head" in (sealed, newest):
+        return "refused"
+    if newest == "none":
+        ends = {} if sealed == "none" else {2: ENDS[sealed]}
+    else:
+        ends = {3: ENDS[newest]} | ({} if sealed == "none" else {2: len(WHOLE)})
+    return "refused" if None in ends.values() else {number: end or 0 for number, end in ends.items()}
+
+
+@pytest.mark.parametrize("newest", OBJECTS)
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_combination_of_files_has_one_outcome(record: str, newest: str) -> None:
+    place = SimulatedPath("v")
+    for deleted, sealed, has_drafts in itertools.product(DELETED, OBJECTS, (False, True)):
+        case = f"{deleted=} {sealed=} {has_drafts=}"
+        files = simulated()
+        files.make_directory(place)
+        for name, state in (
+            (RECORD, record),
+            (object_path(place, 1).name, deleted),
+            (object_path(place, 2).name, sealed),
+            (object_path(place, 3).name, newest),
+        ):
+            if state != "none":
+                change = CHANGES["a torn last chunk" if state == "torn" else state]
+                put(files, place / name, change(whole_files()[name]))
+            if has_drafts:
+                put(files, place / f"{name}.7.draft", whole_files()[name][:-1])
+        expected = expected_lengths(record, deleted, sealed, newest)
+        if expected == "refused":
+            with pytest.raises(StorageError) as caught:
+                recover_volume(place, files)
+            assert caught.value.next_step, case
+            continue
+        found = recover_volume(place, files)
+        if expected == "no copy":
+            assert found is None, case
+            continue
+        assert found is not None, case
+        again = recover_volume(place, files)
+        for recovered in (found, again):
+            assert recovered is not None
+            volume = Volume(place, files, *recovered)
+            assert (volume.state.promised, volume.state.mark) == (3, 2), case
+            assert {number: known.written for number, known in volume.state.objects.items()} == expected, case
+        kept = {RECORD, *(object_path(place, number).name for number in expected)}
+        assert set(files.names(place)) == kept, f"drafts and objects below the mark are removed: {case}"
+        if {2, 3} <= expected.keys():
+            changed = CHANGES[sealed](whole_files()[object_path(place, 2).name])
+            assert files.read(object_path(place, 2)) == changed, f"a sealed object stays unchanged: {case}"
+
+
+def put(files: FileSystem, path: Path, data: bytes) -> None:
+    with files.open(path, OpenMode.REPLACE) as file:
+        file.write(0, data)
 
 
 def test_a_volume_that_was_closed_in_order_comes_back_as_it_was(place: Path) -> None:
