@@ -1,8 +1,8 @@
 """The command `procession`, also as `python -m procession`.
 
-Invariant: Ctrl-C ends the command without a traceback. It ends the process at once while modules are imported, because
-an import must not be interrupted half-way. Later it is an ordinary exit, then the command's own handlers decide. Calls
-`cli/main`.
+Invariant: Ctrl-C ends the command without a traceback. While modules are imported, it ends the process at once, because
+an import must not be interrupted half-way. Afterwards the process exits normally, unless the command
+has set handlers of its own. Calls `cli/main`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _is_taken(file: Path, name: str) -> bool:
 
 
 def disk(what: str) -> None:
-    """Raise the OSError of a full disk (before a write) or of a failed sync, if the fault file demands it."""
+    """Raise the OSError of a full disk (before a write) or of a failed sync, if the fault file requests it."""
     if _file is None:
         return
     try:

@@ -16,7 +16,8 @@ COLUMNS = ("key", "event_time", "stream_id", "message_id")
 
 
 def stream_id(name: bytes) -> int:
-    """Return a 64-bit hash of a name, enough to avoid collisions. A file's name is its absolute path."""
+    """Return the id of a stream: a 64-bit hash of its name, long enough to avoid collisions. The name of a file's
+    stream is its absolute path."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from procession.operators.column_times import time_column
+from procession.operators.column_keys import time_column
 from procession.operators.column_values import as_objects
 from procession.times import TIME_MAX, UNITS, nanoseconds
 

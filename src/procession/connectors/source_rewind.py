@@ -50,7 +50,7 @@ class SourceRewind(Protocol):
 
     @property
     def stream_ids(self) -> frozenset[int]:
-        """The ids of its current streams, before they get a share of ids."""
+        """The ids of its current streams, as the source itself numbers them (see `sdk/source_share`)."""
 
     def check(self, stream_id: int, after: int | None, last: int | None) -> None:
         """Raise a ProcessionError unless the source has all records of this stream after message `after` up to

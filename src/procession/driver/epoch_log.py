@@ -83,8 +83,7 @@ class EpochLog:
                 counted = records_in
 
     def rolled_back(self, record: RoundRecord, epoch: int) -> None:
-        """Log that the pipeline was rolled back to this epoch. `record` is the current round record of the last
-        epoch."""
+        """Log that the pipeline was rolled back to this epoch. `record` is the round record with which it continues."""
         facts = self._facts(record)
         facts |= {"first": record.last, "sinks": {name: [part.end, part.end] for name, part in record.parts.items()}}
         times = {"records": 0, "seconds": 0.0, "committed_ns": time.time_ns(), "latency_ms": [], "is_filled": True}

@@ -1,7 +1,8 @@
-"""Keys in columns: a whole column of values as encoded keys.
+"""Keys and event times in columns: a whole column of values as encoded keys, or as nanoseconds.
 
 Invariant: each encoded key has the bytes that `KeyCodec.encode` returns for the value. Values that might be encoded in
-another way, or are not keys (NaN), are doubtful; that codec encodes them. Used by `operators/chain_output`. Pure.
+another way, or are not keys (NaN), are doubtful; that codec encodes them. Each time is the result of
+`times.nanoseconds` for the value. Used by `operators/chain_output` and `operators/function_calls`. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from procession.operators.column_values import ColumnValues
+from procession.operators.stage_rows import Numbers
 from procession.planner.keys import BOOL, DATE, DATETIME, FLOAT, INSTANT, NONE, TEXT, fixed_keys, integer_keys, tagged
+from procession.times import TIME_MAX, UNITS, Unit
 
 FALSE, TRUE, NO_VALUE = (pa.scalar(key, pa.binary()) for key in (bytes([BOOL, 0]), bytes([BOOL, 1]), bytes([NONE])))
 SIGN = np.uint64(2**63)
@@ -82,3 +85,21 @@ def _of_floats(numbers: Any) -> ColumnValues:
 
 def _numbers(values: pa.Array, instead: Any) -> Any:
     return (pc.fill_null(values, instead) if values.null_count else values).to_numpy()
+
+
+def time_column(values: pa.Array, unit: Unit) -> Numbers | None:
+    """Convert times to nanoseconds. Returns None if a value must be converted alone, such as a float."""
+    if values.type == pa.int64():
+        factor = UNITS[unit]
+    elif types.is_timestamp(values.type) and values.type.unit == "us":
+        factor, values = UNITS["us"], values.cast(pa.int64())
+    else:
+        return None
+    if values.null_count or not len(values):
+        return None
+    bounds = pc.min_max(values)
+    most = TIME_MAX // factor
+    if bounds["min"].as_py() < -most or bounds["max"].as_py() > most:
+        return None
+    times: Numbers = values.to_numpy() * factor
+    return times

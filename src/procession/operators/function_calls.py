@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from procession.operators.column_keys import has_key_column, key_column
+from procession.operators.column_keys import has_key_column, key_column, time_column
 from procession.operators.column_stages import as_values, computed, kept_rows
-from procession.operators.column_times import time_column
 from procession.operators.column_values import NotColumnar, Settled, as_objects, is_records, settled
 from procession.operators.dead_letters import DeadLetters
 from procession.operators.expressions import Expression

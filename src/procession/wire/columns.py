@@ -2,7 +2,8 @@
 
 Invariant: the compiled pass is an optimization with the same result. Before `make_ready` has run, and always for few
 frames, `connection` decodes frame by frame into the same columns, and `v3` encodes with numpy and Arrow.
-`codec.Framer` holds the received bytes. A payload is copied once here, out of the receive buffer, which is then reused.
+`frame_codec.Framer` holds the received bytes. A payload is copied once here, out of the receive buffer, which is then
+reused.
 """
 
 from __future__ import annotations
