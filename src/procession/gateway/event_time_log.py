@@ -72,7 +72,7 @@ class Ordering:
         self,
         config: GatewayConfig,
         declared: DeclaredOrder,
-        found: Snapshot,
+        snapshot: Snapshot,
         arrivals: IngressLog,
         files: FileSystem = HOST_FILES,
     ) -> None:
@@ -81,19 +81,19 @@ class Ordering:
         self.log = IngressLog(
             config.ordered_directory,
             segment_bytes_max=config.segment_bytes_max,
-            committed_end=found.end_sequence,
+            committed_end=snapshot.end_sequence,
             use=ORDERED,
             files=files,
         )
-        rows = list(self.log.read(found.end_sequence, self.log.next_sequence))
-        point = (found.point or ReplayPoint())._replace(
-            cut=self._last_key() or (found.point.cut if found.point else None)
+        rows = list(self.log.read(snapshot.end_sequence, self.log.next_sequence))
+        point = (snapshot.point or ReplayPoint())._replace(
+            cut=self._last_key() or (snapshot.point.cut if snapshot.point else None)
         )
-        safe = {stream_id: at.committed for stream_id, at in found.streams.items()}
+        safe = {stream_id: at.committed for stream_id, at in snapshot.streams.items()}
         self.order = EventOrder(declared, point, safe | _references(rows))
-        self.order.clocks.add_remote(found.clocks)
+        self.order.clocks.add_remote(snapshot.clocks)
         self._observe_again()
-        self.recovered = self._recover(config, found, rows)
+        self.recovered = self._recover(config, snapshot, rows)
         self._received_at: dict[int, float] = {}
         self._taken_at: float | None = None
         self._stalled: int | None = None

@@ -53,17 +53,17 @@ class EventTimeOrder:
     retires = False
     """The number of declared streams is limited, so no stream is retired."""
 
-    def __init__(self, declared: DeclaredOrder, found: Recovered) -> None:
+    def __init__(self, declared: DeclaredOrder, recovered: Recovered) -> None:
         self.declared = declared
-        self.point = found.point
-        self.shares = found.shares
-        self.ordered_end = found.ordered_end
-        self._clocks = found.clocks
-        self._skipped = found.skipped
-        self.ended = {stream_id for stream_id, clock in found.clocks.items() if clock.is_ended}
-        self.ended |= found.tail.eos_sequences.keys()
+        self.point = recovered.point
+        self.shares = recovered.shares
+        self.ordered_end = recovered.ordered_end
+        self._clocks = recovered.clocks
+        self._skipped = recovered.skipped
+        self.ended = {stream_id for stream_id, clock in recovered.clocks.items() if clock.is_ended}
+        self.ended |= recovered.tail.eos_sequences.keys()
         """Streams whose end is or was in the log."""
-        self.moved_away = set(found.point.moved_away)
+        self.moved_away = set(recovered.point.moved_away)
         """Streams that were released and have not returned. Their waiting records here are void."""
         self._closed_at: dict[int, int] = {}
         """For each closing stream: a sequence of arrivals that is above all its rows."""

@@ -41,11 +41,11 @@ class RateLimit:
         self._saved = 1.0
         self._then_s = now_s
 
-    def take(self, wanted: int, now_s: float) -> int:
-        """Count and return how many of `wanted` records may be sent now."""
+    def take(self, count: int, now_s: float) -> int:
+        """Count and return how many of `count` records may be sent now."""
         self._saved = min(self._burst, self._saved + (now_s - self._then_s) * self._rate)
         self._then_s = now_s
-        taken = min(wanted, int(self._saved))
+        taken = min(count, int(self._saved))
         self._saved -= taken
         return taken
 

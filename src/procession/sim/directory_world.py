@@ -71,10 +71,10 @@ class DirectoryOracle:
         self._values += 1
         return self._values
 
-    def started(self, fence: int, found: dict[str, int]) -> None:
-        self._found.append((fence, found))
+    def started(self, fence: int, restored: dict[str, int]) -> None:
+        self._found.append((fence, restored))
         for earlier, name, value in self._durable:
-            _check(earlier, name, value, fence, found)
+            _check(earlier, name, value, fence, restored)
 
     def durable(self, fence: int, name: str, value: int) -> None:
         self._durable.append((fence, name, value))

@@ -100,17 +100,19 @@ class ReplicaOracle:
     acknowledged: dict[bytes, int] = field(default_factory=dict)
     histories: dict[int, list[bytes]] = field(default_factory=dict)
 
-    def established(self, fence: int, found: list[bytes]) -> None:
-        if len(set(found)) != len(found):
-            raise InvariantViolation("R3", f"fence {fence} finds an append twice: {found}")
+    def established(self, fence: int, history: list[bytes]) -> None:
+        if len(set(history)) != len(history):
+            raise InvariantViolation("R3", f"fence {fence} finds an append twice: {history}")
         for payload, writer in self.acknowledged.items():
-            if writer < fence and payload not in found:
+            if writer < fence and payload not in history:
                 raise InvariantViolation("R1", f"fence {fence} lacks {payload!r}, acknowledged by fence {writer}")
         for other, known in self.histories.items():
-            shorter, longer = (known, found) if other < fence else (found, known)
+            shorter, longer = (known, history) if other < fence else (history, known)
             if longer[: len(shorter)] != shorter:
-                raise InvariantViolation("R2", f"fences {other} and {fence} have different histories: {known}, {found}")
-        self.histories[fence] = found
+                raise InvariantViolation(
+                    "R2", f"fences {other} and {fence} have different histories: {known}, {history}"
+                )
+        self.histories[fence] = history
 
     def acknowledge(self, fence: int, payload: bytes) -> None:
         for other, found in self.histories.items():

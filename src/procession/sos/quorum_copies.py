@@ -186,13 +186,13 @@ def wanted_config(copies: Sequence[CopyView], write_quorum: int, current: Quorum
     return QuorumConfig(members, write_quorum)
 
 
-def next_head(last: ChainLink, wanted: QuorumConfig, *, is_established: bool) -> ObjectHead:
+def next_head(last: ChainLink, wanted_config: QuorumConfig, *, is_established: bool) -> ObjectHead:
     """Return the head of the object that follows `last`, which it seals. Only the writer that has established the last
     object may drop the earlier members."""
     olds = () if is_established else last.head.old_configs
     config = last.head.config
-    if wanted != config and len(olds) < OLD_CONFIGS_MAX:
-        config, olds = wanted, (*olds, config)
+    if wanted_config != config and len(olds) < OLD_CONFIGS_MAX:
+        config, olds = wanted_config, (*olds, config)
     sealed = replace(last.head, previous=last.number, length=last.length, checksum=last.checksum)
     return replace(sealed, config=config, old_configs=olds)
 

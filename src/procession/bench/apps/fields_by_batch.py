@@ -15,7 +15,7 @@ NIBBLES[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 """The value of each hexadecimal digit."""
 
 
-def wanted(batch: pa.RecordBatch) -> pa.RecordBatch:
+def wanted_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     numbers = pc.binary_slice(batch.column("payload"), 0, 10).cast(pa.int64()).to_numpy()
     return batch.select(["payload", "row"]).filter(pa.array(numbers % 7 != 0))
 
@@ -39,7 +39,7 @@ def marked(batch: pa.RecordBatch) -> pa.Array:
 pipeline = Pipeline("fields-by-batch", parallelism=2)
 (
     pipeline.source("lines")
-    .map_batches(wanted)
+    .map_batches(wanted_rows)
     .map_batches(parted)
     .rebalance()
     .map_batches(marked)

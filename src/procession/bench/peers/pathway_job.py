@@ -10,7 +10,7 @@ import pathway as pw
 from fields import is_wanted, marked, parted
 
 
-def wanted(line: str) -> bool:
+def is_wanted_line(line: str) -> bool:
     return is_wanted(line.encode())
 
 
@@ -21,7 +21,7 @@ def result(line: str) -> str:
 if __name__ == "__main__":
     source, target, work = sys.argv[1:]
     lines = pw.io.fs.read(source, format="plaintext", mode="static", name="lines")
-    kept = lines.filter(pw.apply_with_type(wanted, bool, pw.this.data))
+    kept = lines.filter(pw.apply_with_type(is_wanted_line, bool, pw.this.data))
     pw.io.fs.write(kept.select(record=pw.apply_with_type(result, str, pw.this.data)), target, format="csv")
     kept_at = pw.persistence.Backend.filesystem(Path(work) / "state")
     pw.run(

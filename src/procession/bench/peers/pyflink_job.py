@@ -12,7 +12,7 @@ from pyflink.datastream import CheckpointingMode, StreamExecutionEnvironment
 from pyflink.datastream.connectors.file_system import FileSink, FileSource, StreamFormat
 
 
-def wanted(line: str) -> bool:
+def is_wanted_line(line: str) -> bool:
     return is_wanted(line.encode())
 
 
@@ -35,6 +35,6 @@ if __name__ == "__main__":
     )
     write = FileSink.for_row_format(target, Encoder.simple_string_encoder()).build()
     lines = environment.from_source(read, WatermarkStrategy.no_watermarks(), "lines")
-    kept = lines.filter(wanted).map(first, Types.PICKLED_BYTE_ARRAY())
+    kept = lines.filter(is_wanted_line).map(first, Types.PICKLED_BYTE_ARRAY())
     kept.map(second, Types.STRING()).sink_to(write)
     environment.execute("peers")
