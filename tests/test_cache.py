@@ -42,7 +42,7 @@ def test_the_environment_comes_first_then_the_users_cache(
     assert cache.cache_directory() == tmp_path / "prefix" / "var" / "procession"
 
 
-def test_a_home_that_is_missing_is_no_place(
+def test_a_missing_home_directory_is_not_used_for_the_cache(
     tmp_path: Path, writable: set[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "nonexistent"))

@@ -18,7 +18,7 @@ def test_the_numbers_from_1_to_the_newest_are_known(newest: int) -> None:
 
 
 @pytest.mark.parametrize("found", [True, False, None, "1", 1.0, b"1", [1]])
-def test_what_is_no_whole_number_is_no_format(found: object) -> None:
+def test_a_value_that_is_not_an_int_is_not_a_format(found: object) -> None:
     assert not is_known_format(found, 2)
     with pytest.raises(StorageError):
         check_format(PATH, found, 2)

@@ -624,11 +624,11 @@ def test_planted_state_of_a_module_is_found(text: str) -> None:
         "class Log:\n    @cached_property\n    def f(self): ...",
     ],
 )
-def test_what_does_not_change_is_no_state_of_a_module(text: str) -> None:
+def test_an_unchanging_value_is_not_state_of_a_module(text: str) -> None:
     assert kept_by_modules(planted("storage.newcomer", text)) == []
 
 
-def test_a_cache_of_a_pure_module_is_no_state() -> None:
+def test_a_cache_of_a_pure_module_is_not_state() -> None:
     assert kept_by_modules(planted("merge.newcomer", "@cache\ndef f(a): ...")) == []
     assert kept_by_modules(planted("merge.newcomer", "_seen = {}")) != []
 

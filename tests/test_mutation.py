@@ -153,7 +153,9 @@ KILLED, SURVIVOR, UNDECIDED = (
         (Verdict([UNDECIDED], 0, {"c": "why"}), 0, "1 mutants, 0 survive, 1 undecided, 0 not tried"),
     ],
 )
-def test_the_command_fails_for_what_is_not_killed_and_not_explained(verdict: Verdict, status: int, line: str) -> None:
+def test_the_command_fails_for_a_mutant_that_is_neither_killed_nor_explained(
+    verdict: Verdict, status: int, line: str
+) -> None:
     assert verdict.exit_status == status
     assert any(line in shown for shown in verdict.lines())
 

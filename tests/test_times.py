@@ -79,7 +79,7 @@ def test_floats_and_integers_of_numpy_are_numbers_too() -> None:
 @pytest.mark.parametrize(
     "time", [float("nan"), float("inf"), 1e300, 10**40, Decimal("NaN"), Decimal("1e999999"), 2.4e9, -(10**10)]
 )
-def test_a_time_that_is_no_number_or_too_large_is_refused(time: Any) -> None:
+def test_a_time_that_is_not_a_number_or_too_large_is_refused(time: Any) -> None:
     with pytest.raises(ValueError, match="out of range"):
         nanoseconds(time)
     assert all_nanoseconds([1.0 if isinstance(time, float) else 1, time]) is None

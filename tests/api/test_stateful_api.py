@@ -94,7 +94,7 @@ def test_an_async_step_is_refused(word: str, function: Any) -> None:
         getattr(Pipeline("p").source(), word)(function, key=len)
 
 
-def test_an_argument_that_is_no_aggregate_or_window_is_refused() -> None:
+def test_an_argument_that_is_not_an_aggregate_or_window_is_refused() -> None:
     source = Pipeline("p").source()
     with pytest.raises(PlanError, match="aggregate"):
         source.aggregate(max)  # type: ignore[arg-type]

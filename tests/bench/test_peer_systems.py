@@ -69,7 +69,7 @@ def test_processor_time_has_that_of_descendants_that_were_left_behind(tmp_path: 
     assert peer_systems._timed("pyspark", left, run)[1] >= 0.3
 
 
-def test_a_program_that_is_unknown_or_not_installed_is_told_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unknown_or_missing_program_is_reported_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no program 'storm'"):
         measure(10, 1, ["storm"], tmp_path)
     with pytest.raises(ConfigError, match="bytewax is not installed") as refusal:

@@ -64,7 +64,7 @@ def test_other_options_and_other_benchmarks_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"format": 9, "runs": {}}, {"format": 1, "runs": {"decode": []}}])
-def test_what_is_not_a_stored_run_is_refused(document: Any) -> None:
+def test_a_file_that_is_not_a_stored_run_is_refused(document: Any) -> None:
     with pytest.raises(ConfigError, match="not a stored run"):
         stored_runs(document, "FILE")
 
@@ -161,7 +161,7 @@ def test_every_failure_has_a_reason_of_one_line(error: BaseException, reason: st
     assert found.failures == {"it": [reason]}
 
 
-def test_a_status_other_than_0_and_output_that_is_no_json_are_failures() -> None:
+def test_a_status_other_than_0_and_output_that_is_not_json_are_failures() -> None:
     table = Typer()
     table.command(name="ending")(_end)
     table.command(name="chatting")(_chat)

@@ -187,7 +187,7 @@ def test_a_truncated_frame_arrives_in_part_and_then_nothing(world: World, direct
     assert is_lost(sender)
 
 
-def test_a_corrupted_frame_keeps_its_length_and_is_no_valid_frame(world: World) -> None:
+def test_a_corrupted_frame_keeps_its_length_and_is_not_valid(world: World) -> None:
     client, server = world.pair()
     world.put("corrupt:up")
     good = frame(b"record")

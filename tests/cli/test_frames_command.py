@@ -62,7 +62,7 @@ def test_a_truncated_capture_prints_the_frames_before_and_one_sentence() -> None
         (b'{"frame": "OKAY"}', "Line 2: there is no frame"),
     ],
 )
-def test_an_object_that_is_no_frame_ends_the_encoding_and_its_line_is_named(given: bytes, reason: str) -> None:
+def test_an_object_that_is_not_a_frame_ends_the_encoding_and_its_line_is_named(given: bytes, reason: str) -> None:
     first = frames("encode", given=b'{"frame": "OK", "credits": 1}\n' + given)
     assert first.returncode == 1
     assert first.stdout.decode().split() == [v3.encode(Ok(1)).hex()]

@@ -60,7 +60,7 @@ def test_the_error_of_a_sink_that_ends_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "epochs"])
-def test_the_command_of_the_documentation_checks_a_sink_of_ours(kind: str) -> None:
+def test_the_documented_command_checks_a_shipped_sink(kind: str) -> None:
     visible = f"{PROCESSION} cat {{dir}} --instance {{instance}}"
     check = f"{PROCESSION} sink check --only gap --json --visible"
     sink = f"{PROCESSION} sink {kind} {{dir}} --listen {{listen}}"

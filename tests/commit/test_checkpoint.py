@@ -363,7 +363,7 @@ def test_other_sinks_on_an_old_checkpoint_are_refused_without_fencing_a_driver(t
     owner.check_fence()
 
 
-def test_a_directory_that_is_no_checkpoint_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_checkpoint_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"is not empty and not a checkpoint \(it holds 'holiday.jpg'\)"):
         claim(tmp_path)

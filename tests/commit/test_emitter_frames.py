@@ -99,7 +99,7 @@ def test_nonsense_is_refused(read: Callable[[Any], Any], document: Any) -> None:
 @pytest.mark.parametrize(
     "data", [(FRAME_BYTES_MAX + 1).to_bytes(4, "big"), b"\0\0\0\1x", b"\0\0\0\2[]"], ids=["length", "json", "object"]
 )
-def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="frame"):
         list(FrameReader().take(data))
 

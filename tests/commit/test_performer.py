@@ -182,7 +182,7 @@ def _spark_writes(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("closes", [False, True], ids=["votes abort", "closes"])
 @on_a_loop
-async def test_an_abort_rule_on_a_number_fires_once_and_the_pipeline_goes_on(tmp_path: Path, closes: bool) -> None:
+async def test_an_abort_rule_on_a_number_fires_once_and_the_pipeline_continues(tmp_path: Path, closes: bool) -> None:
     sink = Foreign(":c_id=3", closes=closes)
     server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -239,7 +239,7 @@ def test_a_round_runs_to_its_confirmation_and_a_restarted_sink_lists_open_transa
     asyncio.run(scenario())
 
 
-def test_a_sink_that_does_not_answer_in_time_is_given_up_as_away_or_hung(tmp_path: Path) -> None:
+def test_a_sink_that_does_not_answer_in_time_is_reported_as_away_or_hung(tmp_path: Path) -> None:
     """The peer reads everything and answers nothing: during the greeting it counts as away, after the request for a
     vote as hung."""
 
@@ -390,7 +390,7 @@ def test_a_sink_that_closes_an_idle_connection_has_refused_nothing() -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_sink_that_supports_it_is_told_which_gateways_left_at_once_and_at_each_hello(knows: bool) -> None:
+def test_a_sink_that_supports_it_is_notified_of_gateways_that_left_at_once_and_at_each_hello(knows: bool) -> None:
     async def scenario() -> None:
         heard: list[WorkersLeft] = []
         writers: list[asyncio.StreamWriter] = []

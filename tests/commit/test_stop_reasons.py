@@ -42,7 +42,7 @@ def test_every_reason_is_among_the_examples() -> None:
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_a_reason_says_who_must_act_what_happened_and_what_to_do(name: str) -> None:
+def test_a_stop_reason_has_who_must_act_what_happened_and_a_next_step(name: str) -> None:
     error, kind, named = REASONS[name]
     assert type(error) is kind
     assert [text for text in named if text not in error.sentence] == []

@@ -67,6 +67,6 @@ def conformance(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     [case for shipped in SHIPPED for case in cases(shipped, name=shipped.name, short_round=shipped.short_round)],
     indirect=["conformance"],
 )
-def test_a_sink_of_ours_conforms(conformance: Conformance, case: ConformanceCase) -> None:
+def test_each_shipped_sink_conforms(conformance: Conformance, case: ConformanceCase) -> None:
     finding = asyncio.run(conformance.run(case))
     assert finding.outcome is CaseOutcome.PASSED, finding.why

@@ -76,7 +76,7 @@ def test_partitions_are_read_back(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,", "-1", "1.5", "x", "²", "1234567890"])
-def test_other_texts_are_no_partitions(text: str) -> None:
+def test_other_texts_are_not_partitions(text: str) -> None:
     with pytest.raises(ConfigError, match="partition"):
         partition_numbers(text)
 

@@ -168,7 +168,7 @@ def test_a_published_epoch_is_not_aborted(sink: Sink) -> None:
         sink.output.abort(transaction)
 
 
-def test_a_fenced_producer_settles_its_transaction_and_goes_on(sink: Sink, kafka: Kafka) -> None:
+def test_a_fenced_producer_settles_its_transaction_and_continues(sink: Sink, kafka: Kafka) -> None:
     sink.commit(b"one")
     identity = json.loads((sink.directory / "out.kafka").read_bytes())
     intruder = Producer(

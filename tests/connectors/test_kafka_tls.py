@@ -139,12 +139,12 @@ def test_a_broker_whose_certificate_has_expired_is_refused_and_the_clock_is_name
     assert "compare the clocks" in raised.value.next_step
 
 
-def test_a_broker_that_wants_our_certificate_and_gets_none_is_reported(broker: TlsBroker) -> None:
+def test_a_broker_that_requires_a_client_certificate_is_reported(broker: TlsBroker) -> None:
     with pytest.raises(ConfigError, match="do not accept this client, or it does not accept them"):
         broker.clients().topic("sealed")
 
 
-def test_a_certificate_of_ours_that_the_broker_does_not_trust_is_reported(broker: TlsBroker) -> None:
+def test_a_client_certificate_that_the_broker_does_not_trust_is_reported(broker: TlsBroker) -> None:
     shown = broker.stranger.issue("client.example", name="client")
     with pytest.raises(ConfigError, match="do not accept this client, or it does not accept them"):
         broker.clients(shown=shown).topic("sealed")

@@ -177,7 +177,7 @@ def test_a_key_that_is_too_long_becomes_its_digest(length: int) -> None:
 
 
 @pytest.mark.parametrize("message", [begin(), ORDERS], ids=["begin", "relation"])
-def test_a_message_that_is_cut_anywhere_is_refused_with_what_to_do(message: bytes) -> None:
+def test_a_message_truncated_anywhere_is_refused_with_a_next_step(message: bytes) -> None:
     for length in range(1, len(message)):
         with pytest.raises(StorageError, match="cannot be read") as caught:
             changes(message[:length])

@@ -60,7 +60,7 @@ def test_fields_of_a_record_go_into_their_columns_also_from_inside_of_others() -
     assert lines(found, *mappings) == ["1\t2.5", "\\N\t\\N", "\\N\t3"]
 
 
-def test_a_column_can_take_what_the_record_brings_along() -> None:
+def test_a_column_can_take_the_key_time_and_position_of_a_record() -> None:
     found = records(
         {"a": 1},
         {"a": 2},
@@ -137,7 +137,7 @@ def test_a_payload_of_arrow_has_a_row_for_each_of_its_rows() -> None:
         (b'{"id":"\xff"}', ""),
     ],
 )
-def test_a_record_that_is_no_row_is_refused_with_a_reason(payload: bytes, reason: str) -> None:
+def test_a_record_that_is_not_a_row_is_refused_with_a_reason(payload: bytes, reason: str) -> None:
     found = refusal(records({"id": 1}, payload), FieldMapping(column("id", "int8"), "id"))
     assert reason in found
     assert found

@@ -113,7 +113,7 @@ def test_a_float_that_would_become_infinite_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x" * 36, SAMPLE[:-1], SAMPLE.replace("-", ""), SAMPLE[:8] + "0" + SAMPLE[9:]])
-def test_a_text_that_is_no_uuid_is_refused_by_name(text: str) -> None:
+def test_a_text_that_is_not_a_uuid_is_refused_by_name(text: str) -> None:
     with pytest.raises(pa.ArrowInvalid, match=f"{text!r} is no uuid"):
         encoded(column("uuid"), SAMPLE, text)
 

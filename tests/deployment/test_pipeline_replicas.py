@@ -76,7 +76,7 @@ def test_a_set_of_replicas_that_is_not_safe_is_refused(given: dict[str, object],
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1/p", "sos://127.0.0.1:1", "sos://127.0.0.1:1/"])
-def test_an_address_without_a_scheme_or_a_name_is_no_volume(text: str) -> None:
+def test_an_address_without_a_scheme_or_a_name_is_not_a_volume(text: str) -> None:
     with pytest.raises(UsageError, match="names no volume"):
         parse_volume(text)
 

@@ -88,7 +88,7 @@ def test_stop_waits_for_the_end_and_reports_if_it_does_not_come(tmp_path: Path) 
         stop(tmp_path, 0.1)
 
 
-def test_the_status_counts_what_is_committed_also_without_a_gateway(
+def test_the_status_counts_committed_records_also_without_a_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = tmp_path / ".procession" / "app"

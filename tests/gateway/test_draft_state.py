@@ -171,7 +171,7 @@ def test_a_boundary_at_an_earlier_position_closes_no_group(rig: DraftGatewayRig)
     assert reasons(rig.take(A, stable(5, None))) == ["message id goes back on stream 7"]
 
 
-def test_a_boundary_that_is_no_point_of_reference_changes_nothing(rig: DraftGatewayRig) -> None:
+def test_a_boundary_that_is_not_a_point_of_reference_changes_nothing(rig: DraftGatewayRig) -> None:
     rig.open(A, 7)
     assert rig.take(A, unstable(1, None)) == []
     assert rig.rows == []

@@ -234,7 +234,7 @@ class Successor(Site):
 
 
 @pytest.mark.parametrize("is_floor_raised", [False, True], ids=["", "the log begins behind its coming"])
-def test_a_record_that_another_gateway_gave_up_is_no_duplicate_after_a_restart(
+def test_a_record_that_another_gateway_dropped_is_not_a_duplicate_after_a_restart(
     tmp_path: Path, is_floor_raised: bool
 ) -> None:
     async def run() -> None:

@@ -64,7 +64,7 @@ def joined(*names: str) -> tuple[Members, Store]:
         st.builds(Member, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, st.sampled_from(MemberStatus), TEXTS), max_size=3
     )
 )
-def test_what_is_written_is_read_back(members: list[Member]) -> None:
+def test_written_data_is_read_back(members: list[Member]) -> None:
     by_name = {found.name: found for found in members}
     assert members_of(written(by_name), PATH) == by_name
 
@@ -80,7 +80,7 @@ def test_a_file_without_a_format_number_is_the_members_alone() -> None:
     "document",
     [b"", b"{", b"[]", b"7", b'{"a": 1}', b'{"a": {}}', b'{"format": 2}', b'{"format": 2, "gateways": []}', b"\xff"],
 )
-def test_a_damaged_file_is_refused_with_what_to_do(document: bytes) -> None:
+def test_a_damaged_file_is_refused_with_a_next_step(document: bytes) -> None:
     with pytest.raises(StorageError) as caught:
         Members(Store(document))
     assert "names the gateways of the pipeline" in caught.value.sentence

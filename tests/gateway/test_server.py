@@ -297,7 +297,7 @@ def _open(gateway: GatewayProcess) -> Producer:
     return producer
 
 
-def test_a_gateway_asked_to_stop_sends_its_producers_away_and_keeps_what_they_sent(gateway_process: Make) -> None:
+def test_a_gateway_asked_to_stop_disconnects_its_producers_and_keeps_their_records(gateway_process: Make) -> None:
     gateway = gateway_process().start()
     listen = gateway.listen
     with Producer(gateway.listen) as producer, Producer(gateway.listen) as silent:

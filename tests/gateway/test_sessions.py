@@ -77,7 +77,7 @@ def test_a_cookie_must_be_the_expected_one(given_cookie: bytes, expected: bytes)
 
 
 @given(owed=st.integers(0, 20), unspent=st.integers(0, 20), grantable=st.integers(0, 20))
-def test_an_ack_grants_what_may_be_granted_and_what_stored_nothing_in_any_case(
+def test_an_ack_grants_the_allowed_credits_and_always_those_of_frames_that_stored_nothing(
     owed: int, unspent: int, grantable: int
 ) -> None:
     unspent, grantable = min(unspent, owed), min(grantable, owed)

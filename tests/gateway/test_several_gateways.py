@@ -89,7 +89,7 @@ def test_of_those_that_fight_for_streams_all_at_once_one_has_each(gateways: Gate
         gateways.until(lambda: sum(gateways.held().values()) == 0, "all streams to be given up")
 
 
-def test_a_leader_that_dies_takes_no_stream_with_it_and_grants_none_before_all_are_heard(gateways: Gateways) -> None:
+def test_a_restarted_leader_loses_no_stream_and_grants_none_before_all_members_report(gateways: Gateways) -> None:
     with gateways:
         epoch_reader = gateways.epoch_reader()
         holder, _ = opened(gateways, 1, 7)

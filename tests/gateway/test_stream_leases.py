@@ -168,7 +168,7 @@ def test_without_a_leader_waiting_sessions_are_refused_and_releases_are_over() -
     assert found.lose_leader() == []
 
 
-def test_a_new_leader_is_told_of_streams_that_are_held_beyond_what_is_committed() -> None:
+def test_a_new_leader_learns_which_streams_are_held_with_uncommitted_records() -> None:
     found = leases(S, 8, until=5)
     assert found.held_beyond(4) == [S, 8]
     assert found.held_beyond(5) == []

@@ -49,7 +49,7 @@ def test_each_crash_happens_once_while_records_are_committed_and_its_time_is_tha
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_a_crash_that_found_nothing_to_kill_is_tried_again_and_otherwise_stays_in_what_is_left() -> None:
+def test_a_crash_without_a_process_to_kill_is_retried_and_otherwise_reported_as_missing() -> None:
     answers = [False, False, True]
     crashes = Crashes(1, 100, {"executors of host-2": lambda _: answers.pop(0)})
     crashes.poll(99)

@@ -64,7 +64,7 @@ def test_a_paused_gateway_reads_no_records_until_it_is_resumed_also_after_a_rest
             assert not client.status()["is_paused"], "a restart does not pause it again"
 
 
-def test_a_drain_commits_what_was_received_records_the_epoch_and_stops(tmp_path: Path) -> None:
+def test_a_drain_commits_all_received_records_saves_the_epoch_and_stops(tmp_path: Path) -> None:
     with held(tmp_path) as run, gateway(tmp_path) as process, producer(process) as sends:
         sends.messages(1, range(20))
         epoch_reader = EpochReader(tmp_path / "checkpoint", tmp_path / "gateway", records_max=7).begin()

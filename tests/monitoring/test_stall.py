@@ -74,7 +74,7 @@ def test_the_part_that_the_pipeline_waits_for_is_named(changed: dict[str, Any], 
     assert why in found.why
 
 
-def test_a_phase_that_always_takes_long_is_no_stall() -> None:
+def test_a_phase_that_always_takes_long_is_not_a_stall() -> None:
     slow = {"run": {"p50_s": 5.0, "share": 1.0}}
     assert bottleneck(snapshot(**opened("run", 30.0), phases=slow)) is None
     assert bottleneck(snapshot(**opened("run", 41.0), phases=slow)) is not None

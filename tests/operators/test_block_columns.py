@@ -116,7 +116,7 @@ def test_connections_are_shared_by_the_records_own_key_not_by_that_of_the_sink()
 
 
 @pytest.mark.parametrize(("to", "is_carried"), [("tape:a", True), ("file:out", False)])
-def test_keys_and_times_go_over_exchanges_for_sinks_that_want_them_and_for_no_others(to: str, is_carried: bool) -> None:
+def test_keys_and_times_pass_exchanges_only_for_sinks_that_use_them(to: str, is_carried: bool) -> None:
     pipeline = Pipeline("p")
     pipeline.source(codec="text").rebalance(parallelism=3).map(str.upper).sink("out", to=to)
     plan = make_plan(pipeline.graph())

@@ -77,7 +77,7 @@ def test_few_values_are_doubtful(kind: pa.DataType, values: list[Any]) -> None:
     assert key_column(pa.array(values, kind)).doubts is None
 
 
-def test_what_is_no_key_or_too_large_is_doubtful() -> None:
+def test_a_value_that_is_not_a_key_or_too_large_is_doubtful() -> None:
     for kind, values in ((pa.float64(), [math.nan, None]), (pa.uint64(), [2**63, 1])):
         doubts = key_column(pa.array(values, kind)).doubts
         assert doubts is not None

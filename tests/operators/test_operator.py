@@ -173,7 +173,7 @@ def test_a_record_that_a_late_rule_refuses_leaves_the_states_as_they_were() -> N
     assert {name: states.plain(name) for name in states} == before
 
 
-def test_a_tick_moves_the_watermark_and_is_no_record() -> None:
+def test_a_tick_moves_the_watermark_and_is_not_a_record() -> None:
     operator, states = operator_of("tumbling"), MemoryStates()
     operator.add(states, rows_of("tumbling", [0]), refuse)
     tick = OperatorRows(

@@ -209,7 +209,7 @@ def test_explain_names_the_class_of_a_source() -> None:
 
 
 @pytest.mark.parametrize("given", [dict, "Call", Place, Zone, CALL])
-def test_an_argument_that_is_no_class_with_fields_is_refused(given: Any) -> None:
+def test_an_argument_that_is_not_a_class_with_fields_is_refused(given: Any) -> None:
     with pytest.raises(PlanError, match="which is neither a dataclass nor a pydantic model"):
         json_of(given)
 

@@ -112,7 +112,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_if_it_is_used_and_breaks_nothi
     assert scheme not in {connector.name for connector in connectors()}
 
 
-def test_a_plug_in_cannot_replace_a_scheme_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_cannot_replace_a_shipped_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = EntryPoint("file", f"{__name__}:SINK_ONLY", GROUP)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [theirs])
     connector_registry._plugged_in.cache_clear()
@@ -145,7 +145,7 @@ def test_the_registry_imports_no_client_library_and_no_connector() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_scheme_of_ours_is_found_without_looking_at_installed_packages() -> None:
+def test_a_shipped_scheme_is_found_without_looking_at_installed_packages() -> None:
     code = (
         "import sys; from procession.planner.connector_registry import sink_of; sink_of('file:out', 'x');"
         "sink_of('kafka://broker/topic', 'x'); print('importlib.metadata' in sys.modules)"

@@ -51,7 +51,7 @@ def test_a_secret_is_not_repeated_if_the_url_cannot_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["kafka://b:9092,c:9093/t?start=a@b", "kafka://[::1]:9092/t", "delta:s3://b/a:b@c"])
-def test_a_port_is_no_password(text: str) -> None:
+def test_a_port_is_not_a_password(text: str) -> None:
     assert parse_url(text).text == text
 
 

@@ -26,7 +26,7 @@ def follow(inputs: StageInputs, *changes: StreamChange, mark: dict[str, Any] | N
     return inputs.follow(unknown() if mark is None else mark, changes)
 
 
-def test_the_number_of_a_source_is_no_stream_id_and_is_converted_back() -> None:
+def test_the_number_of_a_source_is_outside_of_stream_ids_and_is_converted_back() -> None:
     assert [number_of(number_of(index)) for index in (0, 7)] == [0, 7]
     assert number_of(0) == 2**64 - 1
 

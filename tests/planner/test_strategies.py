@@ -46,7 +46,7 @@ MANY_KEYED = node_of(lambda stage: stage.flat_map_stateful(total, key=len, initi
 
 
 @pytest.mark.parametrize("way", Routing)
-def test_only_a_narrow_stage_is_no_exchange(way: Routing) -> None:
+def test_only_a_narrow_stage_needs_no_exchange(way: Routing) -> None:
     assert StageRule(way).is_exchange == (way is not Routing.NARROW)
 
 

@@ -23,7 +23,7 @@ def test_a_name_of_letters_digits_dashes_and_underscores_is_accepted(name: str) 
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a.b", "a b", "a\n", "ä", "x" * 65, None, 7])
-def test_any_other_name_is_refused_with_what_is_allowed(name: Any) -> None:
+def test_any_other_name_is_refused_with_the_allowed_names(name: Any) -> None:
     with pytest.raises(PlanError, match="cannot name a stage") as caught:
         validation.checked_name(name, "a stage")
     assert "1 to 64 letters" in caught.value.next_step

@@ -169,7 +169,7 @@ def test_a_rename_replaces_the_file_and_an_open_file_stays(files: FileSystem) ->
         files.rename(A, B)
 
 
-def test_a_directory_is_moved_with_what_is_in_it(files: FileSystem) -> None:
+def test_a_directory_is_moved_with_its_content(files: FileSystem) -> None:
     files.make_directory(FOLDER)
     put(files, FOLDER / "a", b"x")
     files.rename(FOLDER, B)

@@ -58,7 +58,7 @@ def command(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_a_savepoint_keeps_its_states_while_epochs_go_on_and_drivers_clean_up(
+def test_a_savepoint_keeps_its_states_while_epochs_continue_and_drivers_clean_up(
     pipeline: StoredPipeline, tmp_path: Path
 ) -> None:
     saved = create(pipeline.directory, "before")
@@ -250,7 +250,7 @@ def test_the_remains_of_a_killed_command_are_removed_by_the_next_savepoint_and_t
         assert InputPins(pipeline.directory / "gateway").all() == {}
 
 
-def test_a_trial_lasts_as_long_as_its_process_and_is_no_savepoint(pipeline: StoredPipeline) -> None:
+def test_a_trial_lasts_as_long_as_its_process_and_is_not_a_savepoint(pipeline: StoredPipeline) -> None:
     folder = pipeline.directory / "savepoints"
     with trial(pipeline.directory) as tried:
         assert tried.verify() > 0

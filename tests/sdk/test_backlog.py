@@ -78,7 +78,7 @@ def test_uncommitted_records_can_be_read_again_from_any_record(
         backlog.close()
 
 
-def test_a_buffer_numbers_above_what_the_gateway_has_and_keeps_its_numbers() -> None:
+def test_a_buffer_numbers_its_records_above_the_gateways_last_id() -> None:
     buffer = Buffer()
     buffer.append(batch_of([b"a", b"b"]))
     buffer.forget(10**18)

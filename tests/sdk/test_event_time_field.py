@@ -98,6 +98,6 @@ def test_streams_are_named_by_name_by_number_and_as_files(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("streams", [[], [-1], [2**64], [""], [None], [True], ["a", 1.5]])
-def test_what_names_no_stream_is_refused(streams: Any) -> None:
+def test_a_url_that_names_no_stream_is_refused(streams: Any) -> None:
     with pytest.raises(PlanError, match="not all ids or names of streams"):
         Pipeline("p").source("a", streams=streams)

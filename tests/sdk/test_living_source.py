@@ -41,7 +41,7 @@ async def test_many_streams_on_few_credits_are_all_committed(tmp_path: Path) -> 
 
 
 @on_a_loop
-async def test_a_stream_that_ends_and_is_named_again_goes_on_in_the_same_session(tmp_path: Path) -> None:
+async def test_a_stream_that_ends_and_is_named_again_continues_in_the_same_session(tmp_path: Path) -> None:
     source = Growing()
     with living_gateway(tmp_path, ack_interval_s=0.01) as gateway:
         running = client(source, gateway)

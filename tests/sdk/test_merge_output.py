@@ -133,14 +133,14 @@ def test_two_mergers_do_not_write_one_output(tmp_path: Path) -> None:
     first.close()
 
 
-def test_a_target_that_is_no_output_of_a_merger_is_refused(tmp_path: Path) -> None:
+def test_a_target_that_is_not_an_output_of_a_merger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a merger cannot write to parquet"):
         open_target(f"parquet:{tmp_path}", tmp_path)
     with pytest.raises(UsageError, match="needs a directory for its position"):
         open_target("kafka://127.0.0.1:1/topic", None)
 
 
-def test_a_merger_that_is_stopped_commits_what_it_has_given_out(tmp_path: Path) -> None:
+def test_a_stopped_merger_commits_the_records_that_it_has_emitted(tmp_path: Path) -> None:
     written(tmp_path / "lanes", 3)
     stop = threading.Event()
     output = open_target(f"file:{tmp_path / 'out'}", None)

@@ -86,7 +86,7 @@ def states() -> Iterator[tuple[list[tuple[str, str, int]], bool]]:
 
 @pytest.mark.parametrize("has_unvoted", [False, True])
 @pytest.mark.parametrize("has_letters", [False, True])
-def test_what_the_first_output_has_voted_for_is_committed_at_both_and_all_else_is_dropped(
+def test_the_transaction_that_the_first_output_voted_for_is_committed_at_both_and_all_others_are_dropped(
     tmp_path: Path, has_letters: bool, has_unvoted: bool
 ) -> None:
     for (entries, cut), turn in zip(states(), itertools.count(), strict=False):

@@ -101,7 +101,7 @@ def test_a_range_that_differs_from_the_received_data_is_voted_abort(
         life.participant.phase2("t1", commit=True)
 
 
-def test_a_gap_is_voted_abort_and_what_follows_it_is_dropped(life: Life) -> None:
+def test_a_gap_is_voted_abort_and_later_messages_are_dropped(life: Life) -> None:
     participant = life.participant
     participant.append([0, 4], [b"abc", b"e"])
     participant.append([3], [b"d"])

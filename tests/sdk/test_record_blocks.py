@@ -25,6 +25,6 @@ def test_blocks_are_batches_in_the_order_of_their_messages() -> None:
     assert list(record_batches(payloads, RecordForm.BLOCKS)) == [first, second]
 
 
-def test_a_message_that_is_no_block_is_refused() -> None:
+def test_a_message_that_is_not_a_block_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="cannot be read"):
         list(record_batches([b"one"], RecordForm.BLOCKS))

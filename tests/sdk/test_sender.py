@@ -148,7 +148,7 @@ def test_ids_do_not_depend_on_the_clock(tmp_path: Path, monkeypatch: pytest.Monk
         assert gateway.payloads(ORDERS) == [b"run 0", b"run 1", b"run 2", b"last"]
 
 
-def test_what_is_in_a_spool_is_sent_by_the_next_run(tmp_path: Path) -> None:
+def test_the_next_run_sends_the_records_in_the_spool(tmp_path: Path) -> None:
     with living_gateway(tmp_path) as gateway:
         gateway.hold_commits()
         first = sender(gateway, spool=tmp_path / "spool")

@@ -450,7 +450,7 @@ async def test_a_repeated_error_ends_the_program_unless_there_was_progress() -> 
 
 
 @on_a_loop
-async def test_an_error_of_the_source_ends_the_program_and_a_new_one_goes_on() -> None:
+async def test_an_error_of_the_source_ends_the_program_and_a_new_one_continues() -> None:
     source = ListSource({ONE: [*TEN[:5], Crash(), *TEN[5:]]})
     async with Gateway() as gateway:
         async with running(source, gateway) as client:

@@ -167,6 +167,6 @@ async def test_an_author_that_blocks_forever_does_not_keep_the_reader_open() -> 
 
 
 @on_a_loop
-async def test_a_result_that_is_no_iterator_is_named() -> None:
+async def test_a_result_that_is_not_an_iterator_is_named() -> None:
     with pytest.raises(RecordError, match="gave int for stream 'one'"):
         begin_reading(ONE, None, 7, SMALL)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ async def test_a_stream_that_is_named_late_is_opened_in_the_same_session() -> No
 
 
 @on_a_loop
-async def test_a_stream_that_is_named_again_after_its_end_is_opened_again_and_goes_on() -> None:
+async def test_a_stream_that_is_named_again_after_its_end_is_opened_again_and_continues() -> None:
     source = Growing()
     async with Gateway() as gateway, running(source, gateway) as client:
         source.name(ONE, TEN[:3])
@@ -139,7 +139,7 @@ async def test_a_session_that_is_lost_before_a_stream_is_open_again_loses_nothin
 
 
 @on_a_loop
-async def test_what_a_source_raises_while_it_names_streams_ends_the_program() -> None:
+async def test_an_error_of_a_source_while_it_lists_streams_ends_the_program() -> None:
     source = Growing()
     async with Gateway() as gateway, running(source, gateway) as client:
         source.name(ONE, TEN)

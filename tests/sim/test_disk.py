@@ -72,7 +72,7 @@ def test_a_read_only_disk_refuses_every_change(
     assert files.read(Path("there")) == b"x"
 
 
-def test_a_durable_write_on_a_read_only_disk_names_the_file_and_what_to_do(files: SimulatedFileSystem) -> None:
+def test_a_durable_write_on_a_read_only_disk_names_the_file_and_a_next_step(files: SimulatedFileSystem) -> None:
     write_durably(Path("there"), b"old", files)
     files.disk.is_read_only = True
     with pytest.raises(StorageError, match=r"Cannot write there: Read-only file system\.") as caught:

@@ -42,7 +42,7 @@ from procession.storage.segment import (
 from procession.storage.state_version import StateVersion
 
 
-def test_the_readers_import_nothing_of_ours() -> None:
+def test_the_readers_import_nothing_of_procession() -> None:
     tree = ast.parse(Path(file_formats.__file__).read_text())
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

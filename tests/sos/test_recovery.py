@@ -157,7 +157,7 @@ def test_a_volume_that_was_closed_in_order_comes_back_as_it_was(place: Path) -> 
     assert reopened(place).read(1, 0, 100)[2] == WHOLE + b"four"
 
 
-def test_no_directory_entry_but_drafts_is_no_copy(tmp_path: Path) -> None:
+def test_a_directory_with_only_drafts_is_not_a_copy(tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
     assert recover_volume(tmp_path / "v", HOST_FILES) is None
     (tmp_path / "v" / f"{RECORD}.77.draft").write_text("{")

@@ -118,7 +118,7 @@ def test_a_lost_directory_is_restored_as_it_was_synced(replicas: ServiceThread, 
     assert not (there / STAGING).exists()
 
 
-def test_what_was_there_before_the_replicas_is_replicated_too(replicas: ServiceThread, tmp_path: Path) -> None:
+def test_files_from_before_the_replicas_are_replicated_too(replicas: ServiceThread, tmp_path: Path) -> None:
     here = tmp_path / "here"
     make_directory(here / "folder" / "empty")
     make_directory(here / "secrets")
@@ -259,7 +259,7 @@ def test_files_outside_are_passed_on(replicas: ServiceThread, tmp_path: Path) ->
     assert HOST_FILES.read(outside / "file") == b"x"
 
 
-def test_what_other_processes_write_into_an_adopted_folder_is_journalled_when_its_names_are_synced(
+def test_files_of_other_processes_in_an_adopted_folder_are_journalled_when_its_names_are_synced(
     replicas: ServiceThread, tmp_path: Path
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"

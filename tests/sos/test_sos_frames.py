@@ -81,7 +81,7 @@ def test_a_frame_with_a_flipped_bit_is_no_frame_or_its_data_does_not_match(
 
 
 @given(FRAMES, st.data())
-def test_a_frame_that_is_cut_or_longer_is_no_frame(value: sf.SosFrame, draw: st.DataObject) -> None:
+def test_a_truncated_or_extended_frame_is_refused(value: sf.SosFrame, draw: st.DataObject) -> None:
     body = sf.encode(value)[4:]
     data_bytes = len(getattr(value, "data", b""))
     length = draw.draw(st.integers(1, len(body) - 1 - data_bytes))

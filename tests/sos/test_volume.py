@@ -28,7 +28,7 @@ def begun(directory: Path) -> None:
     filled(volume, 1, [b"ab", b"cd"], 1, T1)
 
 
-def test_a_claim_syncs_what_was_written_and_fences_its_writer() -> None:
+def test_a_claim_syncs_written_data_and_fences_its_writer() -> None:
     files = simulated()
     volume = made(SimulatedPath("v"), files)
     volume.claim(1, T1)

@@ -209,7 +209,7 @@ def test_a_task_holds_no_more_cells_than_it_may() -> None:
     assert "epoch_bytes_max" in caught.value.next_step
 
 
-def test_the_driver_wants_a_manifest_of_every_task_of_every_chain() -> None:
+def test_the_driver_requires_a_manifest_of_every_task_of_every_chain() -> None:
     reported = all_manifests()
     got = manifests(PLAN, reported[::-1])
     assert [(manifest.stage, manifest.partition) for manifest in got] == [

@@ -44,7 +44,7 @@ def test_all_forms_of_a_master_that_spark_knows_are_accepted(master: str) -> Non
     "master",
     ["", "foo", "spark://", "spark://h", "spark:h:1", "local[", "local-cluster", "local-cluster[2,1]", "k8s://"],
 )
-def test_what_is_no_address_of_a_master_is_refused_with_the_forms(master: str) -> None:
+def test_a_text_that_is_not_a_master_address_is_refused_with_the_allowed_forms(master: str) -> None:
     with pytest.raises(UsageError, match="is not a valid address of a Spark master") as caught:
         check_master(master)
     assert "spark://HOST:PORT" in caught.value.next_step

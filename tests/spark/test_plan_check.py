@@ -86,7 +86,7 @@ def into_one() -> Pipeline:
     return pipeline
 
 
-def test_an_exchange_into_one_task_is_one_of_ours_unless_spark_wants_it() -> None:
+def test_an_exchange_into_one_task_is_accepted_unless_spark_added_it() -> None:
     plan = make_plan(into_one().graph())
     check_paths(plan, ONE_TASK, [1])
     with pytest.raises(PlanError):

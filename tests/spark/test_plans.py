@@ -355,7 +355,7 @@ def test_a_time_that_is_none_is_the_error_of_its_record() -> None:
     assert got["out"] == b"0\n1\n2\n4\n"
 
 
-def test_map_batches_is_shown_what_records_have_behind_an_exchange_too() -> None:
+def test_map_batches_gets_keys_ids_and_times_of_records_after_an_exchange() -> None:
     seen: list[dict[str, Any]] = []
 
     def observe(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -377,7 +377,7 @@ def test_map_batches_is_shown_what_records_have_behind_an_exchange_too() -> None
         )
 
 
-def test_map_batches_that_loses_its_rows_places_where_they_are_needed_is_told_how_not_to() -> None:
+def test_map_batches_that_loses_row_numbers_where_order_matters_is_refused_with_a_next_step() -> None:
     pipeline = Pipeline("p", dead_letter="file:dead")
     stage = pipeline.source().filter(bool).rebalance(parallelism=2)
     stage.map_batches(lambda batch: batch.column("payload")[1:]).sink("out", to="file:out")

@@ -52,7 +52,7 @@ def test_the_checkpoint_is_on_this_machine_although_the_default_file_system_is_e
 
 
 @patient
-def test_a_checkpoint_that_was_named_by_its_path_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_whose_name_is_its_path_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, metadata = batch_of(PAYLOADS), tmp_path / "cp" / "metadata"
     with session("local[2,2]") as spark:
         with monkeypatch.context() as earlier:

@@ -36,7 +36,7 @@ def test_records_that_take_longer_than_a_job_are_not_small() -> None:
     assert not slow.fits(1), "the ten records may have taken a fixed time: nothing says that one takes less"
 
 
-def test_what_a_job_costs_is_measured_on_a_busy_machine_it_is_more() -> None:
+def test_the_cost_of_a_job_is_measured_and_is_higher_on_a_busy_machine() -> None:
     busy = limit()
     busy.observe(100, 0.2, job_s=0.9)
     assert busy.fits(100)

@@ -57,7 +57,7 @@ def test_spark_writes_the_version_of_offsets_that_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["spark.x", "executor.memory=4g", "", "=1", "spark.task.maxFailures=0"])
-def test_what_is_no_property_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_property_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_properties([text])
     assert caught.value.next_step

@@ -291,7 +291,7 @@ def test_with_strict_a_transform_that_adds_a_shuffle_is_refused(
     assert "remove strict=True" in caught.value.next_step
 
 
-def test_what_is_refused_is_refused_before_a_record_has_left_the_driver(spark: Session, tmp_path: Path) -> None:
+def test_a_refusal_comes_before_a_record_leaves_the_driver(spark: Session, tmp_path: Path) -> None:
     pipeline = Pipeline("strict", strict=True)
     pipeline.source().transform(turned_round, name="mine").sink("out", to="file:out")
     epochs = run_on_spark(spark, make_plan(pipeline.graph()), batch_of(RECORDS[:10]), [], tmp_path, __name__)

@@ -138,7 +138,7 @@ def test_tasks_read_the_round_records_of_the_driver(files: SharedFiles, folders:
         rounds.states(5)
 
 
-def test_states_go_on_at_another_machine_after_the_first_is_lost(
+def test_states_continue_at_another_machine_after_the_first_is_lost(
     files: SharedFiles, folders: dict[Folder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = Remembered()

@@ -123,12 +123,12 @@ def test_a_log_that_is_not_the_offered_one_is_not_given_away(gateway_process: Ma
         list(log.read(0, 10, offered._replace(checksum="0123")))
 
 
-def test_a_log_that_is_nowhere_says_what_to_do() -> None:
+def test_a_missing_log_is_reported_with_a_next_step() -> None:
     with pytest.raises(StorageError, match="is not on this machine"):
         open_log(LogLocation("elsewhere/log", "identity"), FlightAccess())
 
 
-def test_a_task_far_from_the_log_makes_what_one_beside_it_makes(gateway_process: Make, tmp_path: Path) -> None:
+def test_a_task_on_another_machine_than_the_log_has_the_same_output(gateway_process: Make, tmp_path: Path) -> None:
     gateway = gateway_process()
     place = filled(gateway, 200)
     pipeline = Pipeline("p")

@@ -141,7 +141,7 @@ def test_small_runs_of_another_host_come_with_one_request(
     assert read_all(there, [*runs[:2], published(there)[1]])[2] == [b"b", b"c"], "its own runs are read as files"
 
 
-def test_what_does_not_fit_into_one_reply_comes_by_itself(
+def test_runs_that_do_not_fit_into_one_reply_are_fetched_one_by_one(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = start("host")
@@ -189,7 +189,7 @@ def test_a_run_on_the_same_host_needs_no_service(start: Start, tmp_path: Path, m
     assert not caught.value.next_step, "the driver is restarted, and the epoch is run again"
 
 
-def test_a_service_that_is_started_again_goes_on_where_it_was(
+def test_a_restarted_service_continues_from_its_files(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = start("host")
@@ -289,7 +289,9 @@ def test_over_tls_a_run_is_the_same(start: Start, tmp_path: Path, monkeypatch: p
         read(RUNS, run)
 
 
-def test_an_executor_without_a_service_says_what_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_without_a_service_names_the_service_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="has no host service: PROCESSION_HOST_DIR is not set"):
         RUNS.store()

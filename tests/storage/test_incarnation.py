@@ -74,7 +74,7 @@ def test_a_log_that_is_begun_anew_is_another_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes_max", [1, LARGE])
-def test_a_reader_that_is_told_what_was_offered_reads_no_other_rows(tmp_path: Path, segment_bytes_max: int) -> None:
+def test_a_reader_with_a_limit_reads_only_offered_rows(tmp_path: Path, segment_bytes_max: int) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     with IngressLog(right, segment_bytes_max=segment_bytes_max) as log:
         fill(log, 2)
@@ -132,7 +132,7 @@ def test_a_reader_that_has_indexed_a_log_reads_no_rows_of_one_in_its_place(tmp_p
         ids(reader.read(2, 6))
 
 
-def test_what_no_later_entry_calls_synced_is_in_a_new_file_before_it_is_offered(tmp_path: Path) -> None:
+def test_entries_that_no_later_entry_marks_as_synced_are_rewritten_before_they_are_offered(tmp_path: Path) -> None:
     with IngressLog(tmp_path) as log:
         log.append(batch(0, 2))
         log.sync()

@@ -156,7 +156,7 @@ def fill(journal: Journal, appended: list[dict[str, object]]) -> None:
         appended.append(entry)
 
 
-def test_a_full_disk_is_a_storage_error_that_says_what_to_do() -> None:
+def test_a_full_disk_is_a_storage_error_with_a_next_step() -> None:
     with tiny_disk() as disk:
         path = disk / "journal"
         journal = Journal(path)

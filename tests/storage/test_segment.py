@@ -139,7 +139,7 @@ def test_every_changed_byte_of_an_entry_is_noticed() -> None:
         assert entry is None or not is_intact(buffer(bytes(changed)), entry), place
 
 
-def test_an_entry_that_is_cut_anywhere_is_no_entry() -> None:
+def test_an_entry_truncated_anywhere_is_not_an_entry() -> None:
     data = entry_bytes()
     assert not any(entry_at(buffer(data[:length]), 0) for length in range(len(data)))
 
@@ -153,7 +153,7 @@ def test_a_batch_that_is_too_large_for_an_entry_is_refused(monkeypatch: pytest.M
         encode_entry(batch(3), 0, 0)
 
 
-def test_an_entry_without_rows_is_no_entry() -> None:
+def test_an_entry_without_rows_is_not_an_entry() -> None:
     assert entry_at(buffer(entry_bytes(0)), 0) is None
 
 

@@ -19,18 +19,18 @@ def write(log: PartLog, text: str) -> None:
     os.close(descriptor)
 
 
-def test_last_words_are_the_last_error_with_the_indented_lines_below_it() -> None:
+def test_the_last_lines_are_the_last_error_with_the_indented_lines_below_it() -> None:
     text = "WARN noise\nerror: old\nerror: The port is in use.\n  Next: choose another.\n\n    trace\nshutting down\n"
     assert last_lines(text) == "The port is in use.\n  Next: choose another.\n\n    trace"
 
 
-def test_without_an_error_line_last_words_are_the_last_lines() -> None:
+def test_without_an_error_line_the_last_lines_are_returned() -> None:
     lines = [f"line {number}" for number in range(100)]
     assert last_lines("\n".join(lines) + "\n\n") == "\n".join(lines[-TAIL_LINES_MAX:])
     assert last_lines("") == ""
 
 
-def test_last_words_are_those_of_the_newest_start(tmp_path: Path) -> None:
+def test_the_last_lines_are_those_of_the_newest_start(tmp_path: Path) -> None:
     log = PartLog(tmp_path / "part.log")
     assert log.last_lines() == ""
     write(log, "error: the first\n")

@@ -176,6 +176,6 @@ def test_without_rows_there_is_one_empty_epoch() -> None:
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 1.5, [1, -1], ["a"], True])
-def test_epochs_that_are_no_numbers_of_records_are_refused(epochs: Any) -> None:
+def test_epochs_that_are_not_numbers_of_records_are_refused(epochs: Any) -> None:
     with pytest.raises(UsageError, match="epochs"):
         cuts_of(ROWS, epochs)

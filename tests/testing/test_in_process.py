@@ -105,7 +105,7 @@ NUMBERS = [3, 1, 4, 1, 5]
         ),
     ],
 )
-def test_a_stage_gives_what_it_does_on_spark(stages: Callable[[Stage], Stage], result: list[Any]) -> None:
+def test_a_stage_has_the_same_output_as_on_spark(stages: Callable[[Stage], Stage], result: list[Any]) -> None:
     assert through(stages, NUMBERS) == result
 
 
@@ -208,7 +208,7 @@ def test_sinks_have_their_own_codecs_framing_and_connections() -> None:
     assert sorted(found["parted.0"] + found["parted.1"]) == [["a", 1], ["a", 3], ["b", 2]]
 
 
-def test_what_the_codec_of_a_sink_cannot_decode_stays_bytes() -> None:
+def test_output_that_the_sinks_codec_cannot_decode_stays_bytes() -> None:
     pipeline = Pipeline("bytes")
     pipeline.source("in").sink("out", to="file:out", codec="text")
     assert run(pipeline, {"in": [b"\xff", b"a"]}) == {"out": [b"\xff", "a"]}

@@ -111,7 +111,7 @@ def test_a_dropped_stage_begins_without_states_and_none_removes_a_key() -> None:
         assert second["out"] == run(pipeline(), {"words": OTHERS})["out"]
 
 
-def test_open_windows_and_sorts_go_on_behind_the_upgrade() -> None:
+def test_open_windows_and_sorts_continue_behind_the_upgrade() -> None:
     def windowed(changes: bool) -> Pipeline:
         made = Pipeline("numbers")
         numbers = made.source("numbers", codec="json", ends=True)

@@ -46,7 +46,7 @@ def test_a_missing_output_has_no_letters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"not JSON\n", b"[]\n", b'{"stream_id": 1}\n', letter(1, b"x").replace(b"eA==", b"e")]
 )
-def test_a_line_that_is_no_letter_is_a_sentence_with_its_number(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_a_letter_is_reported_with_its_number(tmp_path: Path, line: bytes) -> None:
     write_letters(tmp_path / "dead", [letter(1, b"x"), line])
     with pytest.raises(StorageError, match=r"Line 2 of the dead letters in .*dead is not a dead letter"):
         list(letters_in(tmp_path / "dead", "p-dead-letter"))

@@ -187,7 +187,7 @@ def test_acknowledged_records_that_are_lost_are_reported(run: Run, tmp_path: Pat
     assert judge(question).outputs[0].verdict.lost == 85
 
 
-def test_a_directory_that_is_no_checkpoint_is_one_sentence(run: Run, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_checkpoint_is_reported_in_one_sentence(run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the checkpoint of a pipeline"):
         LiveCheck(replace(run.question, checkpoint=tmp_path / "output"))
 

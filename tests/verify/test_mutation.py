@@ -222,7 +222,7 @@ def test_the_buckets_are_deleted_at_the_end(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_held_does_not_grow_with_the_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "ROWS_FILED_AT_ONCE", 4000)
 
     def stream(records: int, lost: int) -> Chunks:

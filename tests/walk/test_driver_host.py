@@ -61,7 +61,7 @@ CASES = [(kind, lose_the_driver_host) for kind in APPS] + [("joined", lose_an_ex
 
 
 @pytest.mark.parametrize(("kind", "lose"), CASES)
-def test_a_driver_goes_on_on_another_host_when_its_own_is_lost_with_its_disk(
+def test_a_driver_continues_on_another_host_when_its_own_is_lost_with_its_disk(
     cluster: NamespaceCluster, tmp_path: Path, kind: str, lose: Callable[[NamespaceCluster, Running], None]
 ) -> None:
     job = Job(cluster, tmp_path, kind, lose.__name__.replace("_", "-"))

@@ -227,7 +227,7 @@ POINTS = [
 @pytest.mark.parametrize(
     ("point", "is_expiry_hit"), [(BEFORE_RECORD, False), *(pytest.param(point, True, marks=SLOW) for point in POINTS)]
 )
-def test_i1_what_expires_and_what_ends_comes_out_once_wherever_the_driver_or_a_sink_is_killed(
+def test_i1_results_of_expiry_and_of_ends_are_committed_once_wherever_the_driver_or_a_sink_is_killed(
     world: World, point: str, is_expiry_hit: bool
 ) -> None:
     """If `is_expiry_hit`, there is a kill in the first part, too."""

@@ -108,7 +108,7 @@ def test_a_driver_that_is_killed_between_two_exchanges_is_followed_by_one_that_r
 
 
 @pytest.mark.slow
-def test_an_executor_that_is_killed_with_what_it_had_shuffled_changes_nothing(cluster: Cluster) -> None:
+def test_an_executor_that_is_killed_with_its_shuffle_files_changes_nothing(cluster: Cluster) -> None:
     driver = cluster.supervisor.pid(DRIVER)
     assert driver is not None
     executors = jvms(driver)[1:]

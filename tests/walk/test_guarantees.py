@@ -94,7 +94,7 @@ def test_with_no_guarantee_records_are_lost_and_what_comes_out_is_correct_at_lea
     assert is_within(report.semantics, PROMISED[Guarantee.NONE]), report.text()
 
 
-def test_what_a_dying_sink_had_in_its_hands_is_sent_again_where_it_is_waited_for(tmp_path: Path) -> None:
+def test_records_that_a_dying_sink_had_received_are_sent_again_if_its_vote_is_awaited(tmp_path: Path) -> None:
     report = crash_run(tmp_path, "effectively-once", [HALF_WAY], part=SINK)
     assert report.is_clean, report.text()
 

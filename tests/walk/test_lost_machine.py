@@ -142,7 +142,7 @@ def end(command: Running, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def test_a_pipeline_whose_machine_is_lost_goes_on_elsewhere_with_the_output_of_a_sequential_run(place: Place) -> None:
+def test_a_pipeline_whose_machine_is_lost_continues_elsewhere_with_the_output_of_a_sequential_run(place: Place) -> None:
     here, there = place.machine("here"), place.machine("there")
     expected = run_in_process(app_of(here), {"words": WORDS}).bytes["output"]
     with running(*place.arguments(*place.replicas()), cwd=here) as command:
@@ -161,7 +161,7 @@ def test_a_pipeline_whose_machine_is_lost_goes_on_elsewhere_with_the_output_of_a
     assert read_claim(there / "d" / "checkpoint") == fence + 1
 
 
-def test_an_upgraded_pipeline_goes_on_elsewhere_with_its_migrated_states(place: Place) -> None:
+def test_an_upgraded_pipeline_continues_elsewhere_with_its_migrated_states(place: Place) -> None:
     here, there = place.machine("here"), place.machine("there")
     for machine in (here, there):
         (machine / "old.py").write_text(OLD)
@@ -211,7 +211,7 @@ def test_i10_a_machine_that_comes_back_after_its_pipeline_went_on_elsewhere_chan
     assert output(there) == expected
 
 
-def test_a_pipeline_goes_on_without_one_replica_and_names_those_it_waits_for_without_two(place: Place) -> None:
+def test_a_pipeline_continues_without_one_replica_and_names_those_it_waits_for_without_two(place: Place) -> None:
     here = place.machine("here")
     expected = run_in_process(app_of(here), {"words": WORDS}).bytes["output"]
     with running(*place.arguments(*place.replicas()), cwd=here) as command:

@@ -176,7 +176,7 @@ def test_i10_a_driver_that_was_stopped_replaced_and_woken_ends_and_nothing_of_it
     wait_for(lambda: not session_of(old.pid), "everything of the old driver to end", cluster.describe)
 
 
-def test_the_last_driver_goes_on_undisturbed(cluster: Drivers) -> None:
+def test_the_last_driver_continues_undisturbed(cluster: Drivers) -> None:
     source = cluster.send([b"the end %d" % number for number in range(RECORDS)])
     cluster.until_done(source)
     cluster.everything_is_there_once_and_in_order()

@@ -72,7 +72,7 @@ def test_a_rollback_behind_a_commit_is_killed_at_every_step_and_takes_the_wrong_
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_rollback_lets_the_sources_send_again_what_the_log_has_no_more(tmp_path: Path) -> None:
+def test_after_a_rollback_sources_send_the_records_again_that_the_log_no_longer_has(tmp_path: Path) -> None:
     followed = APP.replace('codec="text"', 'codec="text", from_="file:feed.txt", ends=False')
     (tmp_path / "app.py").write_text(followed)
     (tmp_path / "wrong.py").write_text(followed.replace("count + 1, f", "count + 7, f"))

@@ -59,7 +59,7 @@ def test_a_stage_and_a_sink_of_one_name_are_kept_apart_when_processes_are_killed
 
 
 @pytest.mark.slow
-def test_a_stage_that_is_named_later_like_a_sink_changes_nothing_of_what_was_there(cluster: Cluster) -> None:
+def test_a_new_stage_with_the_name_of_a_sink_changes_no_existing_output(cluster: Cluster) -> None:
     cluster.supervisor.stop()
     with Cluster(cluster.directory, WITH_ANOTHER, SETTINGS) as later:
         assert later.local.start()

@@ -124,7 +124,7 @@ def test_a_jvm_that_hangs_while_it_starts_is_killed_and_replaced(place: Path) ->
 
 
 @pytest.mark.slow
-def test_what_executors_of_a_local_cluster_said_is_cleared_with_the_rest(place: Path) -> None:
+def test_the_logs_of_executors_of_a_local_cluster_are_removed(place: Path) -> None:
     done = run(*ARGUMENTS, "--master", "local-cluster[1,2,1024]", cwd=place)
     assert done.returncode == Status.DONE, done.stderr
     assert list((place / ".procession" / "hang" / "scratch").iterdir()) == []

@@ -240,7 +240,7 @@ def test_a_pipeline_that_is_upgraded_under_kills_writes_what_a_sequential_one_do
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("phase", [1, 2, 3])
-def test_a_run_that_is_killed_during_an_upgrade_goes_on_with_one_of_both_programs(tmp_path: Path, phase: int) -> None:
+def test_a_run_that_is_killed_during_an_upgrade_continues_with_one_of_both_programs(tmp_path: Path, phase: int) -> None:
     for version in range(2):
         (tmp_path / f"v{version}.py").write_text(program(version))
     with growing(tmp_path / "input.txt") as written:

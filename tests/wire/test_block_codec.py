@@ -79,7 +79,7 @@ def test_a_slice_of_a_batch_is_a_block_of_its_own_records_only() -> None:
         (bytes(FRAME_BYTES_MAX + 1), "the limit is"),
     ],
 )
-def test_what_is_no_block_is_refused_with_the_reason(data: bytes, why: str) -> None:
+def test_bytes_that_are_not_a_block_are_refused_with_the_reason(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         decode_block(data)
 

@@ -58,7 +58,7 @@ def test_any_frames_of_the_draft_go_through_json_and_come_back_as_the_same_bytes
     assert there_and_back(data) == data
 
 
-def test_a_frame_that_can_be_said_in_two_ways_keeps_the_way_of_the_peer_until_a_field_is_changed() -> None:
+def test_a_frame_with_two_encodings_keeps_the_peers_encoding_until_a_field_changes() -> None:
     (captured,) = decoded(b"\x00\x00\x00\x01\x07")
     document = captured.as_document()
     assert encoded(document) == ("", b"\x00\x00\x00\x01\x07")
@@ -137,12 +137,12 @@ def test_hex_may_come_in_any_pieces(data: bytes, cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"), [("00 0g", "'g', character 4"), ("00 0", "half a byte"), ("0 > 0", "half")]
 )
-def test_what_is_no_hex_is_reported_with_its_place(text: str, reason: str) -> None:
+def test_text_that_is_not_hex_is_reported_with_its_position(text: str, reason: str) -> None:
     reader = HexReader()
     with pytest.raises(RemoteProtocolError, match=reason):
         _ = [*reader.feed(text), reader.finish()]
 
 
-def test_bytes_are_told_from_hex() -> None:
+def test_bytes_and_hex_are_distinguished() -> None:
     assert is_hex(b"> 00 aF\r\n")
     assert not is_hex(v3.encode(Error("abc")))

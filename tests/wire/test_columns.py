@@ -134,7 +134,7 @@ GOOD = b"".join(v3.encode(Message(7, n, 0, b"k", b"x" * 50)) for n in range(100)
     ],
     ids=["too long", "empty", "cut message", "cut key", "stream not open", "end of no stream", "second hello"],
 )
-def test_what_came_before_a_violation_is_delivered_and_what_follows_is_not(bad: bytes, reason: str) -> None:
+def test_frames_before_a_violation_are_delivered_and_later_ones_are_not(bad: bytes, reason: str) -> None:
     connection = by_columns()
     messages, violation = connection.receive(GOOD + bad + GOOD)
     assert isinstance(messages, Messages)

@@ -183,7 +183,7 @@ def test_no_bytes_make_a_connection_raise(chunks: list[bytes]) -> None:
             connection.receive(chunk)
 
 
-def test_a_peer_that_has_not_said_hello_cannot_make_us_hold_a_big_frame() -> None:
+def test_before_hello_a_peer_cannot_make_us_buffer_a_big_frame() -> None:
     acceptor = Connection(ConnectionSide.ACCEPTOR, Role.SOURCE)
     assert [type(event) for event in acceptor.receive(frame_codec.u32(1024 * 1024))] == [Violation]
     pair = Pair().to(ConnectionState.STREAMING)
@@ -202,7 +202,7 @@ def test_consecutive_messages_come_as_columns_whatever_way_they_were_cut() -> No
     assert found == messages
 
 
-def test_messages_sent_by_columns_cost_what_they_cost_one_by_one() -> None:
+def test_messages_sent_in_columns_cost_the_same_credits_as_one_by_one() -> None:
     pair = Pair(credits_max=10).to(ConnectionState.STREAMING).open(7)
     data = pair.initiator.send_messages(7, [1, 2, 3], [0, 0, 0], None, pa.array([b"a", b"b", b"c"], pa.binary()))
     events = pair.acceptor.receive(data.to_pybytes())

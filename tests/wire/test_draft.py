@@ -97,7 +97,7 @@ def test_a_golden_frame_means_what_its_name_says_and_goes_back_to_the_same_bytes
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_a_cut_frame_is_the_peers_error_unless_what_is_left_is_a_frame_of_its_own(name: str) -> None:
+def test_a_truncated_frame_is_the_peers_error_unless_the_rest_is_a_valid_frame(name: str) -> None:
     body = VECTORS[name][4:]
     for end in range(len(body)):
         try:
@@ -184,7 +184,7 @@ def test_a_count_that_the_frame_cannot_hold_is_refused_before_anything_is_alloca
         (b"!\x00\x00\x00\x00", "4 bytes too many"),
     ],
 )
-def test_what_is_no_frame_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+def test_bytes_that_are_not_a_frame_are_refused_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         draft.decode(body)
 

@@ -12,7 +12,7 @@ HELLO = Hello("v", b"cookie", "program", "instance")
 MESSAGE = Message(7, 3, 5, b"key", b"payload")
 
 
-def test_a_notify_is_answered_at_once_with_what_ok_and_acks_have_said() -> None:
+def test_a_notify_is_answered_at_once_with_the_positions_of_ok_and_acks() -> None:
     adapter = DraftAdapter()
     adapter.welcomed(DraftOk(10, ((7, "seven", 4),)))
     adapter.notified(7)

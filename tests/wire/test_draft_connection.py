@@ -286,7 +286,7 @@ def test_every_frame_of_the_connector_costs_a_credit_but_hello_and_the_end_has_n
 # A client that uses only the messages of version 3
 
 
-def test_a_notify_is_answered_by_what_ok_and_the_acks_have_said() -> None:
+def test_a_notify_is_answered_with_the_positions_of_ok_and_acks() -> None:
     pair = Pair().to(ConnectionState.HANDSHAKE)
     pair.pass_on(DraftOk(10, ((7, "s", 49),)), ConnectionSide.ACCEPTOR)
     pair.open(7, 8)

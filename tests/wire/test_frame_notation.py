@@ -30,13 +30,13 @@ def test_a_two_phase_commit_message_is_shown_decoded_and_comes_back(message: Two
     assert there_and_back(data) == data
 
 
-def test_a_message_of_stream_0_that_is_no_two_phase_commit_stays_a_message() -> None:
+def test_a_message_of_stream_0_that_is_not_two_phase_commit_stays_a_message() -> None:
     data = v3.encode(Message(0, 3, 0, b"", b"\xc9 or so"))
     assert decoded(data)[0].as_document()["payload_hex"] == b"\xc9 or so".hex()
     assert there_and_back(data) == data
 
 
-def test_a_line_shows_no_cookie_and_cuts_what_is_long() -> None:
+def test_a_log_line_shows_no_cookie_and_truncates_long_values() -> None:
     (captured,) = decoded(v3.encode(Hello("0.0.1", TACOS, "p" * 500, "i")))
     assert "Tacos" not in captured.as_line()
     assert len(captured.as_line()) < 200
@@ -70,6 +70,6 @@ def test_a_line_shows_no_cookie_and_cuts_what_is_long() -> None:
         ({"frame": "HELLO", "version": "1", "cookie_hex": "0"}, "cookie of HELLO must be hex digits"),
     ],
 )
-def test_an_object_that_is_no_frame_is_our_error_and_names_the_field(document: Any, reason: str) -> None:
+def test_an_object_that_is_not_a_frame_is_our_error_and_names_the_field(document: Any, reason: str) -> None:
     with pytest.raises(LocalProtocolError, match=reason):
         encoded(document)

@@ -113,7 +113,7 @@ def test_a_golden_frame_means_what_its_name_says_and_goes_back_to_the_same_bytes
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_a_cut_frame_is_the_peers_error_unless_what_is_left_is_a_frame_of_its_own(name: str) -> None:
+def test_a_truncated_frame_is_the_peers_error_unless_the_rest_is_a_valid_frame(name: str) -> None:
     body = VECTORS[name][4:]
     for end in range(len(body)):
         try:
