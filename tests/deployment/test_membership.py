@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.deployment.membership import leader_of, let_go, listed, next_name, run_one_more, table
+from procession.deployment.membership import leader_of, let_go, listed, next_name, run_added_gateway, table
 from procession.deployment.settings import load_settings
 from procession.errors import ConfigError, UsageError
 from procession.gateway.control_client import ControlClient
@@ -99,10 +99,10 @@ def test_an_impossible_change_of_members_is_reported_in_one_sentence_with_a_next
         with pytest.raises(UsageError, match="not clear which pipeline"):
             leader_of(directory, address)
     with pytest.raises(ConfigError, match="is not that of a pipeline that was run"):
-        run_one_more(pipeline / "nothing", "", "127.0.0.1:0", None, load_settings(), print)
+        run_added_gateway(pipeline / "nothing", "", "127.0.0.1:0", None, load_settings(), print)
     for listen, metrics in (("here", None), ("127.0.0.1:0", "there")):
         with pytest.raises(UsageError, match="is not an address") as caught:
-            run_one_more(pipeline, "", listen, metrics, load_settings(), print)
+            run_added_gateway(pipeline, "", listen, metrics, load_settings(), print)
         assert caught.value.next_step
 
 
@@ -123,6 +123,6 @@ def test_a_gateway_does_not_join_a_pipeline_with_replicas(pipeline: Path) -> Non
     marker.write_text("{}")
     try:
         with pytest.raises(UsageError, match="has replicas"):
-            run_one_more(pipeline, "", "127.0.0.1:0", None, load_settings(), print)
+            run_added_gateway(pipeline, "", "127.0.0.1:0", None, load_settings(), print)
     finally:
         marker.unlink()

@@ -14,7 +14,7 @@ from procession.commit.checkpoint import Checkpoint
 from procession.commit.round_record import RoundRecord
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.errors import RoundError
-from procession.storage.log_ranges import LogRange, laid, sequences
+from procession.storage.log_ranges import LogRange, epoch_ranges, sequences
 from procession.storage.log_reader import LogReader
 from procession.storage.segment import RECORD_KINDS, REFERENCE_KINDS
 
@@ -76,7 +76,7 @@ class EpochReader:
     def take(self) -> bool:
         """Read and commit one epoch if there is one, and send missing commits to the gateways."""
         ends = self.feed.next_ends(self.offsets, self.feed.records_max)
-        pieces = list(laid(sequences(self.offsets), sequences(ends), self.feed.places()))
+        pieces = list(epoch_ranges(sequences(self.offsets), sequences(ends), self.feed.places()))
         if pieces:
             self._commit(ends, pieces)
         self.tell()

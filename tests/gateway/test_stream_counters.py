@@ -47,7 +47,9 @@ class GatewayRig:
             self.handle(FrameReceived(session, Notify(stream_id, f"s{stream_id}", 0)))
 
     def send(self, session: int, *rows: tuple[int, int, bytes]) -> None:
-        self.handle(FrameReceived(session, Messages.few([(stream, at, 0, b"k", load) for stream, at, load in rows])))
+        self.handle(
+            FrameReceived(session, Messages.from_rows([(stream, at, 0, b"k", load) for stream, at, load in rows]))
+        )
         self.handle(RowsAppended(self.state.next_sequence))
 
     def commit(self, end: int, **positions: int) -> None:

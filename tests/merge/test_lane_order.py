@@ -19,7 +19,7 @@ def order(lanes: int = 3) -> LaneOrder:
 def taken(lanes: LaneOrder, heads: list[int | None], *, is_overdue: bool = False) -> LaneTurn:
     turn = lanes.next(heads, is_overdue=is_overdue)
     assert turn is not None
-    lanes.took(turn)
+    lanes.turn_emitted(turn)
     return turn
 
 
@@ -74,7 +74,7 @@ def test_every_part_is_emitted_once_and_in_order_unless_it_is_late(seed: int) ->
         heads = [read[lane] if read[lane] < sent[lane] else None for lane in range(4)]
         turn = lanes.next(heads, is_overdue=chance.random() < 0.3)
         if turn is not None:
-            lanes.took(turn)
+            lanes.turn_emitted(turn)
             for lane in turn.lanes:
                 assert read[lane] == turn.epoch
                 read[lane] += 1

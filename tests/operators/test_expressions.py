@@ -16,7 +16,7 @@ from procession import Pipeline, PlanError, col, struct
 from procession.operators.column_stages import computed, kept_rows
 from procession.operators.column_values import NotColumnar, as_objects
 from procession.operators.expressions import Expression
-from procession.planner.effects import changes_nothing, gives_its_own
+from procession.planner.effects import changes_nothing, returns_own_objects
 from procession.planner.fingerprints import fingerprint
 
 KIND = pa.struct(
@@ -167,7 +167,7 @@ def test_other_parts_of_expressions_are_refused(wrong: Any) -> None:
 def test_an_expression_is_known_to_change_nothing_and_to_be_the_same_in_another_process() -> None:
     made = [struct(a=col("n") > limit) for limit in (1, 1, 2)]
     assert changes_nothing(made[0])
-    assert gives_its_own(made[0])
+    assert returns_own_objects(made[0])
     first, same, other = map(fingerprint, made)
     assert first == same != other
 

@@ -18,7 +18,7 @@ import pytest
 
 from procession.bench.apps import by_record
 from procession.bench.peers import fields
-from procession.planner.effects import changes_nothing, gives_its_own
+from procession.planner.effects import changes_nothing, returns_own_objects
 
 NUMBER = 7
 NAMES = {"a": "Anna"}
@@ -155,9 +155,9 @@ def test_a_function_that_may_change_something_is_not_recognized(function: Callab
 
 @pytest.mark.parametrize("function", OWN)
 def test_a_function_that_returns_only_its_argument_or_new_objects_is_recognized(function: Callable[..., Any]) -> None:
-    assert gives_its_own(function)
+    assert returns_own_objects(function)
 
 
 @pytest.mark.parametrize("function", HELD)
 def test_a_function_that_may_return_shared_objects_is_not_recognized(function: Callable[..., Any]) -> None:
-    assert not gives_its_own(function)
+    assert not returns_own_objects(function)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procession.storage.log_ranges import LogLocation, cut, laid, numbered_from, sequence_of
+from procession.storage.log_ranges import LogLocation, cut, epoch_ranges, numbered_from, sequence_of
 
 OFFSETS = st.dictionaries(st.sampled_from(["gateway-0", "gateway-1", "gateway-10", "gateway-2"]), st.integers(0, 50))
 
@@ -18,7 +18,7 @@ def test_the_parts_of_an_epoch_are_the_epoch_and_numbers_continue_after_the_last
 ) -> None:
     ends = {name: starts.get(name, 0) + more.get(name, 0) for name in {*starts, *more}}
     places = {name: LogLocation(name) for name in ends}
-    pieces = list(laid(starts, ends, places))
+    pieces = list(epoch_ranges(starts, ends, places))
     rows = [(piece.gateway, sequence) for piece in pieces for sequence in range(piece.first, piece.last)]
     assert rows == [(name, one) for name in sorted(ends) for one in range(starts.get(name, 0), ends[name])]
     assert numbered_from(starts) + len(rows) == numbered_from(ends)
@@ -38,6 +38,6 @@ def test_the_parts_of_an_epoch_are_the_epoch_and_numbers_continue_after_the_last
 
 def test_with_one_gateway_numbers_are_its_own_sequence() -> None:
     places = {"gateway-0": LogLocation("log")}
-    (piece,) = laid({"gateway-0": 5}, {"gateway-0": 9}, places)
+    (piece,) = epoch_ranges({"gateway-0": 5}, {"gateway-0": 9}, places)
     assert (piece.first, piece.last) == (5, 9)
     assert numbered_from({"gateway-0": 5}) == 5

@@ -14,7 +14,7 @@ MESSAGE = Message(7, 3, 5, b"key", b"payload")
 
 def test_a_notify_is_answered_at_once_with_the_positions_of_ok_and_acks() -> None:
     adapter = DraftAdapter()
-    adapter.welcomed(DraftOk(10, ((7, "seven", 4),)))
+    adapter.ok_received(DraftOk(10, ((7, "seven", 4),)))
     adapter.notified(7)
     adapter.notified(8)
     assert list(adapter.answers()) == [NotifyAck(True, 7, 4), NotifyAck(True, 8, NOTHING_COMMITTED)]

@@ -15,7 +15,7 @@ ROWS: list[MessageFields] = [
 COLUMNS = Messages.of(*zip(*ROWS, strict=True))
 
 
-@pytest.mark.parametrize("messages", [COLUMNS, Messages.few(ROWS)], ids=["columns", "few"])
+@pytest.mark.parametrize("messages", [COLUMNS, Messages.from_rows(ROWS)], ids=["columns", "few"])
 def test_few_messages_are_what_their_columns_are(messages: Messages) -> None:
     assert len(messages) == 4
     assert list(messages) == [Message(*row) for row in ROWS]
@@ -32,7 +32,7 @@ def test_few_messages_are_what_their_columns_are(messages: Messages) -> None:
 
 
 def test_a_column_of_few_messages_is_made_once() -> None:
-    few = Messages.few(ROWS)
+    few = Messages.from_rows(ROWS)
     assert few.payloads is few.payloads
     assert few.keys.to_pylist() == [b"k", b"", b"\xff", b"k"]
     with pytest.raises(AttributeError):
@@ -42,7 +42,7 @@ def test_a_column_of_few_messages_is_made_once() -> None:
 def test_a_large_payload_is_a_part_of_its_own_and_all_parts_are_the_messages() -> None:
     large = b"x" * LARGE_BYTES_MIN
     rows: list[MessageFields] = [(7, number, 0, b"", large if number in (2, 3, 5) else b"s") for number in range(7)]
-    parts = [part.ids() for part in Messages.few(rows).parts()]
+    parts = [part.ids() for part in Messages.from_rows(rows).parts()]
     assert parts == [[0, 1], [2], [3], [4], [5], [6]]
-    assert [part.ids() for part in Messages.few(rows[2:3]).parts()] == [[2]]
+    assert [part.ids() for part in Messages.from_rows(rows[2:3]).parts()] == [[2]]
     assert list(COLUMNS.parts()) == [COLUMNS]

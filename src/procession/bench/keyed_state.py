@@ -195,7 +195,7 @@ def _run(variant: str, cores: int, folder: Path, ends: EpochEnds, expected: Path
         )
         until_over(query, clock.is_over)
         _check_counts(folder, ends)
-    return clock.took()
+    return clock.costs()
 
 
 def _check_counts(folder: Path, ends: EpochEnds) -> None:

@@ -84,7 +84,7 @@ class EpochClock:
         if len(self.ends_s) == self.epochs:
             self.is_over.set()
 
-    def took(self) -> EpochCosts:
+    def costs(self) -> EpochCosts:
         return EpochCosts(self.ends_s[-1] - self.ends_s[0], self.used_s[-1] - self.used_s[0])
 
 

@@ -198,7 +198,7 @@ class Harness:
         self._monitor.until(lambda: self._workload.is_over, "the producers to end")
         self._monitor.until(lambda: self._monitor.is_empty, "the gateways to be empty")
         self._monitor.is_awaiting = False
-        if not self._monitor.comes(lambda: not self._outputs.missing(), self._monitor.deadline_s):
+        if not self._monitor.holds_within(lambda: not self._outputs.missing(), self._monitor.deadline_s):
             self._compare()  # every producer got its acknowledgements, but a sink does not show the records
             self.history.verdicts = {}  # the records arrived after all, and later records were not compared
         self._workload.forget()

@@ -103,10 +103,10 @@ class Monitor:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Poll until the condition holds. The deadline for progress applies meanwhile."""
-        if not self.comes(holds, PATIENCE * self.deadline_s):
+        if not self.holds_within(holds, PATIENCE * self.deadline_s):
             raise Failed("stall", f"timed out waiting for {what}")
 
-    def comes(self, holds: Callable[[], bool], patience_s: float) -> bool:
+    def holds_within(self, holds: Callable[[], bool], patience_s: float) -> bool:
         """Poll until the condition holds. Return False if it does not hold within `patience_s` on the fair clock."""
         began = time.monotonic()
         self.poll()

@@ -83,15 +83,15 @@ class ProxiedConnection:
         with suppress(OSError, RuntimeError):
             self.writers[direction].write_eof()
 
-    async def carry(self, direction: str, reader: asyncio.StreamReader) -> None:
+    async def forward(self, direction: str, reader: asyncio.StreamReader) -> None:
         cutter = self.proxy.make_cutter()
         held = bytearray()
         writer = self.writers[direction]
         try:
             while data := await reader.read(READ_BYTES_MAX):
-                await self.proxy.passage(self)
+                await self.proxy.await_faults(self)
                 for piece in cutter.feed(data):
-                    out, is_last = self.proxy.treated(piece, direction)
+                    out, is_last = self.proxy.apply_faults(piece, direction)
                     if direction in self.closed:
                         continue
                     if self.is_late and direction == "up":
@@ -214,7 +214,7 @@ class Proxy:
             if fault.kind in PRESENT and not fault.has_happened:
                 self._meet(fault, link)  # there was no connection when the fault was set
         try:
-            await asyncio.gather(link.carry("up", reader), link.carry("down", other_reader))
+            await asyncio.gather(link.forward("up", reader), link.forward("down", other_reader))
         except asyncio.CancelledError:
             link.abort()  # the proxies are closed
         finally:
@@ -228,7 +228,7 @@ class Proxy:
                 self._note_happened(fault)
                 raise ConnectionResetError("cut")
 
-    async def passage(self, link: ProxiedConnection) -> None:
+    async def await_faults(self, link: ProxiedConnection) -> None:
         """Wait as long as the faults require."""
         for fault in list(self.faults):
             if fault.kind == "silent":
@@ -238,7 +238,7 @@ class Proxy:
                 self._note_happened(fault)
                 await asyncio.sleep(float(fault.argument))
 
-    def treated(self, piece: SplitFrame, direction: str) -> tuple[bytes, bool]:
+    def apply_faults(self, piece: SplitFrame, direction: str) -> tuple[bytes, bool]:
         """Return the part of a frame that passes, and whether the connection is lost then."""
         for fault in [fault for fault in self.faults if fault.kind in ONCE]:
             if fault.argument not in (direction, piece.kind):

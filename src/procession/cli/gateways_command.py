@@ -57,14 +57,14 @@ def join(
     control_cookie_file: ControlCookieFile = None,
 ) -> None:
     """Start one more gateway on this machine, and restart it if it dies, until it leaves or Ctrl-C."""
-    from procession.deployment.membership import run_one_more
+    from procession.deployment.membership import run_added_gateway
     from procession.deployment.settings import load_settings
 
     settings = load_settings(
         cookie_file=cookie_file.resolve() if cookie_file else None,
         control_cookie_file=control_cookie_file.resolve() if control_cookie_file else None,
     )
-    run_one_more(directory.resolve(), name, listen, metrics, settings, print)
+    run_added_gateway(directory.resolve(), name, listen, metrics, settings, print)
 
 
 @gateways_app.command()

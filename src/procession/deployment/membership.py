@@ -81,7 +81,7 @@ def next_name(used: Iterable[str]) -> str:
     return f"{GATEWAY}-{1 + max((int(number) for number in numbers if number.isdecimal()), default=0)}"
 
 
-def run_one_more(
+def run_added_gateway(
     directory: Path, name: str, listen: str, metrics: str | None, settings: Settings, say: Callable[[str], None]
 ) -> None:
     """Run one more gateway of the pipeline in this directory until it has left, or until asked to stop.

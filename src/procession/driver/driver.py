@@ -324,7 +324,7 @@ class Driver:
                 ),
                 checkpoint=self._checkpoint.directory,
                 pace=EpochPace(config.epoch_interval_s, config.epoch_target_s, config.small_epoch_records_max),
-                on_epoch=self._reports.times.noting(self._checkpoint, on_epoch),
+                on_epoch=self._reports.times.recording(self._checkpoint, on_epoch),
                 small=small,
             )
             # Written atomically, because other processes wait for the file.

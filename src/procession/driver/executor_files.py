@@ -25,7 +25,7 @@ from procession.spark.shipped_environment import ShippedSecret
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
 from procession.storage.host_runs import DIRECTORY_VARIABLE, announced_host, own_directory
-from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, laid, numbered_from
+from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, epoch_ranges, numbered_from
 from procession.storage.secret import KeptSecret, keep_copy
 from procession.storage.shared_files import Folder, SharedFiles
 from procession.storage.shipped_tls import task_tls
@@ -108,7 +108,7 @@ class OffsetsLayout:
         starts = {name: end.sequence for name, end in self._offsets(epoch - 1).items()} if epoch else {}
         places = {name: self._place(name) for name in ends}
         last = {name: end.sequence for name, end in ends.items()}
-        return numbered_from(starts), tuple(laid(starts, last, places, ends))
+        return numbered_from(starts), tuple(epoch_ranges(starts, last, places, ends))
 
     def _offsets(self, epoch: int) -> dict[str, LogOffset]:
         return parse_offsets(self.files.read(Folder.OFFSETS, str(epoch)), Path(Folder.OFFSETS) / str(epoch))

@@ -98,20 +98,20 @@ class RoundTimes:
         self.sinks: dict[str, SinkReport] = {}
         self._decided_wall: float | None = None
 
-    def noting(
+    def recording(
         self, checkpoint: Checkpoint, on_epoch: Callable[[int, list[Any]], None]
     ) -> Callable[[int, list[Any]], None]:
         """Return a function that first records when the epoch was offered, then calls `on_epoch`. It is called when
         the epoch's tasks are done."""
 
-        def noted(epoch: int, manifests: list[Any]) -> None:
+        def record(epoch: int, manifests: list[Any]) -> None:
             offsets = checkpoint.log.directory / "offsets" / str(epoch)
-            self.ran(epoch, offsets.stat().st_mtime if offsets.exists() else None)
+            self.tasks_done(epoch, offsets.stat().st_mtime if offsets.exists() else None)
             on_epoch(epoch, manifests)
 
-        return noted
+        return record
 
-    def ran(self, epoch: int, offered_at: float | None) -> None:
+    def tasks_done(self, epoch: int, offered_at: float | None) -> None:
         """Record that the tasks of an epoch are done. `offered_at` is the time of day of `offsets/N`."""
         found = EpochTimes(epoch, since=self._now())
         if offered_at is not None:
@@ -120,9 +120,9 @@ class RoundTimes:
                 found.wait_s = max(0.0, offered_at - self._decided_wall)
         self.open = found
 
-    def saw(self, what: Event | Action) -> None:
+    def observe(self, step: Event | Action) -> None:
         now, epoch = self._now(), self.open
-        match what:
+        match step:
             case SinkConnected(sink):
                 report = self._sink(sink)
                 report.is_connected, report.connects = True, report.connects + 1
@@ -201,10 +201,10 @@ class TimedCoordinator(Coordinator):
         self._times = times
 
     def handle(self, event: Event) -> list[Action]:
-        self._times.saw(event)
+        self._times.observe(event)
         actions = super().handle(event)
         for action in actions:
-            self._times.saw(action)
+            self._times.observe(action)
         return actions
 
 

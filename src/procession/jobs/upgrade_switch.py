@@ -302,7 +302,7 @@ class _Status:
 def may_take(progress: PipelineProgress, end: int) -> bool:
     """Return whether the next epoch may have records from this sequence number on. True if no answer comes."""
     progress.poll()
-    return len(progress.statuses) < len(progress.clients()) or progress.takeable(end) > 0
+    return len(progress.statuses) < len(progress.clients()) or progress.ready_records(end) > 0
 
 
 def load_again(path: Path, input_streams: frozenset[int] = frozenset()) -> App:

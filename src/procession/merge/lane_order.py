@@ -73,7 +73,7 @@ class LaneOrder:
             raise _lost(", ".join(gaps), f"has no epoch {epoch}, which other lanes have")
         return LaneTurn(epoch, tuple(lane for lane, head in enumerate(heads) if head == epoch), missing)
 
-    def took(self, turn: LaneTurn) -> None:
+    def turn_emitted(self, turn: LaneTurn) -> None:
         """Note that a turn was emitted."""
         if not turn.is_late:
             self.merged = turn.epoch

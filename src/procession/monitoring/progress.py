@@ -137,7 +137,7 @@ class PipelineProgress:
         """Return the number of received records from this sequence number on."""
         return max(0, sum(self._waiting.values()) - end)
 
-    def takeable(self, end: int) -> int:
+    def ready_records(self, end: int) -> int:
         """Return how many received records from this number on the next epochs can take. In event-time order, records
         that wait for other streams do not count."""
         held = sum(int(status.get("waiting_records", 0)) for status in self.statuses.values())

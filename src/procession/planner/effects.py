@@ -91,7 +91,7 @@ def changes_nothing(function: Any) -> bool:
     return _is_harmless(function, set())
 
 
-def gives_its_own(function: Any) -> bool:
+def returns_own_objects(function: Any) -> bool:
     """Whether the mutable objects in the result of a call are only its arguments and objects that it created."""
     return _is_closed(function, set())
 

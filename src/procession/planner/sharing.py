@@ -16,7 +16,7 @@ from typing import Any
 from procession.operators.side_outputs import Tagging
 from procession.operators.stream_join import Sided
 from procession.operators.tables import TableJoin
-from procession.planner.effects import changes_nothing, gives_its_own
+from procession.planner.effects import changes_nothing, returns_own_objects
 from procession.planner.graph import Graph, Kind, Node
 from procession.planner.keys import RecordKey
 
@@ -57,7 +57,7 @@ def find_sharing(graph: Graph, exchanges: frozenset[int]) -> Sharing:
     borrowing = frozenset(
         index
         for index in exposed
-        if nodes[index].kind not in PASSING_ON and not all(map(gives_its_own, _giving(nodes[index])))
+        if nodes[index].kind not in PASSING_ON and not all(map(returns_own_objects, _giving(nodes[index])))
     )
     copied: set[tuple[int, int]] = set()
     for index, node in enumerate(nodes):

@@ -299,7 +299,7 @@ class LaneMerge:
                 given += shown.num_rows
                 yield MergedBatch(turn.epoch, shown, late_rows)
         self._check_counts(turn, lanes, counts)
-        self._order.took(turn)
+        self._order.turn_emitted(turn)
         self._turns += 1
         self.identity = lanes[0].identity
         self.report.records += given

@@ -40,7 +40,7 @@ from procession.sim.simulated_states import SimulatedStateStore
 from procession.sim.simulated_tasks import Route, Row, distributed, manifest_of, run_task
 from procession.sim.spark_files import SparkFiles
 from procession.storage.driver_claim import read_claim
-from procession.storage.log_ranges import LogLocation, LogOffset, laid, numbered_from
+from procession.storage.log_ranges import LogLocation, LogOffset, epoch_ranges, numbered_from
 from procession.storage.log_reader import LogReader
 from procession.storage.run_store import Manifest
 from procession.storage.segment import KIND_RECORD
@@ -200,7 +200,7 @@ class Spark(SimulatedProcess):
                 number += 1
         yield
         epoch, places = self._number, {name: LogLocation(part_of(name)) for name in ends}
-        pieces = tuple(laid(starts, ends, places))
+        pieces = tuple(epoch_ranges(starts, ends, places))
         manifests = [Manifest(epoch, 0, 0, first, last, len(rows), positions=positions, pieces=pieces)]
         for task, task_rows in enumerate(distributed(rows, self._tasks)):
             lines, states = run_task(self._keeping, task, self._tasks, epoch, attempt, task_rows)

@@ -25,7 +25,7 @@ from procession.spark.manifest_routing import (
     unloaded,
 )
 from procession.spark.tasks import Attempt, Task
-from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, cut, laid, numbered_from
+from procession.storage.log_ranges import LogLocation, LogOffset, LogRange, cut, epoch_ranges, numbered_from
 from procession.storage.run_store import Manifest
 
 
@@ -61,7 +61,7 @@ def ranges_of(
 ) -> list[Range]:
     """Return the range of each task of the first chain, in an epoch with these start and end offsets per gateway.
     `offered` has the log locations to which the end offsets belong."""
-    return split(task, numbered_from(starts), list(laid(starts, ends, places, offered)), parallelism)
+    return split(task, numbered_from(starts), list(epoch_ranges(starts, ends, places, offered)), parallelism)
 
 
 def split(task: Task, first: int, pieces: Sequence[LogRange], parallelism: int) -> list[Range]:

@@ -88,7 +88,7 @@ def numbered_from(starts: Mapping[str, int]) -> int:
     return sum(starts.values())
 
 
-def laid(
+def epoch_ranges(
     starts: Mapping[str, int],
     ends: Mapping[str, int],
     places: Mapping[str, LogLocation],

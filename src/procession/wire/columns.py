@@ -43,7 +43,7 @@ Item = TypeVar("Item", bound=np.generic)
 
 class Kernels(NamedTuple):
     scan: Callable[..., tuple[int, int]]
-    lay: Callable[..., None]
+    write_frames: Callable[..., None]
 
 
 _kernels: Kernels | None = None
@@ -54,7 +54,7 @@ def make_ready() -> None:
     global _kernels
     from procession.wire import kernels
 
-    _kernels = Kernels(kernels.scan, kernels.lay)
+    _kernels = Kernels(kernels.scan, kernels.write_frames)
 
 
 def is_ready() -> bool:
@@ -135,7 +135,9 @@ def encode(
     lengths = key_offsets[-1] - key_offsets[0] + payload_offsets[-1] - payload_offsets[0]
     frames = pa.allocate_buffer(count * _FRAME_BYTES_MIN + int(lengths))
     room = np.frombuffer(frames, np.uint8)
-    _kernels.lay(stream_id, message_ids, event_times, key_offsets, key_data, payload_offsets, payload_data, room)
+    _kernels.write_frames(
+        stream_id, message_ids, event_times, key_offsets, key_data, payload_offsets, payload_data, room
+    )
     return frames
 
 

@@ -108,7 +108,7 @@ class Connection(LifecycleWalker):
         if self.side is ConnectionSide.ACCEPTOR:
             dialect = dialect_of(tag, self.role, self.dialect)
             if dialect is not self.dialect:
-                self.speak(dialect)
+                self.use_dialect(dialect)
 
     def _decoded(self, tag: int) -> AnyFrame:
         if (
@@ -190,7 +190,7 @@ class Connection(LifecycleWalker):
                 rows.append(row)
         finally:
             if rows:
-                self._deliver(Messages.few(rows), events)
+                self._deliver(Messages.from_rows(rows), events)
 
     def _take_frames(self, gather: Gather, events: list[Event]) -> None:
         taken: list[AnyFrame] = []

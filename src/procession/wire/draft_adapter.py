@@ -16,7 +16,7 @@ from procession.wire.messages import NOTHING_COMMITTED, Eos, Message, NotifyAck,
 class VersionAdapter:
     """Adapter of a source that speaks version 3: frames are sent unchanged, and a frame answers each NOTIFY."""
 
-    def welcomed(self, frame: Ok) -> None:
+    def ok_received(self, frame: Ok) -> None:
         """Handle the gateway's OK."""
 
     def committed(self, points: Iterable[tuple[int, int]]) -> None:
@@ -46,7 +46,7 @@ class DraftAdapter(VersionAdapter):
         self._ephemeral: set[int] = set()
         """Streams with ephemeral messages, whose end has no id either."""
 
-    def welcomed(self, frame: Ok) -> None:
+    def ok_received(self, frame: Ok) -> None:
         assert isinstance(frame, DraftOk)
         self.committed((stream_id, point) for stream_id, _, point in frame.streams)
 

@@ -168,7 +168,7 @@ def scan(
         types.uint8[::1],
     )
 )
-def lay(
+def write_frames(
     stream_id: int,
     message_ids: Any,
     event_times: Any,

@@ -69,7 +69,7 @@ class LifecycleWalker:
         self.interpreter = dialect.interpreter()
         self._streams: dict[int, StreamState] = {TWOPC_STREAM: StreamState.OPEN} if role is Role.SINK else {}
 
-    def speak(self, dialect: Dialect) -> None:
+    def use_dialect(self, dialect: Dialect) -> None:
         """Switch to the peer's dialect, before the first frame."""
         self.dialect = dialect
         self.interpreter = dialect.interpreter()
@@ -97,7 +97,7 @@ class LifecycleWalker:
                 self.extensions = self._requested_extensions(version, blame)
             case Ok(credits=credits):
                 if self.side is ConnectionSide.INITIATOR:
-                    self.interpreter.welcomed(frame)
+                    self.interpreter.ok_received(frame)
                 self.credit.grant(credits)
             case Notify(stream_id=stream_id):
                 self._produce(sender, stream_id, StreamStep.NOTIFY, blame)

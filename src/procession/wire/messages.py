@@ -126,7 +126,7 @@ def binaries(values: Sequence[Bytes]) -> pa.Array:
 class Messages:
     """Consecutive MESSAGE frames in arrival order, as columns of equal length.
 
-    The columns of `few` are created on first access: two-phase-commit messages never need them."""
+    The columns of `from_rows` are created on first access: two-phase-commit messages never need them."""
 
     stream_ids: Ids
     message_ids: Ids
@@ -155,14 +155,14 @@ class Messages:
         )
 
     @classmethod
-    def few(cls, rows: Sequence[MessageFields]) -> Self:
+    def from_rows(cls, rows: Sequence[MessageFields]) -> Self:
         """Wrap messages that were decoded one by one."""
         messages = object.__new__(cls)
         object.__setattr__(messages, "_rows", rows)
         return messages
 
     def __getattr__(self, name: str) -> Any:
-        """Create the columns of `few` on first access."""
+        """Create the columns of `from_rows` on first access."""
         if name not in COLUMNS:
             raise AttributeError(name)
         assert self._rows is not None
@@ -189,7 +189,7 @@ class Messages:
         if (start, end) == (0, len(self)):
             return self
         if self._rows is not None:
-            return Messages.few(self._rows[start:end])
+            return Messages.from_rows(self._rows[start:end])
         return Messages(
             self.stream_ids[start:end],
             self.message_ids[start:end],
@@ -202,7 +202,7 @@ class Messages:
         """Split the messages where the stream changes."""
         if self._rows is not None:
             for stream_id, rows in groupby(self._rows, STREAM_ID_OF):
-                yield stream_id, Messages.few(list(rows))
+                yield stream_id, Messages.from_rows(list(rows))
             return
         edges = [0, *(np.flatnonzero(self.stream_ids[1:] != self.stream_ids[:-1]) + 1).tolist(), len(self)]
         for start, end in pairwise(edges):
