@@ -77,75 +77,75 @@ def _restarts(snapshot: Mapping[str, Any]) -> Values:
 
 METRICS: dict[str, Definition] = {
     "procession_pipeline_up": Definition(
-        "gauge", "1 while `procession run` runs.", (), _one(lambda now: now["pid"] is not None)
+        "gauge", "1 while `procession run` runs.", (), _one(lambda facts: facts["pid"] is not None)
     ),
     "procession_pipeline_committed_records": Definition(
-        "counter", "Records committed in all runs.", (), _one(lambda now: now["committed"])
+        "counter", "Records committed in all runs.", (), _one(lambda facts: facts["committed"])
     ),
     "procession_pipeline_written_records": Definition(
-        "counter", "Records committed to sinks in all runs.", (), _one(lambda now: now["records_out"])
+        "counter", "Records committed to sinks in all runs.", (), _one(lambda facts: facts["records_out"])
     ),
     "procession_pipeline_late_records": Definition(
-        "counter", "Committed records that were late.", (), _one(lambda now: now["late"])
+        "counter", "Committed records that were late.", (), _one(lambda facts: facts["late"])
     ),
     "procession_pipeline_dead_letters": Definition(
-        "counter", "Records that became dead letters.", (), _one(lambda now: now["dead_letters"])
+        "counter", "Records that became dead letters.", (), _one(lambda facts: facts["dead_letters"])
     ),
     "procession_pipeline_idle_seconds": Definition(
-        "gauge", "Time since the last commit.", (), _one(lambda now: now["idle_s"])
+        "gauge", "Time since the last commit.", (), _one(lambda facts: facts["idle_s"])
     ),
     "procession_pipeline_stalled": Definition(
         "gauge",
         "1 while the pipeline waits for a part and commits nothing; `procession status` names the part.",
         (),
-        _one(lambda now: now["bottleneck"] is not None and now["bottleneck"]["is_stalled"]),
+        _one(lambda facts: facts["bottleneck"] is not None and facts["bottleneck"]["is_stalled"]),
     ),
     "procession_verdict": Definition(
         "gauge", "1 for the current verdict on the committed rounds.", ("outcome",), _outcomes
     ),
     "procession_verdict_lost": Definition(
-        "gauge", "Rows and bytes that no round covers.", (), _one(lambda now: now["verdict"]["lost"])
+        "gauge", "Rows and bytes that no round covers.", (), _one(lambda facts: facts["verdict"]["lost"])
     ),
     "procession_verdict_doubled": Definition(
-        "gauge", "Rows and bytes that two rounds cover.", (), _one(lambda now: now["verdict"]["doubled"])
+        "gauge", "Rows and bytes that two rounds cover.", (), _one(lambda facts: facts["verdict"]["doubled"])
     ),
     "procession_verdict_disordered": Definition(
-        "gauge", "Positions that went back.", (), _one(lambda now: now["verdict"]["disordered"])
+        "gauge", "Positions that went back.", (), _one(lambda facts: facts["verdict"]["disordered"])
     ),
     "procession_verdict_proved_epoch": Definition(
-        "gauge", "Rounds up to this one are compared.", (), _one(lambda now: now["verdict"]["proved_epoch"])
+        "gauge", "Rounds up to this one are compared.", (), _one(lambda facts: facts["verdict"]["proved_epoch"])
     ),
-    "procession_driver_epoch": Definition("gauge", "The last committed epoch.", (), _one(lambda now: now["epoch"])),
+    "procession_driver_epoch": Definition("gauge", "The last committed epoch.", (), _one(lambda facts: facts["epoch"])),
     "procession_driver_fence": Definition(
         "gauge",
         "Number (fence) of the current driver.",
         (),
-        _one(lambda now: (now["driver"] or {}).get("fence")),
+        _one(lambda facts: (facts["driver"] or {}).get("fence")),
     ),
     "procession_driver_open_seconds": Definition(
         "gauge",
         "How long the open epoch has been in its current phase. 0 if no epoch is open.",
         (),
-        _one(lambda now: ((now["driver"] or {}).get("open") or {}).get("seconds", 0.0)),
+        _one(lambda facts: ((facts["driver"] or {}).get("open") or {}).get("seconds", 0.0)),
     ),
     "procession_driver_epochs_left_out": Definition(
         "counter",
         "Epochs that are not in the history because its writer fell behind.",
         (),
-        _one(lambda now: (now["driver"] or {}).get("epochs_left_out")),
+        _one(lambda facts: (facts["driver"] or {}).get("epochs_left_out")),
     ),
     "procession_driver_state_tasks": Definition(
         "counter",
         "Tasks that began a committed epoch with states.",
         (),
-        _one(lambda now: ((now["driver"] or {}).get("placement") or {}).get("tasks")),
+        _one(lambda facts: ((facts["driver"] or {}).get("placement") or {}).get("tasks")),
     ),
     "procession_driver_state_tasks_moved": Definition(
         "counter",
         "Tasks that began a committed epoch with states and had to fetch some of them, because their machine lacked"
         " them.",
         (),
-        _one(lambda now: ((now["driver"] or {}).get("placement") or {}).get("moved")),
+        _one(lambda facts: ((facts["driver"] or {}).get("placement") or {}).get("moved")),
     ),
     "procession_round_phase_seconds": Definition(
         "gauge",
@@ -194,19 +194,19 @@ METRICS: dict[str, Definition] = {
     ),
     "procession_part_restarts": Definition("counter", "Restarts in the current run.", ("part",), _restarts),
     "procession_jvm_heap_used_bytes": Definition(
-        "gauge", "Used heap of the driver's JVM.", (), _one(lambda now: now["jvm"].get("heap_used_bytes"))
+        "gauge", "Used heap of the driver's JVM.", (), _one(lambda facts: facts["jvm"].get("heap_used_bytes"))
     ),
     "procession_jvm_heap_max_bytes": Definition(
-        "gauge", "Maximum heap of the driver's JVM.", (), _one(lambda now: now["jvm"].get("heap_max_bytes"))
+        "gauge", "Maximum heap of the driver's JVM.", (), _one(lambda facts: facts["jvm"].get("heap_max_bytes"))
     ),
     "procession_jvm_gc_seconds": Definition(
-        "counter", "Time in garbage collection.", (), _one(lambda now: now["jvm"].get("gc_seconds"))
+        "counter", "Time in garbage collection.", (), _one(lambda facts: facts["jvm"].get("gc_seconds"))
     ),
     "procession_jvm_gc_runs": Definition(
-        "counter", "Garbage collections.", (), _one(lambda now: now["jvm"].get("gc_runs"))
+        "counter", "Garbage collections.", (), _one(lambda facts: facts["jvm"].get("gc_runs"))
     ),
     "procession_jvm_threads": Definition(
-        "gauge", "Threads of the driver's JVM.", (), _one(lambda now: now["jvm"].get("threads"))
+        "gauge", "Threads of the driver's JVM.", (), _one(lambda facts: facts["jvm"].get("threads"))
     ),
 }
 
