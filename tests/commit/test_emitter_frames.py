@@ -22,6 +22,7 @@ from procession.commit.emitter_frames import (
     OpenAgain,
     OpenConnections,
     Request,
+    RunPlace,
     SendDecision,
     SendRuns,
     read_answer,
@@ -32,6 +33,8 @@ from procession.commit.emitter_frames import (
 from procession.commit.round_events import EmitEpoch, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.sink_link import SinkOptions
 from procession.errors import RemoteProtocolError, StorageError
+from procession.storage.flight_reader import FlightAccess
+from procession.storage.host_runs import HostRuns
 from procession.storage.run_store import Run
 from procession.tls import ClientTls
 from procession.wire.lane_blocks import LaneIdentity
@@ -43,7 +46,8 @@ OPTIONS = (
     SinkOptions("a.2", "h", 2, "p", "p-a-2", tls=ClientTls(Path("ca")), bucket=2, is_in_blocks=True, pack_bytes_max=9),
 )
 REQUESTS: tuple[Request, ...] = (
-    OpenConnections("runs/1", OPTIONS),
+    OpenConnections(RunPlace("runs/1", "identity"), OPTIONS),
+    OpenConnections(RunPlace("runs/1", hosts=HostRuns("id", 3, FlightAccess(b"hidden", ClientTls(Path("ca"))))), ()),
     SendRuns(
         EmitEpoch("a.0", "txn", 3, 10, None), ConnectionRuns([Run("a", 0, "file", 2, 30, 1), Run("a", 0, "f", 1, 1)], 7)
     ),

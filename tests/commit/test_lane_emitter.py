@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.commit.emitter import connection_runs, emission
+from procession.commit.emitter import SinkRuns, emission
 from procession.commit.round_events import EmitEpoch
 from procession.commit.sink_link import SinkOptions
 from procession.errors import StorageError
@@ -24,7 +24,7 @@ ACTION = EmitEpoch("out.1", "p-w-out.1-id-c0ffee.e0.f1:c_id=1", 0, 0, None)
 
 def emitted(store: RunStore, runs: list[Run]) -> list[LaneRecords | Frontier]:
     manifests = [Manifest(0, 0, 0, 0, 10, runs=tuple(runs))]
-    arrays = emission(store, ACTION, connection_runs(OPTIONS, manifests), OPTIONS)
+    arrays = emission(store, ACTION, SinkRuns(manifests).of(OPTIONS), OPTIONS)
     return [block.content for array in arrays for data in array.to_pylist() for block in decode_blocks(data)]
 
 

@@ -4,8 +4,8 @@ gives up on refusals."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import uvloop
 
 from procession.address import Address, listening_socket
 from procession.commit.coordinator import REFUSALS_MAX
+from procession.commit.read_ahead import in_turn
 from procession.commit.round_events import EmitEpoch, Event, Phase2Confirmed, SinkConnected, SinkLost, VoteReceived
 from procession.commit.sink_link import SinkLink, SinkOptions
 from procession.connectors.file_sink import opener
@@ -169,7 +170,7 @@ def test_a_round_runs_over_tls_with_certificates_of_both_sides(
         sink = Sink(tmp_path / "sink", port, tls=authority.server(client_ca=authority.ca))
         talk = Talk(port, tls=authority.client())
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 300_000), iter([pa.array([bytes(100_000)] * 3)]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 300_000), in_turn([pa.array([bytes(100_000)] * 3)]))
         await talk.until(lambda: len(talk.events) == 2)
         assert talk.events[1] == VoteReceived("out", TXN, True)
         talk.link.phase2(TXN, commit=True)
@@ -219,7 +220,9 @@ def test_a_round_runs_to_its_confirmation_and_a_restarted_sink_lists_open_transa
         sink = Sink(tmp_path, port)
         talk = Talk(port)
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 6), iter([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])]))
+        await talk.link.emit(
+            EmitEpoch("out", TXN, 0, 0, 6), in_turn([pa.array([b"ab", b"", b"cd"]), pa.array([b"ef"])])
+        )
         await talk.until(lambda: len(talk.events) == 2)
         assert talk.events[1] == VoteReceived("out", TXN, True)
         await sink.end()
@@ -271,7 +274,7 @@ def test_a_sink_that_does_not_answer_in_time_is_reported_as_away_or_hung(tmp_pat
         talk.link._connection.receive = lose  # type: ignore[method-assign, assignment]
         talk.link._give_up = give_up_after_the_vote  # type: ignore[method-assign]
         talk.link.options = replace(options, answer_timeout_s=0.1)  # for the vote; its greeting takes as long as it may
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), in_turn([pa.array([b"x"])]))
         talk.link.options = options
         await talk.until(lambda: SinkLost("out", hung=True) in talk.events)
         await talk.until(lambda: SinkConnected("out", (TXN,), 0) in talk.events)
@@ -304,7 +307,7 @@ def test_a_sink_that_ends_the_session_during_the_data_is_reconnected_without_a_r
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         talk = Talk(server.sockets[0].getsockname()[1], answer_timeout_s=5.0)
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 2), iter([pa.array([b"x"]), pa.array([b"y"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 2), in_turn([pa.array([b"x"]), pa.array([b"y"])]))
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
         assert not talk.task.done()
         await talk.end()
@@ -342,6 +345,29 @@ class Closing:
         return False
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_missing_run_is_an_error_unless_the_connection_was_lost_meanwhile(tmp_path: Path, is_lost: bool) -> None:
+    async def scenario() -> None:
+        port = free_port()
+        sink = Sink(tmp_path, port)
+        talk = Talk(port)
+        await talk.until(lambda: bool(talk.events))
+
+        async def messages() -> AsyncIterator[pa.Array]:
+            yield pa.array([b"x"])
+            if is_lost:
+                talk.link.reconnect(0.0)
+                await talk.until(lambda: talk.greetings == 2)
+            raise StorageError("a run of epoch 0 is lost")
+
+        with nullcontext() if is_lost else pytest.raises(StorageError, match="epoch 0 is lost"):
+            await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 2), messages())
+        await talk.end()
+        await sink.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_sink_that_closes_at_every_greeting_is_reported_with_the_likely_causes() -> None:
     async def scenario() -> None:
         sink = Closing("greeting")
@@ -365,7 +391,7 @@ def test_a_sink_that_closes_before_every_vote_is_reported_with_the_likely_causes
         for number in range(1, REFUSALS_MAX + 1):
             await talk.until(lambda n=number: talk.greetings == n)  # type: ignore[misc]
             await talk.link.emit(
-                EmitEpoch("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), iter([pa.array([b"x"])])
+                EmitEpoch("out", f"p-w-out-id-abc.e0.f1:c_id={number}", 0, 0, 1), in_turn([pa.array([b"x"])])
             )
         with pytest.raises(ConfigError, match=f"{REFUSALS_MAX} times in a row before its vote") as caught:
             await asyncio.wait_for(talk.task, PATIENCE_S)
@@ -421,7 +447,7 @@ def test_a_sink_that_supports_it_is_notified_of_gateways_that_left_at_once_and_a
         talk.link.workers_left(("gateway-1", "gateway-2"))
         writers[0].close()
         await talk.until(lambda: sum(isinstance(event, SinkConnected) for event in talk.events) == 2)
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), iter([pa.array([b"x"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 1), in_turn([pa.array([b"x"])]))
         await talk.until(lambda: VoteReceived("out", TXN, True) in talk.events)
         both = ("gateway-1", "gateway-2")
         first = [WorkersLeft(1, ("gateway-1",)), WorkersLeft(2, both)]  # what was read before we closed
@@ -439,7 +465,7 @@ def test_runs_that_have_less_than_their_manifests_say_get_no_vote(tmp_path: Path
         talk = Talk(port)
         await talk.until(lambda: bool(talk.events))
         with pytest.raises(StorageError, match="manifests say"):
-            await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 5), iter([pa.array([b"x"])]))
+            await talk.link.emit(EmitEpoch("out", TXN, 0, 0, 5), in_turn([pa.array([b"x"])]))
         await talk.end()
         await sink.end()
 
@@ -452,7 +478,7 @@ def test_a_vote_on_blocks_has_the_number_of_bytes_that_were_sent(tmp_path: Path)
         sink = Sink(tmp_path / "sink", port)
         talk = Talk(port, is_in_blocks=True)
         await talk.until(lambda: bool(talk.events))
-        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, None), iter([pa.array([b"ab"]), pa.array([b"cde"])]))
+        await talk.link.emit(EmitEpoch("out", TXN, 0, 0, None), in_turn([pa.array([b"ab"]), pa.array([b"cde"])]))
         await talk.until(lambda: len(talk.events) == 2)
         assert talk.events[1] == VoteReceived("out", TXN, True, length=5)
         await talk.end()

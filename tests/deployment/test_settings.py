@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from procession.deployment.local_pipeline import LocalPipeline
-from procession.deployment.settings import Settings
-from procession.errors import ConfigError
+from procession.deployment.settings import Settings, load_settings
+from procession.errors import ConfigError, UsageError
 from procession.planner.graph import Graph
 from tests.certificates import Authority
 from tests.supervisor.started import Started
@@ -59,3 +59,32 @@ def test_servers_present_the_certificate_and_clients_trust_and_present_it(author
     assert f"{pair} --tls-client-ca {authority.ca}" in started.command_lines["gateway"]
     assert f"--tls-ca {authority.ca} {pair}" in started.command_lines["driver"]
     assert f"--tls-ca {authority.ca} {pair}" in started.command_lines["source"]
+
+
+def test_an_emitter_presents_the_certificate_and_trusts_the_authority(authority: Authority, tmp_path: Path) -> None:
+    started = Started()
+    chosen = settings(authority, "tls_cert", "tls_key", "tls_client_ca", "tls_ca")
+    local = LocalPipeline(
+        started,  # type: ignore[arg-type]
+        tmp_path / "app.py",
+        Graph("p", (), 1),
+        tmp_path,
+        tmp_path,
+        chosen,
+        sink_listen="192.0.2.4:0",
+        has_emitter=True,
+    )
+    local.start_ends()
+    shown = f"emitter --dir {tmp_path / 'emitter'} --listen 192.0.2.4:0 --control-cookie-file"
+    assert shown in started.command_lines["emitter"]
+    pair = f"--tls-cert {chosen.tls_cert} --tls-key {chosen.tls_key}"
+    assert f"{pair} --tls-client-ca {authority.ca} --tls-ca {authority.ca}" in started.command_lines["emitter"]
+
+
+def test_emitters_of_the_driver_and_at_addresses_exclude_each_other() -> None:
+    assert load_settings(emitters_at="192.0.2.4:7500, 192.0.2.5:7500").emitters == 0
+    with pytest.raises(UsageError, match="not by both") as caught:
+        load_settings(emitters_at="192.0.2.4:7500", emitters=2)
+    assert caught.value.next_step == "Set only one of them."
+    with pytest.raises(UsageError, match="'here' is not an address"):
+        load_settings(emitters_at="here")

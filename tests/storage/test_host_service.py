@@ -18,12 +18,12 @@ from procession.errors import ConfigError, StorageError
 from procession.planner.rules import make_plan
 from procession.spark.task_state import TaskStateStore
 from procession.spark.tasks import Task
+from procession.storage.epoch_runs import EpochCleaner, EpochRuns
 from procession.storage.file_service import FileService
 from procession.storage.flight_reader import FlightAccess
 from procession.storage.host_runs import (
     DIRECTORY_VARIABLE,
     TOGETHER_BYTES_MAX,
-    EpochCleaner,
     HostRuns,
     announced_host,
     runs_folder,
@@ -250,12 +250,12 @@ def test_the_driver_gets_a_copy_of_each_run_of_its_own(
     runs = published(store)
     manifest = Manifest(EPOCH, 0, 0, 0, 1, runs=tuple(runs.values()))
     driver = RunStore(tmp_path / "driver")
-    (copied,) = RUNS.landed(EPOCH, [manifest], driver)
+    (copied,) = EpochRuns(driver, RUNS).gathered(EPOCH, [manifest])
     assert [run.host for run in copied.runs] == ["", ""]
     assert {run.bucket: read(driver, run) for run in copied.runs} == {0: [[b"a"], [b"d"]], 1: [[b"b", b"c"]]}
     fewer = replace(manifest, runs=(replace(runs[1], count=3),))
     with pytest.raises(StorageError, match="has 2 rows, its manifest says 3"):
-        RUNS.landed(EPOCH, [fewer], driver)
+        EpochRuns(driver, RUNS).gathered(EPOCH, [fewer])
 
 
 def test_a_driver_deletes_its_epochs_and_those_of_earlier_drivers_only(
@@ -266,7 +266,7 @@ def test_a_driver_deletes_its_epochs_and_those_of_earlier_drivers_only(
         for epoch in (EPOCH - 1, EPOCH, EPOCH + 1):
             published(on_host(tmp_path / "host", monkeypatch, runs), epoch)
     cleaner = EpochCleaner(RUNS)
-    cleaner.done_with(EPOCH, [Manifest(EPOCH, 0, 0, 0, 1, host=str(host))])
+    cleaner.done_with(EPOCH, [str(host)])
     assert cleaner._thread is not None
     cleaner._thread.join()
 
@@ -358,7 +358,7 @@ def test_the_output_of_tasks_on_two_machines_is_that_of_one(
         made = run_epoch(task, epoch, first, end, random.Random(epoch))
         assert {manifest.host for manifest in made} == {str(announced_host(tmp_path / name)) for name in ("one", "two")}
         versions.add(plan, made)
-        epochs.append(hosts.landed(epoch, made, RunStore(tmp_path / "runs")))
+        epochs.append(EpochRuns(RunStore(tmp_path / "runs"), hosts).gathered(epoch, made))
         shutil.rmtree(tmp_path / "two" / "states", ignore_errors=True)  # the machine is replaced by an empty one
     files.shutdown()
     wanted = run_in_process(counted(), {"words": words}, ends=False).bytes

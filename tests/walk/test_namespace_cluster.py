@@ -16,13 +16,15 @@ from procession import Pipeline
 from procession.cluster.host_faults import HostFaults, executors_on, loss_of
 from procession.cluster.namespace_cluster import NamespaceCluster
 from procession.cluster.namespace_hosts import kill_host, set_link
+from procession.commit.emitter_server import ANNOUNCEMENT, announced_address
 from procession.deployment.cluster_pipeline import driver_directory, ends_directory
+from procession.deployment.local_pipeline import EMITTER
 from procession.driver.epoch_log import EpochTail
 from procession.exit_status import Status
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
 from tests.systems.namespace_cluster import needs_cluster
-from tests.walk.cluster import wait_for
+from tests.walk.cluster import committed, wait_for
 from tests.walk.commands import Running, run, running
 
 pytestmark = needs_cluster
@@ -46,6 +48,10 @@ words = pipeline.source("words", codec="json")
 APPS = {
     "stateless": """
 words.map(lambda word: f"{word['number']} {word['letter'].upper()}").sink("output", to="file:output", codec="text")
+""",
+    "parted": """
+lines = words.map(lambda word: f"{word['letter']} {word['number']}").key_by(lambda line: line[:1])
+lines.sink("output", to="file:output", codec="text", order="key", connections=3)
 """,
     "keyed": """
 words.key_by(letter).rolling(aggregates.count()).map(str).sink("output", to="file:output", codec="text")
@@ -96,6 +102,15 @@ class Job:
     def output(self) -> bytes:
         return b"".join(committed_output(ends_directory(self.cluster, self.name) / "output", None))
 
+    @property
+    def emitter(self) -> Path:
+        return ends_directory(self.cluster, self.name) / EMITTER
+
+    def output_of(self, connection: int) -> list[bytes]:
+        """Return the committed lines of one connection of the sink."""
+        place = ends_directory(self.cluster, self.name) / "output"
+        return committed(place / f"{self.name}-output-{connection}").splitlines()
+
     def expected(self) -> bytes:
         spec = importlib.util.spec_from_file_location(f"app_{self.place.name}", self.place / "app.py")
         assert spec is not None
@@ -121,6 +136,32 @@ def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
     assert not list(cluster_of_hosts.head.directory.glob("*/*/gateway")), "the gateway is on another host"
     for host in cluster_of_hosts.workers:
         assert list(host.directory.glob("service/states/*/*.state")), "tasks ran on this host"
+
+
+def test_an_emitter_beside_the_sinks_sends_what_the_driver_does_not_fetch(
+    cluster_of_hosts: NamespaceCluster, tmp_path: Path
+) -> None:
+    job = Job(cluster_of_hosts, tmp_path, "parted", "emitter")
+    fetched = 0
+    with running(*job.arguments, cwd=tmp_path) as command:
+        job.await_middle(command)
+        status = driver_directory(cluster_of_hosts, job.name) / "driver-status.json"
+        fetched = json.loads(status.read_text())["fetched_bytes"]
+        address = announced_address(job.emitter)
+        assert address.host == cluster_of_hosts.edge.address
+        os.kill(json.loads((job.emitter / ANNOUNCEMENT).read_text())["pid"], signal.SIGKILL)
+        assert command.wait() == Status.DONE, command.said
+    assert "emitter was ended by signal 9" in command.said
+    assert fetched == 0
+    found = [job.output_of(number) for number in range(3)]
+    assert sum(map(bool, found)) > 1, "several connections have records"
+    for letter in "abcdefg":
+        of_letter = [
+            b"%s %d" % (letter.encode(), number) for number in range(RECORDS) if "abcdefg"[number % 7] == letter
+        ]
+        (lines,) = [lines for lines in found if any(line.startswith(letter.encode()) for line in lines)]
+        assert [line for line in lines if line.startswith(letter.encode())] == of_letter, "in one connection, in order"
+    assert sum(map(len, found)) == RECORDS
 
 
 def services_of(cluster: NamespaceCluster) -> dict[str, dict[str, int]]:

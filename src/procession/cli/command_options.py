@@ -134,6 +134,14 @@ Emitters = Annotated[
     int | None,
     typer.Option(show_default="0", help="Processes that send to sinks with several connections. 0: the driver sends."),
 ]
+EmittersAt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT,…",
+        show_default="none",
+        help="Emitters (`procession emitter`) that send to sinks with several connections.",
+    ),
+]
 StateKeys = Annotated[
     int | None, typer.Option(show_default="1000000", help="Maximum keys whose state a task keeps in memory.")
 ]
@@ -282,6 +290,7 @@ class DriverSettings(EpochSettings):
     answer_timeout_s: AnswerTimeout = None
     sink_refusals_max: SinkRefusals = None
     emitters: Emitters = None
+    emitters_at: EmittersAt = None
     state_keys_max: StateKeys = None
     dead_letter_share_max: DeadLetterShare = None
     dead_letter_records_min: DeadLetterRecords = None

@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "explain_command",
     "gateway": "gateway_command",
     "host": "host_command",
+    "emitter": "emitter_command",
     "sos": "sos_command",
     "restore": "replica_options",
     "jobs": "job_commands",

@@ -48,6 +48,7 @@ def driver(
     replication: ReplicationOptions,
 ) -> None:
     """Run a driver alone. It runs the app on Spark, commits its epochs, and replaces any earlier driver."""
+    from procession.address import parse_addresses
     from procession.deployment.cookies import read_cookie
     from procession.deployment.settings import load_settings
     from procession.driver.app_values import export
@@ -73,6 +74,7 @@ def driver(
         answer_timeout_s=settings.answer_timeout_s,
         sink_refusals_max=settings.sink_refusals_max,
         emitters=settings.emitters,
+        emitters_at=tuple(parse_addresses(settings.emitters_at)) if settings.emitters_at else (),
         state_keys_max=settings.state_keys_max,
         dead_letter_share_max=settings.dead_letter_share_max,
         dead_letter_records_min=settings.dead_letter_records_min,

@@ -38,7 +38,7 @@ def payloads(store: Runs, epoch: int, runs: Sequence[Run]) -> Iterator[pa.Array]
 
 
 def _batches(store: Runs, epoch: int, runs: Sequence[Run], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    paths = [store.read(epoch, run) for run in runs]
+    paths = store.read_all(epoch, runs)
     if runs and all(run.keys for run in runs):
         return merged(paths, columns)
     return (batch for path in paths for batch in path)
@@ -51,10 +51,24 @@ class ConnectionRuns(NamedTuple):
     total: int
 
 
-def connection_runs(options: SinkOptions, manifests: Sequence[Manifest]) -> ConnectionRuns:
-    sink = options.sink or options.name
-    total = sum(run.count for run in runs_for(sink, None, manifests)) if options.lane is not None else 0
-    return ConnectionRuns(runs_for(sink, options.bucket, manifests), total)
+class SinkRuns:
+    """The runs of an epoch by sink and bucket. With many connections, a search for each of them would take long."""
+
+    def __init__(self, manifests: Sequence[Manifest]) -> None:
+        self._by_sink: dict[str, list[Run]] = {}
+        self._by_bucket: dict[tuple[str, int], list[Run]] = {}
+        for manifest in manifests:
+            for run in manifest.runs:
+                self._by_sink.setdefault(run.to, []).append(run)
+                self._by_bucket.setdefault((run.to, run.bucket), []).append(run)
+        self._totals = {sink: sum(run.count for run in runs) for sink, runs in self._by_sink.items()}
+
+    def of(self, options: SinkOptions) -> ConnectionRuns:
+        sink = options.sink or options.name
+        total = self._totals.get(sink, 0) if options.lane is not None else 0
+        if options.bucket is None:
+            return ConnectionRuns(self._by_sink.get(sink, []), total)
+        return ConnectionRuns(self._by_bucket.get((sink, options.bucket), []), total)
 
 
 def emission(store: Runs, action: EmitEpoch, given: ConnectionRuns, options: SinkOptions) -> Iterator[pa.Array]:

@@ -1,23 +1,23 @@
-"""The driver's side of emitter processes: starts them, sends requests, and passes on their answers.
+"""The driver's side of emitters: opens sessions with them, sends requests, and passes on their answers.
 
-Invariant: the end of an emitter process is only a lost connection for each of its sinks. Another process is started,
+Invariant: the end of a session is only a lost connection for each of its sinks. In the next session the emitter
 connects again, and lists the transactions that the sinks have voted for. The coordinator decides them as after every
-lost connection. Used by `commit/performer`; the other side is `commit/emitter_process`.
+lost connection. Used by `commit/performer`; `commit/emitter_channel` opens the connections to emitters, whose side is
+`commit/emitter_session`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
-import subprocess
-import sys
+import os
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
 
 from procession.commit.emitter import ConnectionRuns
+from procession.commit.emitter_channel import EmitterChannel
 from procession.commit.emitter_frames import (
     Answer,
     GatewaysLeft,
@@ -26,6 +26,7 @@ from procession.commit.emitter_frames import (
     OpenAgain,
     OpenConnections,
     Request,
+    RunPlace,
     SendDecision,
     SendRuns,
     documents,
@@ -34,35 +35,39 @@ from procession.commit.emitter_frames import (
 )
 from procession.commit.epoch_link import EpochLink, LinkMaker, Report, Say, direct_links
 from procession.commit.round_events import EmitEpoch, SinkConnected, SinkLost
-from procession.commit.sink_link import LINGER_S, SinkOptions
+from procession.commit.sink_link import SinkOptions
 from procession.commit.stop_reasons import unsendable
 from procession.errors import ProcessionError, RemoteProtocolError
-from procession.storage.run_store import RunStore
+from procession.storage.run_store import Runs
+from procession.tls import complaint
 
 log = structlog.get_logger("commit")
 
-RESTART_S = 0.2
-"""Time before an emitter process that has ended is started again."""
+RETRY_S = 0.2
+"""Time before the next session with an emitter."""
+RETRY_S_MAX = 2.0
 ENDS_MAX = 10
-"""Number of ends in a row, without a connection to a sink in between, after which the pipeline stops."""
+"""Number of sessions in a row that end without a connection to a sink, after which the pipeline stops."""
 
 
 class EmitterLink:
-    """A connection that an emitter process holds."""
+    """A connection that an emitter holds."""
 
     def __init__(self, client: EmitterClient, options: SinkOptions, report: Report) -> None:
         self.options = options
         self.report = report
         self.is_connected = False
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Completes with the error that permanently ends the connection."""
         self._client = client
+        self._error: BaseException | None = None
+        self._has_ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled. Raises the error that permanently ends the connection."""
         self._client.start()
         try:
-            await self.ended
+            await self._has_ended.wait()
+            assert self._error is not None
+            raise self._error
         finally:
             await self._client.close()
 
@@ -81,6 +86,10 @@ class EmitterLink:
         self._client.left[self.options.name] = names
         self._client.order(GatewaysLeft(self.options.name, names))
 
+    def end(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._has_ended.set()
+
     def lost(self) -> None:
         if self.is_connected:
             self.is_connected = False
@@ -88,16 +97,18 @@ class EmitterLink:
 
 
 class EmitterClient:
-    """One emitter process with its connections. It is started again whenever it ends."""
+    """One emitter with its connections. Whenever a session with it ends, the next one is opened."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, channel: EmitterChannel, runs: RunPlace) -> None:
+        self.channel = channel
         self._runs = runs
         self._links: dict[str, EmitterLink] = {}
         self._say: Say = print
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._ends = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self._is_reported = False
+        self._delay_s = RETRY_S
         self.left: dict[str, tuple[str, ...]] = {}
         """The gateways that have left, as last sent to each link."""
 
@@ -107,7 +118,7 @@ class EmitterClient:
         return found
 
     def start(self) -> None:
-        """Start the process when all links are made."""
+        """Open the first session when all links are made."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._failed)
@@ -118,97 +129,93 @@ class EmitterClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def order(self, request: Request) -> None:
-        """Send a request, unless there is no process. Requests of lost connections are repeated later."""
+        """Send a request, unless there is no session. Requests of lost connections are repeated later."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(written_request(request))
 
     async def _run(self) -> None:
+        name = self.channel.name
         while True:
-            await self._session()
-            self._ends += 1
-            if self._ends >= ENDS_MAX:
-                raise ProcessionError(
-                    f"The process that sends to {', '.join(self._links)} has ended {self._ends} times in a row.",
-                    next_step="Its log says why. Set emitters to 0 to send from the driver.",
+            try:
+                reader, writer = await self.channel.open()
+            except OSError as error:
+                self._unreachable(error)
+            else:
+                self._is_reported, self._delay_s = False, RETRY_S
+                await self._session(reader, writer)
+                self._ends += 1
+                if self._ends >= ENDS_MAX:
+                    raise ProcessionError(
+                        f"{name[:1].upper()}{name[1:]}, which sends to {', '.join(self._links)}, has ended"
+                        f" {self._ends} times in a row.",
+                        next_step=self.channel.next_step,
+                    )
+                self._say(
+                    f"the session with {name}, which sends to {', '.join(self._links)}, has ended; opening another"
                 )
-            self._say(f"the process that sends to {', '.join(self._links)} has ended; starting another")
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(self._delay_s)
 
-    async def _session(self) -> None:
-        """Start a process, and pass on its answers until it ends."""
-        process, here = _started()
-        self.process = process
-        reader, writer = await asyncio.open_connection(sock=here)
-        log.info("emitter.started", pid=process.pid, sinks=list(self._links))
+    def _unreachable(self, error: OSError) -> None:
+        # asyncio puts the whole address into its own text.
+        reason = complaint(error) or (os.strerror(error.errno) if error.errno else str(error)) or "no answer"
+        if not self._is_reported:
+            self._say(f"{self.channel.name} cannot be reached: {reason}; waiting for it")
+        log.warning("emitter.unreachable", emitter=self.channel.name, reason=reason)
+        self._is_reported, self._delay_s = True, min(RETRY_S_MAX, 2 * self._delay_s)
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the connections to open, and pass on the emitter's answers until the session ends."""
         try:
             self._writer = writer
-            self.order(OpenConnections(str(self._runs), tuple(link.options for link in self._links.values())))
+            self.order(OpenConnections(self._runs, tuple(link.options for link in self._links.values())))
             for name, names in self.left.items():
                 self.order(GatewaysLeft(name, names))
-            with suppress(ConnectionError):
+            with suppress(OSError):
                 async for document in documents(reader):
                     self._take(read_answer(document))
         except RemoteProtocolError as error:
-            log.error("emitter.garbled", reason=error.sentence)
+            log.error("emitter.garbled", emitter=self.channel.name, reason=error.sentence)
         finally:
             self._writer = None
             writer.close()
-            await asyncio.shield(self._reap(process))
+            await asyncio.shield(self.channel.close())
             for link in self._links.values():
                 link.lost()
-
-    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process that the driver has left. The process first sends its buffered data."""
-        wait = asyncio.get_running_loop().run_in_executor(None, process.wait)
-        try:
-            await asyncio.wait_for(asyncio.shield(wait), LINGER_S)
-        except TimeoutError:
-            process.kill()
-            await wait
-        log.info("emitter.ended", pid=process.pid, status=process.returncode)
 
     def _take(self, answer: Answer) -> None:
         match answer:
             case Notice(sentence):
                 self._say(sentence)
             case LinkFailed(sink, error, is_unsendable):
-                self._end(self._links[sink], unsendable(sink, error.sentence) if is_unsendable else error)
+                self._link(sink).end(unsendable(sink, error.sentence) if is_unsendable else error)
             case event:
-                link = self._links[event.sink]
+                link = self._link(event.sink)
                 if isinstance(event, SinkLost):
                     link.is_connected = False
                 elif isinstance(event, SinkConnected):
                     link.is_connected, self._ends = True, 0
                 link.report(event)
 
+    def _link(self, sink: str) -> EmitterLink:
+        if sink not in self._links:
+            raise RemoteProtocolError(f"An answer of an emitter is for the connection {str(sink)[:80]!r}, not opened.")
+        return self._links[sink]
+
     def _failed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             for link in self._links.values():
-                self._end(link, error)
-
-    @staticmethod
-    def _end(link: EmitterLink, error: BaseException) -> None:
-        if not link.ended.done():
-            link.ended.set_exception(error)
+                link.end(error)
 
 
-def _started() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process. Returns it, and the socket that leads to it."""
-    here, there = socket.socketpair()
-    with there:
-        argv = [sys.executable, "-m", "procession.commit.emitter_process", str(there.fileno())]
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(there.fileno(),)), here
-
-
-def emitter_links(count: int, runs: RunStore) -> LinkMaker:
-    """Return a maker of links for a driver. `count` processes send to sinks with several connections; the driver itself
-    sends to the others. Consecutive connections of a sink go to different processes."""
+def emitter_links(clients: Sequence[EmitterClient], runs: Runs) -> LinkMaker:
+    """Return a maker of links for a driver. The emitters send to sinks with several connections; the driver itself
+    sends to the others. Consecutive connections of a sink go to different emitters."""
     direct = direct_links(runs)
-    clients = itertools.cycle([EmitterClient(runs.directory) for _ in range(count)])
+    turns = itertools.cycle(clients)
 
     def make(options: SinkOptions, report: Report, say: Say) -> EpochLink:
         if options.bucket is None:
             return direct(options, report, say)
-        return next(clients).link(options, report, say)
+        return next(turns).link(options, report, say)
 
     return make

@@ -36,7 +36,7 @@ def lane_messages(
         bytes_max: Maximum payload bytes of a block. A block has at least one record.
     """
     expected, count = sum(run.count for run in runs), 0
-    batches = merged([store.read(epoch, run) for run in runs])
+    batches = merged(store.read_all(epoch, runs))
     pieces = (piece for batch in batches for piece in _pieces(lane_batch(batch), bytes_max))
     for batch in block_sized(pieces, bytes_max):
         count += batch.num_rows

@@ -22,7 +22,7 @@ from procession import faults
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.dead_letter_share import DeadLetterLimit, judged
-from procession.commit.emitter import connection_runs, length_of, payloads
+from procession.commit.emitter import SinkRuns, length_of, payloads
 from procession.commit.epoch_link import LinkMaker, direct_links
 from procession.commit.epoch_totals import check_joined, counted, joined, versions_after
 from procession.commit.round_events import (
@@ -86,6 +86,7 @@ class DriverCallbacks:
 class OpenEpoch:
     epoch: int
     manifests: Sequence[Manifest]
+    runs: SinkRuns
     started: float
     finished: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -158,18 +159,19 @@ class CommitPerformer:
         self._checkpoint.check_fence()
         if self._coordinator.policy.is_synced:
             self._checkpoint.log.sync_offsets(epoch)
-        ready = replace(self._ready(epoch, manifests), sides=await self._next_sides(epoch))
+        found = SinkRuns(manifests)
+        ready = replace(self._ready(epoch, manifests, found), sides=await self._next_sides(epoch))
         self._idle.clear()
-        self._epoch = OpenEpoch(epoch, manifests, asyncio.get_running_loop().time())
+        self._epoch = OpenEpoch(epoch, manifests, found, asyncio.get_running_loop().time())
         self._handle(ready)
         await self._epoch.finished
 
-    def _ready(self, epoch: int, manifests: Sequence[Manifest]) -> EpochReady:
+    def _ready(self, epoch: int, manifests: Sequence[Manifest], found: SinkRuns) -> EpochReady:
         last = self._coordinator.rounds.get(epoch - 1)
         ranges = [manifest for manifest in manifests if manifest.stage == 0]
         check_joined(epoch, ranges, last.last if last is not None else 0)
         positions = next_positions(last, self._acknowledged, [manifest.positions for manifest in ranges])
-        runs = {name: connection_runs(link.options, manifests).runs for name, link in self._links.items()}
+        runs = {name: found.of(link.options).runs for name, link in self._links.items()}
         starts = last.offsets if last is not None else {}
         return EpochReady(
             epoch=epoch,
@@ -300,7 +302,7 @@ class CommitPerformer:
             return  # the round has ended meanwhile
         try:
             link = self._links[action.sink]
-            await link.emit(action, connection_runs(link.options, self._epoch.manifests))
+            await link.emit(action, self._epoch.runs.of(link.options))
         except LocalProtocolError as error:
             self._stop(unsendable(action.sink, error.sentence))
         except StorageError as error:

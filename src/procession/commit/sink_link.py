@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -38,7 +38,6 @@ from procession.wire.messages import (
     Error,
     Hello,
     ListUncommitted,
-    Messages,
     Notify,
     NotifyAck,
     Ok,
@@ -243,7 +242,7 @@ class SinkLink:
             if not pending:
                 if not (data := await reader.read(READ_BYTES)):
                     raise ConnectionResetError("the sink closed the connection during the handshake")
-                pending = list(_unpacked(connection.receive(data)))
+                pending = list(two_phase_commit.unpacked(connection.receive(data)))
                 continue
             match pending.pop(0):
                 case Ok(count) if count >= CREDITS_MIN:
@@ -265,7 +264,7 @@ class SinkLink:
 
     def _take(self, events: Iterable[object]) -> None:
         name = self.options.name
-        for event in _unpacked(events):
+        for event in two_phase_commit.unpacked(events):
             match event:
                 case Reply(txn_id, commit) if txn_id in self._phase2_sent:
                     self._phase2_sent.discard(txn_id)
@@ -287,7 +286,7 @@ class SinkLink:
 
     # Requests of the performer
 
-    async def emit(self, action: EmitEpoch, messages: Iterable[pa.Array]) -> None:
+    async def emit(self, action: EmitEpoch, messages: AsyncIterable[pa.Array]) -> None:
         """Send the bytes of [start, end), then ask for the vote. Returns silently if the connection is lost."""
         connection, writer = self._connection, self._writer
         if connection is None or writer is None:
@@ -295,7 +294,7 @@ class SinkLink:
         position = action.start
         self._voting = action.txn
         try:
-            for payload in messages:
+            async for payload in messages:
                 if connection.is_over:
                     return  # the sink has sent ERROR or RESTART; the session is about to end
                 edges = _edges(payload)
@@ -319,6 +318,10 @@ class SinkLink:
             await self._drained(writer)
         except OSError:
             return
+        except StorageError:
+            # After a lost connection the epoch may be over, and its runs deleted.
+            if self._connection is connection:
+                raise
 
     async def _drained(self, writer: asyncio.StreamWriter) -> None:
         try:
@@ -382,15 +385,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)  # asyncio puts the whole address into its own text
     return str(error) or "no answer"
-
-
-def _unpacked(events: Iterable[object]) -> Iterable[object]:
-    """Yield the events, with 2PC messages taken out of the MESSAGE frames that carry them."""
-    for event in events:
-        if isinstance(event, Messages):
-            yield from map(two_phase_commit.decode, event.bodies())
-        else:
-            yield event
 
 
 def _edges(messages: pa.Array) -> npt.NDArray[np.int64]:

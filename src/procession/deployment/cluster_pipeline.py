@@ -1,5 +1,5 @@
 """Runs a pipeline on the hosts of a cluster: gateways, sinks and sources on the last host, the driver on the first,
-tasks on the workers.
+tasks on the workers. If a sink has several connections, an emitter beside the sinks sends to it.
 
 Invariant: no part reads a directory of another host. Each host has its own copy of the secrets; all other data is
 sent over the network. The supervisor runs outside of the hosts, and restarts a part on the same host. If the cluster
@@ -101,7 +101,10 @@ class ClusterPipeline:
         if not self.ends.start_ends():
             return False
         control = str(addresses(self.ends.gateway_directory)["control"])
-        return replace(self.driver, gateway_at=control).start_driver()
+        settings = self.settings
+        if self.ends.has_emitter:
+            settings = settings.model_copy(update={"emitters_at": self.ends.emitter_address})
+        return replace(self.driver, gateway_at=control, settings=settings).start_driver()
 
     def start_source(self, paths: Sequence[Path], **options: Any) -> None:
         """Start a file source on the host of the gateways."""
@@ -161,6 +164,7 @@ def on_cluster(
         **secrets(head),
     }
     base = ends_directory(cluster, place)
+    has_parted = any(end.bucket is not None for end in graph.participants)
     ends = LocalPipeline(
         supervisor,
         app,
@@ -172,6 +176,7 @@ def on_cluster(
         input_streams,
         sink_listen=f"{edge.address}:0",
         has_checkpoint=False,
+        has_emitter=has_parted and not settings.emitters and settings.emitters_at is None,
         enter=partial(entered, edge, visible=[path.resolve().parent for path in inputs]),
     )
     driver = LocalPipeline(

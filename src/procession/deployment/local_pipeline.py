@@ -16,11 +16,13 @@ from pathlib import Path
 
 from procession.address import Address, other_port, parse_address
 from procession.cache import find_place
+from procession.commit.emitter_server import ANNOUNCEMENT, announced_address
 from procession.deployment.cookies import check_open
 from procession.deployment.part_arguments import (
     GATEWAY,
     connector_arguments,
     driver_arguments,
+    emitter_arguments,
     gateway_arguments,
     option_arguments,
     server_tls_arguments,
@@ -40,6 +42,7 @@ from procession.supervisor.part import Part
 from procession.supervisor.supervisor import Supervisor
 
 DRIVER = "driver"
+EMITTER = "emitter"
 SOURCE = "source"
 
 SPARE = ("--spare",)
@@ -77,6 +80,8 @@ class LocalPipeline:
     """Address at which each sink listens for the driver."""
     has_checkpoint: bool = True
     """Whether the checkpoint is in this directory, so that gateways can compare a driver's fence with it."""
+    has_emitter: bool = False
+    """Whether an emitter starts with the gateways and sinks, for a driver on another machine."""
     gateway_at: str = ""
     """Control address of a first gateway that is not in this directory."""
     enter: Callable[[Sequence[str]], tuple[str, ...]] = _as_it_is
@@ -159,6 +164,8 @@ class LocalPipeline:
             pin_new_gateway(self.gateway_directory, self.directory / part)
             self.supervisor.start(self._part(part, self._gateway(part), self.directory / part / ADDRESS_FILE, 2))
         self.start_sinks(self.sink_parts)
+        if self.has_emitter:
+            self.start_emitter()
         names = self.supervisor.names
         if has_early_driver:
             self.supervisor.start_early(self._driver_part(self._driver(), EARLY))
@@ -198,6 +205,18 @@ class LocalPipeline:
             part = self._part(name, self.sink_arguments(directory), directory / "sink.json", 3)
             is_opaque = self._served(directory)[0].sink.connector.is_opaque
             self.supervisor.start(replace(part, is_of_url=not is_opaque))
+
+    def start_emitter(self) -> None:
+        """Start an emitter at the address of the sinks."""
+        directory = self.directory / EMITTER
+        secret = self.settings.control_cookie_file or self._made(Secret.CONTROL)
+        argv = emitter_arguments(self.settings, directory, self.sink_listen, secret)
+        self.supervisor.start(self._part(EMITTER, argv, directory / ANNOUNCEMENT, 2))
+
+    @property
+    def emitter_address(self) -> str:
+        """The address of the emitter, once it is ready."""
+        return str(announced_address(self.directory / EMITTER))
 
     def start_source(
         self,

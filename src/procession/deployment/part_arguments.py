@@ -32,7 +32,7 @@ def driver_arguments(settings: Settings) -> list[str]:
     argv += ["--dead-letter-records-min", str(settings.dead_letter_records_min)]
     argv += ["--jvm-timeout-s", str(settings.jvm_timeout_s)]
     argv += ["--changed-stages", settings.changed_stages] if settings.changed_stages else []
-    argv += option_arguments(settings, "runs", "master", "environment_archive", "spark_secret_file")
+    argv += option_arguments(settings, "emitters_at", "runs", "master", "environment_archive", "spark_secret_file")
     argv += [word for name, value in (settings.conf or {}).items() for word in ("--conf", f"{name}={value}")]
     argv += ["--host-services", "--driver-files", settings.driver_files] if settings.host_services else []
     return argv
@@ -67,6 +67,12 @@ def gateway_arguments(
     argv += ["--draft-counts"] * settings.draft_counts + ["--draft-debug"] * settings.draft_debug
     argv += ["--open-producers"] * settings.open_producers
     return argv + option_arguments(settings, "cookie_file", "control_cookie_file") + server_tls_arguments(settings)
+
+
+def emitter_arguments(settings: Settings, directory: Path, listen: str, control_cookie_file: Path) -> list[str]:
+    """Return the command line of an emitter of this pipeline."""
+    argv = ["emitter", "--dir", str(directory), "--listen", listen, "--control-cookie-file", str(control_cookie_file)]
+    return argv + server_tls_arguments(settings) + option_arguments(settings, "tls_ca", "tls_name")
 
 
 def connector_arguments(source: Node, directory: Path) -> list[str]:

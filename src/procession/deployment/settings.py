@@ -13,9 +13,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from procession.address import parse_addresses
 from procession.api.app_settings import FILE_TABLE
 from procession.deployment.cookies import read_cookie
-from procession.errors import ConfigError
+from procession.errors import ConfigError, UsageError
 from procession.tls import ClientTls, client_tls, server_tls
 
 FILE = "procession.toml"
@@ -176,6 +177,11 @@ class Settings(BaseSettings):
         description="Number of processes that send output to sinks with several connections (`connections=`,"
         " `lanes=`). 0 means that the driver sends it.",
     )
+    emitters_at: str | None = Field(
+        None,
+        description="Addresses of emitters (`procession emitter`), HOST:PORT, separated by commas. They send output to"
+        " sinks with several connections, in place of processes of the driver's machine (`emitters`).",
+    )
     state_keys_max: int = Field(
         1_000_000,
         ge=1,
@@ -313,6 +319,18 @@ class Settings(BaseSettings):
             self.tls_ca, self.tls_cert if has_ca else None, self.tls_key if has_ca else None, self.tls_name
         )
 
+    def check_emitters(self) -> None:
+        """Raise UsageError if emitters are set in both ways, or with an invalid address."""
+        if self.emitters_at is None:
+            return
+        parse_addresses(self.emitters_at)
+        if self.emitters:
+            raise UsageError(
+                "Output is sent by processes of the driver's machine (emitters) or by emitters at addresses"
+                " (emitters_at), not by both.",
+                next_step="Set only one of them.",
+            )
+
     def check_tls(self) -> None:
         """Raise ConfigError if only one end of internal connections uses TLS, or if a file cannot be used."""
         if bool(server_tls(self.tls_cert, self.tls_key, self.tls_client_ca)) != bool(self.client_tls):
@@ -325,7 +343,9 @@ class Settings(BaseSettings):
 def load_settings(**given: Any) -> Settings:
     """Load the settings. Arguments that are not None override the environment and the file."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings.check_emitters()
+        return settings
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

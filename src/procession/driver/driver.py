@@ -26,7 +26,6 @@ from procession import faults
 from procession.cache import find_place
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.dead_letter_share import DeadLetterLimit
-from procession.commit.emitter_client import emitter_links
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_files import RoundRecords
@@ -36,6 +35,7 @@ from procession.driver import executor_files
 from procession.driver.app_file import App, load_app
 from procession.driver.driver_config import DriverConfig
 from procession.driver.driver_reports import DriverReports, announce_spare
+from procession.driver.emission import epoch_runs, link_maker
 from procession.driver.gateway_clients import watch_departures
 from procession.driver.offsets import GatewayFeed, GatewayNotifier
 from procession.driver.round_times import coordinator_of
@@ -166,12 +166,17 @@ class Driver:
         runs_root = (config.runs or config.directory / "runs") / checkpoint.id
         checkpoint.check_fence()  # a replaced driver must not remove anything
         RunStore(runs_root).clear_before(checkpoint.fence)
-        self._runs = RunStore(runs_root / f"{checkpoint.fence:010d}")
+        cookie, tls, place = config.control_cookie, config.tls, config.directory
+        self._access = executor_files.task_access(cookie, tls, place, app.graph, config.master)
+        self._hosts = HostRuns(checkpoint.id, checkpoint.fence, self._access) if config.host_services else None
+        store = RunStore(runs_root / f"{checkpoint.fence:010d}")
+        self._runs = epoch_runs(app.graph, config, store, self._hosts)
         self._states = StateStore(config.directory / "state" / checkpoint.id)
         sides = config.directory / "sides" / checkpoint.id
         self._tables = TableRefresh.of(app.graph, sides, say, checkpoint.fence, checkpoint.files)
         self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
         self._reports = DriverReports(config.directory, app.plan, checkpoint, config.history_bytes_max)
+        self._reports.fetched_bytes = lambda: self._runs.fetched_bytes
         self._files: FileService | None = None
 
     def run(self) -> None:
@@ -221,7 +226,7 @@ class Driver:
 
         async def make() -> CommitPerformer:
             sinks = sink_options(graph, config)
-            make_link = emitter_links(config.emitters, self._runs) if config.emitters else None
+            make_link = link_maker(config, checkpoint, self._runs, self._hosts)
             given = coordinator, checkpoint, self._runs, sinks, callbacks, self._states, keyed, tables, dead_letters
             performer = CommitPerformer(*given, make_link=make_link)
             performer.start()
@@ -284,9 +289,7 @@ class Driver:
                 self._failed(self._gateway.with_stream_name(error))
                 raise
 
-        graph, cookie = self._app.graph, config.control_cookie
-        access = executor_files.task_access(cookie, config.tls, config.directory, graph, config.master)
-        checkpoint, tables, shared = self._checkpoint, self._tables, None
+        access, checkpoint, tables, shared = self._access, self._checkpoint, self._tables, None
         rounds: RoundRecords | executor_files.SharedRounds = checkpoint.rounds
         first = dict(tables.first)
         if config.host_services:
@@ -299,11 +302,11 @@ class Driver:
             task = Task(
                 self._app.plan,
                 config.log_directory(self._app.graph),
-                self._runs.directory,
+                self._runs.store.directory,
                 TaskStateStore(self._states.directory, rounds, checkpoint.fence, config.state_keys_max, shared=shared),
                 access,
                 TaskTables(tables.copies.directory, rounds, first, shared) if tables.sides or first else None,
-                HostRuns(checkpoint.id, checkpoint.fence, access) if config.host_services else None,
+                self._hosts,
                 executor_files.OffsetsLayout(shared) if shared is not None else None,
             )
             layout, worker = executor_files.local_layout(checkpoint), spark.worker
@@ -326,6 +329,7 @@ class Driver:
                 pace=EpochPace(config.epoch_interval_s, config.epoch_target_s, config.small_epoch_records_max),
                 on_epoch=self._reports.times.recording(self._checkpoint, on_epoch),
                 small=small,
+                runs=self._runs,
             )
             # Written atomically, because other processes wait for the file.
             state = {"pid": os.getpid(), "fence": self._checkpoint.fence}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from procession.address import parse_address
+from procession.address import Address, parse_address
 from procession.commit.coordinator import REFUSALS_MAX
 from procession.driver import executor_files
 from procession.driver.app_file import App
@@ -45,6 +45,8 @@ class DriverConfig:
     state_keys_max: int = KEYS_MAX
     emitters: int = 0
     """Number of processes that send output to sinks with several connections; 0: the driver's process sends it."""
+    emitters_at: tuple[Address, ...] = ()
+    """Emitters that send this output, on any machines."""
     dead_letter_share_max: float = 0.5
     dead_letter_records_min: int = 1000
     jvm_timeout_s: float = 30.0

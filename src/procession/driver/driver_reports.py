@@ -45,6 +45,8 @@ class DriverReports:
         names = {node.id: node.name for node in plan.graph.nodes}
         self.times = RoundTimes()
         self.placement = StatePlacement()
+        self.fetched_bytes: Callable[[], int] = lambda: 0
+        """Returns the bytes of output that the driver has fetched from host services."""
         self._directory = directory
         self._plan = plan
         self._checkpoint = checkpoint
@@ -135,6 +137,7 @@ class DriverReports:
             "sinks": sinks,
             "jvm": self._jvm_figures,
             "placement": self.placement.as_json(),
+            "fetched_bytes": self.fetched_bytes(),
             "epochs_left_out": self._left_out,
         }
 

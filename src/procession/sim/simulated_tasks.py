@@ -48,8 +48,8 @@ class RunsInMemory:
         self._runs[epoch, name] = list(map(_run, _batches(rows)))
         return Run(to, 0, name, len(rows), sum(len(payload) for _, _, payload in rows), keys=1)
 
-    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        yield from self._runs[epoch, run.file]
+    def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
+        return [iter(self._runs[epoch, run.file]) for run in runs]
 
     def drop(self, epoch: int) -> None:
         self._runs = {place: batches for place, batches in self._runs.items() if place[0] != epoch}

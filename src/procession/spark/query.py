@@ -29,7 +29,7 @@ from procession.spark.small_epochs import SmallEpochs
 from procession.spark.spark_conf import FAILURES_PROPERTY, task_failures_max
 from procession.spark.sql import sql_levels, through_sql
 from procession.spark.tasks import FIRST_CHAIN, Task
-from procession.storage.host_runs import EpochCleaner
+from procession.storage.epoch_runs import EpochRuns
 from procession.storage.run_store import Manifest, RunStore
 
 OnEpoch = Callable[[int, list[Manifest]], None]
@@ -44,9 +44,11 @@ def start_query(
     pace: EpochPace,
     on_epoch: OnEpoch,
     small: SmallEpochs | None = None,
+    runs: EpochRuns | None = None,
 ) -> StreamingQuery:
     """Start the query on this checkpoint. It runs until it is stopped or `on_epoch` raises. `small` runs the epochs
-    that need no Spark job: Spark also commits an epoch whose rows are not read."""
+    that need no Spark job: Spark also commits an epoch whose rows are not read. `runs` fetches the runs that the driver
+    sends."""
 
     context = spark.sparkContext
     failures_max = task_failures_max(context.master or "", context.getConf().get(FAILURES_PROPERTY))
@@ -56,7 +58,7 @@ def start_query(
     small = None if with_sql or task.hosts is not None else small
     edges = [*sorted({*with_sql, *filter(task.plan.is_wide, range(1, task.plan.levels))}), task.plan.levels]
     is_checked = False
-    cleaner = None if task.hosts is None else EpochCleaner(task.hosts)
+    gathering = runs or EpochRuns(RunStore(task.runs_directory), task.hosts)
 
     def run_job(rows: DataFrame) -> list[RoutedManifest]:
         nonlocal is_checked
@@ -83,13 +85,10 @@ def start_query(
                 began = time.perf_counter()
                 envelopes = run_job(rows)
                 job_s = time.perf_counter() - began
-            store = RunStore(task.runs_directory)
-            reported = manifests(task.plan, envelopes, store)
+            reported = manifests(task.plan, envelopes, gathering.store)
             if small is not None:
                 small.observe(reported, job_s)
-            if task.hosts is not None and cleaner is not None:
-                reported = task.hosts.landed(epoch, reported, store)
-                cleaner.done_with(epoch, reported)
+            reported = gathering.gathered(epoch, reported)
         except ProcessionError as error:
             # A manifest carries the failure to `on_epoch`; Spark would wrap it into a Java exception.
             reported = [Manifest(epoch, FIRST_CHAIN, 0, 0, 0, failure=error.as_dict())]

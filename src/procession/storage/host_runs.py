@@ -3,8 +3,8 @@
 Each machine with executors runs a host service (`storage/host_service`). Its tasks write their runs into the service's
 directory, by path. Readers on the same machine map the files; others fetch the batches over Arrow Flight. Invariant:
 the service outlives the executors, so a run stays readable when its executor has ended. A run that cannot be read fails
-the epoch, and the whole epoch is computed again. `spark/tasks` uses the store; the driver copies the runs for sinks to
-its own disk, and then lets the services delete the epoch.
+the epoch, and the whole epoch is computed again. `spark/tasks` uses the store; the driver reads with
+`storage/epoch_runs`, which also lets the services delete the epoch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import pyarrow as pa
 from procession.errors import ConfigError, StorageError
 from procession.format_number import check_format
 from procession.storage.flight_reader import FlightAccess, flight_refusal, flight_security, flight_sentence
-from procession.storage.run_store import Manifest, Run, RunStore
+from procession.storage.run_store import Run, RunStore
 
 DIRECTORY_VARIABLE = "PROCESSION_HOST_DIR"
 """Environment variable of executors: the directory of their machine's host service."""
@@ -49,8 +48,6 @@ TOGETHER_FILES_MAX = 4096
 """Maximum number of runs in one request."""
 TOGETHER_TIMEOUT_S = 5.0
 """Maximum time of such a reply. After it, each run is fetched separately."""
-FETCHES_MAX = 4
-"""Maximum number of runs that the driver fetches at the same time."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ class HostRuns:
                 )
                 for chunk in self._client(flight, host).do_get(ticket, _options(flight, CALL_TIMEOUT_S)):
                     received += 1
-                    deadline = time.monotonic() + self.patience_s
                     yield chunk.data
+                    deadline = time.monotonic() + self.patience_s  # the reader's own time does not count
                 return
             except (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError) as error:
                 what = f"the host service at {host.location} refuses to send a run"
@@ -176,29 +173,6 @@ class HostRuns:
             return {}
         return {file: found[file] for file in files[:count]}
 
-    def landed(self, epoch: int, manifests: Sequence[Manifest], store: RunStore) -> list[Manifest]:
-        """Copy the runs of these manifests to a store on this machine. Returns the manifests that name the copies.
-
-        The data is streamed, a batch at a time for each of FETCHES_MAX runs.
-        """
-
-        def land(run: Run) -> Run:
-            copy = replace(run, file=f"{Path(run.file).stem}-{run.bucket}.arrow", host="")
-            store.land(epoch, copy, self._counted(epoch, run))
-            return copy
-
-        with ThreadPoolExecutor(FETCHES_MAX, "fetch") as pool:
-            copies = iter(list(pool.map(land, [run for manifest in manifests for run in manifest.runs])))
-        return [replace(manifest, runs=tuple(next(copies) for _ in manifest.runs)) for manifest in manifests]
-
-    def _counted(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        rows = 0
-        for batch in self.read(epoch, run):
-            rows += batch.num_rows
-            yield batch
-        if rows != run.count:
-            raise StorageError(f"run {run.file} of epoch {epoch} has {rows} rows, its manifest says {run.count}")
-
     def drop(self, epoch: int, hosts: Sequence[str]) -> None:
         """Ask these hosts to delete the runs up to this epoch, and the runs of earlier drivers. A host that does not
         answer is asked again after the next epoch."""
@@ -219,23 +193,6 @@ class HostRuns:
             if key not in _clients:
                 _clients[key] = flight.FlightClient(host.location, **flight_security(self.access.tls))
             return _clients[key]
-
-
-class EpochCleaner:
-    """Lets the hosts delete runs in the background, with one request at a time. A later request includes the earlier
-    ones."""
-
-    def __init__(self, runs: HostRuns) -> None:
-        self._runs = runs
-        self._hosts: set[str] = set()
-        self._thread: threading.Thread | None = None
-
-    def done_with(self, epoch: int, manifests: Sequence[Manifest]) -> None:
-        self._hosts |= {manifest.host for manifest in manifests if manifest.host}
-        if self._thread is None or not self._thread.is_alive():
-            arguments = epoch, sorted(self._hosts)
-            self._thread = threading.Thread(target=self._runs.drop, args=arguments, name="drop runs", daemon=True)
-            self._thread.start()
 
 
 def runs_folder(directory: Path, pipeline: str, fence: int) -> Path:

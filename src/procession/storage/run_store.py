@@ -118,10 +118,10 @@ class Manifest:
 
 
 class Runs(Protocol):
-    """The methods with which the driver uses the runs of its epochs."""
+    """The methods with which the driver and emitters use the runs of an epoch."""
 
-    def read(self, epoch: int, run: Run) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a run, batch by batch."""
+    def read_all(self, epoch: int, runs: Sequence[Run]) -> list[Iterator[pa.RecordBatch]]:
+        """Return the rows of these runs, each batch by batch."""
 
     def drop(self, epoch: int) -> None:
         """Remove an epoch, because it is confirmed or will be run again."""

@@ -25,7 +25,7 @@ PRIVATE_UMASK = 0o077
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 PIPELINE_NAMES = frozenset(
     {
-        *(FOLDER, "gateway", CHECKPOINT, "logs", "runs", "state", "sides", "executors"),
+        *(FOLDER, "gateway", CHECKPOINT, "logs", "runs", "state", "sides", "executors", "emitter"),
         *("epochs.jsonl", "driver.json", "run.json", "run.lock", "plan.json", "driver-status.json"),
         *("run-details.json", "run-events.jsonl", "dashboard-links.json", "program", "environment"),
     }

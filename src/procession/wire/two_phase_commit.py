@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from procession.errors import RemoteProtocolError
 from procession.wire import frame_codec
@@ -17,6 +17,7 @@ from procession.wire.messages import (
     TWOPC_STREAM,
     ListUncommitted,
     Message,
+    Messages,
     Phase1,
     Phase2,
     Reply,
@@ -77,6 +78,15 @@ def decode(payload: bytes) -> TwoPhase:
     message = decoder(reader)
     reader.finish()
     return message
+
+
+def unpacked(events: Iterable[object]) -> Iterator[object]:
+    """Yield the events, with 2PC messages taken out of the MESSAGE frames that carry them."""
+    for event in events:
+        if isinstance(event, Messages):
+            yield from map(decode, event.bodies())
+        else:
+            yield event
 
 
 def encode(message: TwoPhase) -> bytes:
