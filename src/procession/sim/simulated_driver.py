@@ -12,9 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from procession.address import Address
 from procession.commit import round_events as ev
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
+from procession.commit.emitter_channel import ListeningEmitter
+from procession.commit.emitter_client import EmitterClient, emitter_links
+from procession.commit.emitter_frames import DriverGreeting, RunPlace
+from procession.commit.epoch_link import LinkMaker
 from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_record import RoundRecord
@@ -36,6 +41,7 @@ from procession.sim.simulated_clients import (
     list_request,
     members_of,
 )
+from procession.sim.simulated_emitter import COOKIE, EMITTER
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
 from procession.sim.simulated_loop import AsyncioProcess
 from procession.sim.simulated_process import Steps
@@ -95,12 +101,15 @@ class SimulatedDriver(AsyncioProcess):
         machine: Machine,
         sinks: Mapping[str, SinkPlan],
         start_spark: Callable[[SimulatedDriver], Spark],
+        emitted: dict[str, RunsInMemory] | None = None,
     ) -> None:
+        """`emitted` gets the runs of this driver, if an emitter sends them."""
         super().__init__(site, DRIVER, machine)
         self._files = ObservedClaims(self, machine.disk)
         self.checkpoint: Checkpoint
         self._states = StateStore(SimulatedPath(STATES), self._files)
         self.runs = RunsInMemory()
+        self._emitted = emitted
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
         self._has_claimed = False
@@ -115,6 +124,7 @@ class SimulatedDriver(AsyncioProcess):
                 program="simulated",
                 instance=name,
                 is_authoritative=plan.is_ours,
+                bucket=None if emitted is None else 0,  # an emitter sends to connections with a bucket
                 answer_timeout_s=ANSWER_S,
                 backoff_min_s=BACKOFF_MIN_S,
                 backoff_max_s=BACKOFF_MAX_S,
@@ -209,9 +219,18 @@ class SimulatedDriver(AsyncioProcess):
             self._states,
             KEYED,
             uniform=lambda low, high: low + (high - low) * self.site.chance.random(),
+            make_link=self._emitter_links(),
         )
         self.loop.call_soon(self._performer.start)
         self._raise_fence()
+
+    def _emitter_links(self) -> LinkMaker | None:
+        if self._emitted is None:
+            return None
+        fence = self.checkpoint.fence
+        self._emitted[str(fence)] = self.runs
+        channel = ListeningEmitter(Address(EMITTER, 0), DriverGreeting(CHECKPOINT_ID, fence, COOKIE))
+        return emitter_links([EmitterClient(channel, RunPlace(str(fence)))], self.runs)
 
     def _claim(self) -> Checkpoint:
         root, files = SimulatedPath(CHECKPOINT), self._files

@@ -25,12 +25,13 @@ from procession.sim.oracle import InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
 from procession.sim.set_back import SetBackOperator
 from procession.sim.simulated_driver import SimulatedDriver
+from procession.sim.simulated_emitter import EMITTER, SimulatedEmitter
 from procession.sim.simulated_gateway import SimulatedGateway
 from procession.sim.simulated_process import SimulatedProcess
 from procession.sim.simulated_producer import Producer
 from procession.sim.simulated_sink import SimulatedSink
 from procession.sim.simulated_spark import Spark
-from procession.sim.simulated_tasks import Route
+from procession.sim.simulated_tasks import Route, RunsInMemory
 
 EVENTS_MAX = 60_000
 ROW_BYTES = 600
@@ -57,8 +58,16 @@ class WorldOutcome:
 
 
 class World:
+    """The world of a plan. With `has_emitter`, an emitter on its own machine sends to all sinks."""
+
     def __init__(
-        self, plan: FaultPlan, chance: Randomness, *, is_recorded: bool = False, is_blind: bool = False
+        self,
+        plan: FaultPlan,
+        chance: Randomness,
+        *,
+        is_recorded: bool = False,
+        is_blind: bool = False,
+        has_emitter: bool = False,
     ) -> None:
         self.plan = plan
         self.site = site = Environment(chance, plan.faults, is_recorded=is_recorded)
@@ -66,6 +75,7 @@ class World:
         site.network.loss = plan.loss
         self._sinks = {f"sink-{number}": sink for number, sink in enumerate(plan.sinks)}
         self._ids = {number + 1: _ids(plan, number, chance) for number in range(len(plan.streams))}
+        self._emitted: dict[str, RunsInMemory] | None = {} if has_emitter else None
         self._machines = self._make_machines()
         self._gateways = {part: self._machines[part] for part in plan.gateway_parts}
         site.disks.update({part: machine.disk for part, machine in self._gateways.items()})
@@ -82,8 +92,12 @@ class World:
         self._absence_s: dict[str, float] = {}
         """Downtime of a part after a fault."""
 
+    @property
+    def _emitters(self) -> tuple[str, ...]:
+        return () if self._emitted is None else (EMITTER,)
+
     def _make_machines(self) -> dict[str, Machine]:
-        parts = [*self.plan.gateway_parts, DRIVER, *self._sinks, *self._producer_parts()]
+        parts = [*self.plan.gateway_parts, *self._emitters, DRIVER, *self._sinks, *self._producer_parts()]
         if self.plan.is_one_machine:
             return dict.fromkeys(parts, Machine("machine"))
         return {part: Machine(part) for part in parts}
@@ -105,7 +119,7 @@ class World:
     def _run(self) -> WorldOutcome:
         events, breach = 0, None
         try:
-            for part in (GATEWAY, *self._sinks, DRIVER, *self._producer_parts()):
+            for part in (GATEWAY, *self._sinks, *self._emitters, DRIVER, *self._producer_parts()):
                 self._start(part)
             for part in self.plan.gateway_parts[1:]:
                 self.site.clock.after(0.2 * self.site.chance.random(), self._start, part)
@@ -174,6 +188,8 @@ class World:
             SimulatedGateway(self.site, part, machine, limits, segment_bytes_max, checkpoint).start()
         elif part == DRIVER:
             self._start_driver()
+        elif part == EMITTER and self._emitted is not None:
+            SimulatedEmitter(self.site, machine, self._emitted).start()
         elif part in self._sinks:
             self._start_sink(part, machine, self._sinks[part])
         else:
@@ -202,7 +218,7 @@ class World:
             ForeignSink(self.site, part, machine, plan).start()
 
     def _start_driver(self) -> None:
-        driver = SimulatedDriver(self.site, self._machines[DRIVER], self._sinks, self._start_spark)
+        driver = SimulatedDriver(self.site, self._machines[DRIVER], self._sinks, self._start_spark, self._emitted)
         self._drivers.append(driver)
         driver.start()
 
