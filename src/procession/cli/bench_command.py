@@ -135,7 +135,8 @@ def emitters(
     rounds: Rounds = 2,
     as_json: Json = False,
 ) -> None:
-    """Processor time of the driver for a sink with four connections, without and with emitters."""
+    """Processor time of the driver for a sink with four connections: without emitters, with emitter processes, and with
+    emitters at addresses that fetch from a host service."""
     from procession.bench import emitter_costs as bench
 
     figures = bench.measure(records, count, rounds)
