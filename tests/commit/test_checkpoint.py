@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from procession.commit import checkpoint as checkpoint_module
+from procession.commit.abandoned_gateways import Abandoned
 from procession.commit.checkpoint import PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.round_record import RoundRecord, SinkShare
@@ -186,8 +187,8 @@ def test_i10_a_driver_that_is_replaced_during_its_copy_notices_before_it_removes
     old = grown(claim(tmp_path), 0, is_open=True)
     copy_last, successors = Checkpoint.copy_last, []
 
-    def slow(self: Checkpoint) -> None:
-        copy_last(self)
+    def slow(self: Checkpoint, abandoned: Abandoned) -> None:
+        copy_last(self, abandoned)
         if self.fence == 2:
             write_commit(old, 1)
             successors.append(claim(tmp_path))

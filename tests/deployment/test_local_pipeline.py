@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from procession.api.pipeline import Pipeline
 from procession.cli.main import app
+from procession.commit.checkpoint import Checkpoint
+from procession.commit.log_locations import abandon
 from procession.deployment.local_pipeline import STARTED, LocalPipeline
 from procession.deployment.membership import listed
 from procession.deployment.part_arguments import gateway_arguments
@@ -20,6 +22,7 @@ from procession.driver.spark_process import COMMAND_STARTED
 from procession.errors import ConfigError, UsageError
 from procession.exit_status import Status
 from procession.planner.graph import Graph
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, find_secret, path_of
 from procession.supervisor.part import Part
 from tests.supervisor.started import Started
@@ -164,6 +167,13 @@ def test_a_driver_gets_the_start_time_of_the_command(tmp_path: Path) -> None:
     began = supervisor.told["driver"]
     assert began is not None
     assert float(began) == STARTED < time.monotonic()
+
+
+def test_an_abandoned_gateway_is_replaced_by_a_new_one_with_another_name(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(tmp_path)
+    Checkpoint.claim(checkpoint, name="p", fingerprint="f")
+    abandon(checkpoint, "gateway-1", "its identity")
+    assert list(started(tmp_path, gateways=3)) == ["gateway", "gateway-2", "gateway-3", "driver"]
 
 
 class Looking(Started):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from procession.commit import checkpoint, log_locations, round_files, round_record
+from procession.commit import abandoned_gateways, checkpoint, log_locations, round_files, round_record
 from procession.commit.checkpoint import Checkpoint, read_pipeline
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import (
@@ -308,6 +308,7 @@ def test_the_page_of_formats_has_the_numbers_that_are_written() -> None:
         "`gateway/gateways.json`": members.FORMAT,
         "`checkpoint/pipeline.json`": checkpoint.FORMAT,
         "`checkpoint/gateways/*.json`": log_locations.FORMAT,
+        "`checkpoint/gateways/*.abandoned`": abandoned_gateways.FORMAT,
         "`checkpoint/*/rounds/*`": round_record.FORMAT,
         "`checkpoint/*/attempts.json`": round_files.ATTEMPTS_FORMAT,
         "`state/` (`*.state`)": batch_file.FORMAT,

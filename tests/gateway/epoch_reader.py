@@ -29,7 +29,7 @@ class EpochReader:
     def __init__(self, root: Path, leader: Path, records_max: int = RECORDS_MAX) -> None:
         self.checkpoint = Checkpoint.claim(root, name="epoch_reader", fingerprint="")
         self.feed = GatewayFeed(leader, b"", self.checkpoint, records_max, BYTES_MAX)
-        self.word = GatewayNotifier(leader, b"", self.checkpoint.fence)
+        self.word = GatewayNotifier(leader, b"", self.checkpoint.fence, abandoned=self.checkpoint.abandoned)
         self._leader = leader
         self.epoch = -1
         self.offsets: dict[str, Any] = {"gateway-0": 0}
@@ -73,13 +73,15 @@ class EpochReader:
         except BaseException as error:
             self.error = error
 
-    def take(self) -> bool:
-        """Read and commit one epoch if there is one, and send missing commits to the gateways."""
+    def take(self, *, is_told: bool = True) -> bool:
+        """Read and commit one epoch if there is one. Unless `is_told` is False, send missing commits to the
+        gateways."""
         ends = self.feed.next_ends(self.offsets, self.feed.records_max)
         pieces = list(epoch_ranges(sequences(self.offsets), sequences(ends), self.feed.places()))
         if pieces:
             self._commit(ends, pieces)
-        self.tell()
+        if is_told:
+            self.tell()
         return bool(pieces)
 
     def has(self, stream_id: int, count: int) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procession.errors import ConfigError, RemoteProtocolError, StorageError
+from procession.errors import ConfigError, RemoteProtocolError, RoundError, StorageError
 from procession.gateway.gateway_directory import MemberFile
 from procession.gateway.gateway_limits import Limits
 from procession.gateway.leader import Leadership
@@ -146,3 +146,60 @@ def test_a_leader_whose_log_has_records_of_a_stream_that_another_gateway_holds_i
         leads.lead()
     leads.given_up(link, 7, 5)
     leads.lead()
+
+
+def test_the_streams_of_an_abandoned_gateway_are_granted_to_others(leadership: Leadership) -> None:
+    lost, _ = leadership.join(member("gateway-1"), [], {}, 0)
+    other, _ = leadership.join(member("gateway-2"), [], {}, 0)
+    assert leadership.notify(lost, 7)["granted"]
+    assert not leadership.notify(other, 7)["granted"]
+    leadership.abandon("gateway-1", "of gateway-1", 0)
+    assert leadership.notify(other, 7)["granted"]
+
+
+def test_an_abandoned_gateway_can_do_nothing_on_its_link_and_gets_no_other(leadership: Leadership) -> None:
+    zombie, _ = leadership.join(member("gateway-1"), [7], {}, 0)
+    other, _ = leadership.join(member("gateway-2"), [], {}, 0)
+    leadership.abandon("gateway-1", "of gateway-1", 0)
+    assert leadership.notify(other, 7)["granted"]
+    assert not leadership.notify(zombie, 8)["granted"]
+    assert leadership.given_up(zombie, 7, 99) == {"was_held": False}
+    assert not leadership.left(zombie, 0)
+    with pytest.raises(RemoteProtocolError):
+        leadership.beat(zombie)
+    for returning in (member("gateway-1"), member("gateway-9", "of gateway-1")):
+        with pytest.raises(ConfigError, match="was abandoned"):
+            leadership.join(returning, [7], {7: 99}, 0)
+    with pytest.raises(ConfigError, match="was abandoned"):
+        leadership.join(member("gateway-1", "a new directory"), [], {}, 0)
+    assert leadership.registry.active == {7: "gateway-2"}
+    assert leadership.departed == ["gateway-1"]
+    assert "gateway-1" in leadership.names, "the driver knows it, and a leader's list must have it"
+
+
+def test_a_leader_that_lacks_the_last_commit_does_not_let_streams_go(leadership: Leadership) -> None:
+    """It would let them continue at an older position, and committed records would come twice."""
+    lost, _ = leadership.join(member("gateway-1"), [7], {}, 0)
+    with pytest.raises(RoundError, match="lacks the last commit"):
+        leadership.abandon("gateway-1", "of gateway-1", 1)
+    assert leadership.registry.active == {7: "gateway-1"}
+    assert leadership.beat(lost)
+
+
+def test_a_restarted_leader_does_not_wait_for_an_abandoned_gateway(tmp_path: Path) -> None:
+    members = Members(MemberFile(tmp_path))
+    members.join(member("gateway-0"))
+    members.join(member("gateway-1"))
+    leads = Leadership(members, GatewayState(Limits(), is_leading=True), lambda event: None)
+    leads.begin(member("gateway-0"))
+    other, _ = leads.join(member("gateway-2"), [], {}, 0)
+    assert not leads.notify(other, 7)["granted"]
+    leads.abandon("gateway-1", "of gateway-1", 0)
+    assert leads.notify(other, 7)["granted"]
+    again = Leadership(Members(MemberFile(tmp_path)), GatewayState(Limits(), is_leading=True), lambda event: None)
+    assert again.registry.unreported == ["gateway-0", "gateway-2"], "it is on disk who is waited for"
+
+
+def test_the_leader_itself_is_not_abandoned(leadership: Leadership) -> None:
+    with pytest.raises(ConfigError, match="leads"):
+        leadership.abandon("gateway-0", "of gateway-0", 0)

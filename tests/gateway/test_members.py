@@ -181,7 +181,7 @@ def test_a_name_and_a_directory_stay_together(name: str, identity: str) -> None:
         assert members.knows(identity)
 
 
-@pytest.mark.parametrize("standing", MemberStatus)
+@pytest.mark.parametrize("standing", [MemberStatus.HERE, MemberStatus.LEAVING, MemberStatus.LEFT])
 def test_a_gateway_that_comes_back_is_here_unless_it_was_leaving(standing: MemberStatus) -> None:
     members, store = joined("a")
     members.stand("a", standing)
@@ -199,3 +199,22 @@ def test_who_has_left_is_listed_apart_and_gets_no_producers() -> None:
     everyone = {name: replace(members[name], listen=f"at {name}") for name in "abcd"}
     assert others_than("x", everyone) == ["at a"]
     assert others_than("a", everyone) == []
+
+
+def test_an_abandoned_gateway_is_refused_forever_and_stays_on_disk() -> None:
+    members, store = joined("gateway-0", "gateway-1")
+    assert members.abandon("gateway-1", "id of gateway-1") == "gateway-1"
+    assert members.abandon("gateway-9", "never seen") == "gateway-9", "also one that is not known here"
+    again = Members(Store(store.document))
+    assert list(again.present) == ["gateway-0"]
+    assert again.left == ["gateway-1", "gateway-9"]
+    for returning in (member("gateway-1"), member("", "never seen"), member("gateway-9"), member("x", "never seen")):
+        with pytest.raises(ConfigError, match="was abandoned"):
+            again.join(returning)
+    assert again.join(member("", "another")).name == "gateway-2"
+
+
+def test_an_abandoned_gateway_is_known_by_its_directory() -> None:
+    members, _ = joined("gateway-0", "gateway-1")
+    assert members.abandon("a name of old", "id of gateway-1") == "gateway-1"
+    assert list(members.present) == ["gateway-0"]

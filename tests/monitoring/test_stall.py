@@ -51,6 +51,8 @@ def test_a_pipeline_that_does_not_run_has_no_stall(state: str) -> None:
         ({"paused": ["gateway"]}, "gateway", "paused"),
         ({"disks_low": ["d/gateway-1"]}, "gateway-1", "disk"),
         ({"away": ["gateway-2"]}, "gateway-2", "reach"),
+        ({"away": ["gateway-2"]}, "gateway-2", "procession restore"),
+        ({"away": ["gateway-2"]}, "gateway-2", "procession gateways abandon gateway-2"),
         ({"driver": None}, "driver", "restarted"),
         (opened("phase 1", 9.0), "sink out", "has not voted for 9 s, in epoch 7"),
         (opened("phase 1", 9.0, attempts=3), "sink out", "(attempt 3)"),

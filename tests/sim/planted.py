@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from procession.commit import checkpoint as checkpoint_module
 from procession.commit import round_events as ev
+from procession.commit.abandoned_gateways import SUFFIX
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.performer import CommitPerformer
@@ -28,6 +30,7 @@ from procession.gateway.control import ControlServer
 from procession.gateway.gateway_directory import MemberFile, save_snapshot
 from procession.gateway.gateway_events import Action, SnapshotWritten, TrimLog, WriteSnapshot
 from procession.gateway.global_registry import GlobalRegistry, Grant, Refusal
+from procession.gateway.members import Members, MemberStatus
 from procession.gateway.performer import GatewayPerformer
 from procession.gateway.registry import RegisteredStream
 from procession.gateway.retired_streams import RetiredStreams
@@ -227,7 +230,7 @@ def a_successor_copies_before_it_takes_over(patch: Patch) -> None:
     def write(path: Path, data: bytes, files: FileSystem) -> None:
         if path.name == CURRENT:
             with told(path):
-                copy_last(Checkpoint(path.parent, "", int(data), files))
+                copy_last(Checkpoint(path.parent, "", int(data), files), {})
         write_durably(path, data, files)
 
     patch.setattr("procession.commit.checkpoint.write_durably", write)
@@ -464,6 +467,33 @@ def only_a_full_disk_and_a_failed_sync_end_a_driver(patch: Patch) -> None:
     patch.setattr("procession.commit.round_files.write_durably", write)
 
 
+def the_offered_records_of_an_abandoned_gateway_are_read_again(patch: Patch) -> None:
+    patch.setattr(checkpoint_module, "are_voided", lambda starts, ends, abandoned: False)
+
+
+def the_file_of_an_abandoned_gateway_is_not_synced(patch: Patch) -> None:
+    """Neither by the command nor by the next driver, which has told the leader when a power cut takes the file."""
+
+    def write(path: Path, data: bytes, files: FileSystem) -> None:
+        if path.suffix != SUFFIX:
+            write_durably(path, data, files)
+            return
+        with files.open(path, OpenMode.REPLACE) as file:
+            file.write(0, data)
+
+    patch.setattr("procession.commit.log_locations.write_durably", write)
+
+
+def an_abandoned_gateway_may_join_again(patch: Patch) -> None:
+    """Its producers then stay with it, and none of their records is ever committed."""
+
+    def abandon(members: Members, name: str, identity: str) -> str:
+        members.stand(name, MemberStatus.LEFT)
+        return name
+
+    patch.setattr(Members, "abandon", abandon)
+
+
 @dataclass(frozen=True)
 class Bug:
     """`seed` is where a test begins to search, so that it is short; `runs` is how many it took from seed 0 on, when
@@ -529,4 +559,7 @@ BUGS = (
     Bug(a_leader_that_lacks_a_gateway_is_taken_for_the_last_one, seed=0, runs=16761, has_plan=True),
     Bug(an_unfinished_entry_of_a_sinks_log_is_damage, seed=2641, runs=2642, is_slow=True),
     Bug(only_a_full_disk_and_a_failed_sync_end_a_driver, seed=21, runs=22, is_slow=True),
+    Bug(the_offered_records_of_an_abandoned_gateway_are_read_again, seed=320, runs=321),
+    Bug(the_file_of_an_abandoned_gateway_is_not_synced, seed=1063, runs=1064),
+    Bug(an_abandoned_gateway_may_join_again, seed=130, runs=131),
 )

@@ -85,3 +85,31 @@ def leave(
     at = leader_of(directory, leader)
     let_go(at, control_cookie(at, control_cookie_file), name, wait_s, tls.load())
     print(f"{name} has left")
+
+
+@gateways_app.command()
+@with_groups
+def abandon(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the gateway, as `gateways list` shows it.")],
+    directory: Annotated[Path, typer.Option("--dir", help="The pipeline's directory, with the driver's checkpoint.")],
+    despite_replicas: Annotated[
+        bool, typer.Option("--despite-replicas", help="Do not restore the gateway from its replicas.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until a running driver continues without the gateway.")
+    ] = 60.0,
+    control_cookie_file: ControlCookieFile = None,
+    *,
+    tls: ClientTlsOptions,
+) -> None:
+    """Give up a gateway that is lost for good. Its producers send again at other gateways what is not committed."""
+    from procession.deployment.cookies import control_cookie
+    from procession.deployment.gateway_loss import abandon_gateway, is_carried_out
+
+    cookie = control_cookie(directory / "gateway", control_cookie_file)
+    fence = abandon_gateway(directory.resolve(), name, cookie, tls.load(), despite_replicas=despite_replicas)
+    print(f"{name} is abandoned: nothing of its log is read any more")
+    if is_carried_out(directory.resolve(), fence, wait_s):
+        print("a driver continues without it")
+    else:
+        print("no driver has continued yet: the next one that starts carries it out")

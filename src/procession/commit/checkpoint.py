@@ -16,18 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from procession.commit.abandoned_gateways import Abandoned, abandoned_before, are_voided
 from procession.commit.declared_endpoints import check_codecs, other_endpoints
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import RoundRecords, read_reserved, write_reserved
 from procession.commit.round_record import RoundRecord
-from procession.commit.spark_log import METADATA, SparkLog, is_whole
+from procession.commit.spark_log import METADATA, OFFSETS, SparkLog, is_whole
 from procession.commit.stop_reasons import fenced
 from procession.errors import ConfigError, StorageError
 from procession.format_number import check_format
 from procession.planner.graph import SinkCodec
-from procession.runtime.files import FileSystem, HeldLock, OpenMode
+from procession.runtime.files import FileSystem, OpenMode
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.driver_claim import CURRENT, check_replicas, claim_damaged, read_claim
+from procession.storage.driver_claim import CURRENT, check_replicas, claim_damaged, lock_checkpoint, read_claim
 from procession.storage.durable import (
     fsync_dir,
     make_directory,
@@ -99,6 +100,11 @@ class Checkpoint:
     def places(self) -> LogLocations:
         return LogLocations(self.root, self.files)
 
+    @property
+    def abandoned(self) -> Abandoned:
+        """The gateways that this driver treats as lost for good."""
+        return abandoned_before(self.places.abandoned, self.fence)
+
     @classmethod
     def claim(
         cls,
@@ -127,10 +133,12 @@ class Checkpoint:
                 raise claim_damaged(root)
             # The files that were read may not be synced, so they are written again before any step depends on them.
             write_durably(root / PIPELINE, json.dumps(document).encode(), files)
-            checkpoint.places.renew()
+            places = checkpoint.places
+            places.renew()
+            abandoned = abandoned_before(places.abandoned, checkpoint.fence)
             write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode(), files)
         try:
-            checkpoint.copy_last()
+            checkpoint.copy_last(abandoned)
             checkpoint.log.check()
         except (OSError, StorageError) as error:
             checkpoint.check_fence()  # a successor has removed this driver's draft
@@ -144,10 +152,12 @@ class Checkpoint:
 
     def copy_last(
         self,
+        abandoned: Abandoned,
         change: Callable[[RoundRecord | None], tuple[dict[str, Any], RoundRecord]] | None = None,
         offsets: bytes | None = None,
     ) -> None:
-        """Copy the last complete copy for this driver. `change` returns the new content of `pipeline.json` and of the
+        """Copy the last complete copy for this driver, without an undecided epoch that has records of an abandoned
+        gateway. `change` returns the new content of `pipeline.json` and of the
         last committed round record. `offsets` are Spark's offsets of that epoch, if they change. Then an undecided
         epoch is discarded, and so are the records of earlier epochs."""
         files, complete = self.files, _copies(self.root, self.files)
@@ -161,6 +171,7 @@ class Checkpoint:
                 _copy_files(last / part, draft / part, files)
             committed = SparkLog(draft, files).committed
             SparkLog(draft, files).mark_decided(committed)
+            self._void_undecided(draft, abandoned)
             _copy_files(last / "rounds", draft / "rounds", files, up_to=committed)
             write_reserved(draft, read_reserved(last, committed, files), files)
             if is_whole(last / METADATA, files):
@@ -194,6 +205,18 @@ class Checkpoint:
             # A later draft belongs to a running successor.
             if name.endswith(".draft") and fence_text.isdigit() and int(fence_text) < self.fence:
                 files.remove_tree(self.root / name)
+
+    def _void_undecided(self, draft: Path, abandoned: Abandoned) -> None:
+        """Remove the undecided epoch if it has records of an abandoned gateway. Spark then begins an epoch of the same
+        number, and the transactions that sinks have prepared are aborted."""
+        log = SparkLog(draft, self.files)
+        if not abandoned:
+            return
+        offered, committed = log.offered, log.committed
+        if offered <= committed or not are_voided(log.ends(committed), log.ends(offered), abandoned):
+            return
+        self.files.remove(draft / OFFSETS / str(offered))
+        fsync_dir(draft / OFFSETS, self.files)
 
 
 def check_rolled_back(root: Path, files: FileSystem = HOST_FILES) -> None:
@@ -230,15 +253,6 @@ def _fields(path: Path, names: Sequence[str], files: FileSystem) -> list[Any] | 
         return None if data is None else [json.loads(data)[name] for name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise _not_whole(path, error) from error
-
-
-def lock_checkpoint(root: Path, files: FileSystem = HOST_FILES) -> HeldLock:
-    """Take the lock of claims and changes. Waits while another process holds it."""
-    try:
-        files.open(root / "LOCK", OpenMode.CREATE).close()
-        return files.lock(root / "LOCK", waits=True)
-    except OSError as error:
-        raise storage_error(root / "LOCK", "lock", error) from error
 
 
 def _last_committed(root: Path, files: FileSystem) -> RoundRecord | None:

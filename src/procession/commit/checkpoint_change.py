@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from procession.commit.checkpoint import Checkpoint, finish_change, lock_checkpoint, read_pipeline
+from procession.commit.abandoned_gateways import abandoned_before
+from procession.commit.checkpoint import Checkpoint, finish_change, read_pipeline
 from procession.commit.round_record import RoundRecord
 from procession.errors import ConfigError
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
-from procession.storage.driver_claim import CURRENT, read_claim
+from procession.storage.driver_claim import CURRENT, lock_checkpoint, read_claim
 from procession.storage.durable import write_durably
 
 Change = Callable[[Checkpoint, dict[str, Any], RoundRecord], tuple[dict[str, Any], RoundRecord]]
@@ -36,7 +37,8 @@ def change_checkpoint(
         finish_change(root, files)
         document = read_pipeline(root, files)
         checkpoint = Checkpoint(root, str(document["id"]), read_claim(root, files) + 1, files)
-        checkpoint.places.renew()
+        places = checkpoint.places
+        places.renew()
         write_durably(root / CURRENT, f"{checkpoint.fence}\n".encode(), files)
 
         def changed(last: RoundRecord | None) -> tuple[dict[str, Any], RoundRecord]:
@@ -47,7 +49,7 @@ def change_checkpoint(
             made, record = change(checkpoint, document, last)
             return made, replace(record, epoch=last.epoch)
 
-        checkpoint.copy_last(changed, offsets)
+        checkpoint.copy_last(abandoned_before(places.abandoned, checkpoint.fence), changed, offsets)
         checkpoint.log.check()
         finish_change(root, files)
     return checkpoint

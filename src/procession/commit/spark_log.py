@@ -61,7 +61,11 @@ class SparkLog:
     @property
     def offsets(self) -> dict[str, LogOffset]:
         """The end of the last offered epoch at each gateway. Empty if none was offered."""
-        path = self.directory / OFFSETS / str(self.offered)
+        return self.ends(self.offered)
+
+    def ends(self, epoch: int) -> dict[str, LogOffset]:
+        """Return the end of an epoch at each gateway. Empty if it was not offered."""
+        path = self.directory / OFFSETS / str(epoch)
         try:
             return parse_offsets(self._files.read(path), path)
         except FileNotFoundError:

@@ -7,6 +7,7 @@ the same arguments. Secrets are in files, or in the environment, which parts inh
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from procession.address import Address, other_port, parse_address
 from procession.cache import find_place
 from procession.commit.emitter_server import ANNOUNCEMENT, announced_address
+from procession.commit.log_locations import LogLocations
 from procession.deployment.cookies import check_open
 from procession.deployment.part_arguments import (
     GATEWAY,
@@ -37,6 +39,7 @@ from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node, SinkConnection
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.part import Part
 from procession.supervisor.supervisor import Supervisor
@@ -129,8 +132,12 @@ class LocalPipeline:
 
     @property
     def gateway_parts(self) -> list[str]:
-        """The names of the gateways' processes and directories, the leader first."""
-        return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, self.settings.gateways))]
+        """The names of the gateways' processes and directories, the leader first. Abandoned ones are replaced by
+        new ones."""
+        abandoned = LogLocations(checkpoint_of(self.directory)).abandoned
+        names = (f"{GATEWAY}-{number}" for number in itertools.count(1))
+        usable = (name for name in names if name not in abandoned)
+        return [GATEWAY, *itertools.islice(usable, self.settings.gateways - 1)]
 
     @property
     def address(self) -> str:

@@ -32,6 +32,7 @@ from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import DECISION_TIMEOUT_S
 from procession.driver import executor_files
+from procession.driver.abandonment import watch_gateways
 from procession.driver.app_file import App, load_app
 from procession.driver.driver_config import DriverConfig
 from procession.driver.driver_reports import DriverReports, announce_spare
@@ -174,7 +175,7 @@ class Driver:
         self._states = StateStore(config.directory / "state" / checkpoint.id)
         sides = config.directory / "sides" / checkpoint.id
         self._tables = TableRefresh.of(app.graph, sides, say, checkpoint.fence, checkpoint.files)
-        self._gateway = GatewayNotifier(config.gateway, config.control_cookie, checkpoint.fence, config.tls)
+        self._gateway = GatewayNotifier(config.gateway, cookie, checkpoint.fence, tls, checkpoint.abandoned)
         self._reports = DriverReports(config.directory, app.plan, checkpoint, config.history_bytes_max)
         self._reports.fetched_bytes = lambda: self._runs.fetched_bytes
         self._files: FileService | None = None
@@ -185,9 +186,8 @@ class Driver:
         thread.start()
         performer = self._start_performer()
         config = self._config
-        watch = self._submit(
-            watch_departures(config.gateway, config.control_cookie, config.tls, performer.workers_left)
-        )
+        departures = watch_departures(config.gateway, config.control_cookie, config.tls, performer.workers_left)
+        watch = self._submit(watch_gateways(departures, self._checkpoint, self._failed))
         try:
             self._wait_for_gateway()
             if self._is_running:

@@ -60,6 +60,11 @@ class LastCommit:
     check_fence: Callable[[], None] = lambda: None
     """Raises FencedError if another driver has taken over."""
 
+    @property
+    def epochs(self) -> int:
+        """Number of committed epochs."""
+        return 0 if self.record is None else self.record.epoch + 1
+
     def known(self, name: str) -> KnownGateway:
         """Return the identity and the state that the gateway must have."""
         place = self.places.get(name)

@@ -14,11 +14,13 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from procession.commit.abandoned_gateways import Abandoned, abandoned_before
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import RoundRecords
 from procession.commit.round_record import RoundRecord
 from procession.commit.spark_log import DECISION_TIMEOUT_S
+from procession.driver.abandonment import remaining, report_abandoned
 from procession.driver.epoch_end import EpochEndAgreement
 from procession.driver.gateway_clients import PATIENCE_S, GatewayClients, place_of
 from procession.driver.last_commit import DecidedRecords, LastCommit, known_members, last_commit, send_commit
@@ -71,9 +73,10 @@ class GatewayFeed:
             name: offer.offset for name, offer in answers.items() if offer.end > starts.get(name, NOTHING).sequence
         }
         if FIRST_GATEWAY in answers:
-            clients.meet(answers[FIRST_GATEWAY].gateways)
+            gateways = self._remaining(last, answers[FIRST_GATEWAY].gateways)
+            clients.meet(gateways)
             self._check_alone(clients.names)
-            keep_places(places, answers[FIRST_GATEWAY].gateways)
+            keep_places(places, gateways)
         known = places.all()
         return {name: end for name, end in offered.items() if name in known}
 
@@ -84,6 +87,12 @@ class GatewayFeed:
         self._check_alone([member.name for member in agreed.gateways])
         keep_places(self._kept.places, agreed.gateways)
         return {name: end for name, end in agreed.ends.items() if end.sequence > starts.get(name, NOTHING).sequence}
+
+    def _remaining(self, last: LastCommit, listed: list[Member]) -> list[Member]:
+        """Return the gateways of the leader's list that were not abandoned. Inform the leader of the others."""
+        abandoned = abandoned_before(self._kept.places.abandoned, last.fence)
+        report_abandoned(last, listed, abandoned, self._kept.leader)
+        return remaining(listed, abandoned)
 
     def _check_alone(self, names: list[str]) -> None:
         if self.is_alone and len(names) > 1:
@@ -106,8 +115,13 @@ class KeptByHelper:
 
     def __init__(self, at: str | Path, cookie: bytes, tls: ClientTls | None, root: Path, rounds: Path) -> None:
         self._new_clients = partial(GatewayClients[Any], at, cookie, tls)
+        self._new_leader = partial(ControlClient, at, cookie, PATIENCE_S, tls=tls)
         self.places = LogLocations(root)
         self.records = DecidedRecords(RoundRecords(rounds))
+
+    @cached_property
+    def leader(self) -> ControlClient:
+        return self._new_leader()
 
     @cached_property
     def clients(self) -> GatewayClients[EpochOffer]:
@@ -132,8 +146,16 @@ def keep_places(places: LogLocations, gateways: Iterable[Member]) -> None:
 class GatewayNotifier:
     """Sends fences and commits to the gateways. Raises RoundError if one is unreachable; the caller retries."""
 
-    def __init__(self, at: str | Path, cookie: bytes, fence: int, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self,
+        at: str | Path,
+        cookie: bytes,
+        fence: int,
+        tls: ClientTls | None = None,
+        abandoned: Abandoned | None = None,
+    ) -> None:
         self._leader = ControlClient(at, cookie, PATIENCE_S, tls=tls)
+        self._abandoned = abandoned or {}
         self._cookie = cookie
         self._tls = tls
         self._fences: GatewayClients[FenceReply] = GatewayClients(at, cookie, tls)
@@ -154,15 +176,17 @@ class GatewayNotifier:
         places = checkpoint.places
         offsets = checkpoint.log.offsets
         with self._lock:
-            leader = self._leader.fence(self._fence, known=known_members(places.all()))
-            self._meet(leader.gateways)
-            keep_places(places, leader.gateways)
+            listed = self._leader.fence(self._fence, known=known_members(places.all())).gateways
+            self._meet(listed)
+            keep_places(places, remaining(listed, self._abandoned))
             record = DecidedRecords(checkpoint.rounds).of(checkpoint.log.committed)
             last = last_commit(checkpoint, record, places.all())
             names = self._fences.names
             fences = self._fences.ask(
                 {name: partial(last.raise_fence, name, offsets.get(name, NOTHING)) for name in names}
             )
+            if FIRST_GATEWAY in fences:
+                report_abandoned(last, listed, self._abandoned, self._leader)
         for name, found in fences.items():
             if found.order != order:
                 raise ConfigError(
@@ -189,7 +213,7 @@ class GatewayNotifier:
         """Collect stream names from all gateways. Only the gateway where a stream was opened knows its name."""
         names: dict[int, str] = {}
         with self._lock:
-            for member in self._leader.fence(self._fence).gateways:
+            for member in remaining(self._leader.fence(self._fence).gateways, self._abandoned):
                 with ControlClient(member.control, self._cookie, PATIENCE_S, member.identity, self._tls) as client:
                     names |= {stream["id"]: stream["name"] for stream in client.status()["streams"] if stream["name"]}
         return names
@@ -217,7 +241,7 @@ class GatewayNotifier:
         self._meet(self._leader.fence(self._fence, known=known_members(record.offsets)).gateways)
 
     def _meet(self, gateways: Iterable[Member]) -> None:
-        members = list(gateways)
+        members = remaining(gateways, self._abandoned)
         self._fences.meet(members)
         self._commits.meet(members)
 
@@ -225,5 +249,6 @@ class GatewayNotifier:
 def _away(names: list[str]) -> RoundError:
     return RoundError(
         f"The gateway {', '.join(names)} does not answer." if len(names) == 1 else f"{', '.join(names)} do not answer.",
-        next_step="Start it, or look at its log; the request is repeated.",
+        next_step="Start it, or look at its log; the request is repeated. If its machine is lost: restore the gateway"
+        f" from its replicas (procession restore), or give it up (procession gateways abandon {names[0]}).",
     )

@@ -11,6 +11,7 @@ requests.
                                                       -> end, offset, last, complete, is_behind
     commit  fence, epoch, end, positions, epochs_kept ->
     fence   fence, offered, known                     -> committed_end, next_sequence, identity, order, gateways
+    abandon fence, epochs, name, lost_identity        -> at the leader: the gateway is lost for good
     status                                            -> see `Gateway.status`
     pause   is_kept                                   -> producers are not read; after a restart neither if is_kept
     resume                                            -> producers are read again, after a restart too
@@ -255,6 +256,11 @@ class ControlServer:
                     **self._unconfirmed(),
                     **self._leader_control.gateways(),
                 }
+            case "abandon":
+                self._check_compared()
+                await gateway.fence(*integers(request, "fence"))
+                self._leader_control.abandon(request)
+                return {}
             case "status":
                 return gateway.status()
             case "pause":

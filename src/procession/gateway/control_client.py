@@ -178,6 +178,11 @@ class ControlClient:
         ends = reply["committed_end"], reply["next_sequence"]
         return FenceReply(*ends, reply["identity"], _members(reply), order, *_confirmation(reply))
 
+    def abandon(self, fence: int, epochs: int, name: str, identity: str) -> None:
+        """Report that a gateway is lost for good, and that no later epoch than the first `epochs` has records of it.
+        Leader only."""
+        self._ask("abandon", fence=fence, epochs=epochs, name=name, lost_identity=identity)
+
     def gateways(self) -> list[dict[str, Any]]:
         """Return all gateways, whether they are connected, and how many streams each holds. Leader only."""
         members: list[dict[str, Any]] = self._ask("gateways")["gateways"]

@@ -160,6 +160,14 @@ class GlobalRegistry:
             self._names.pop(link, None)
         self._unreported.discard(name)
 
+    def abandon(self, name: str) -> None:
+        """Remove a gateway that is lost for good. The caller knows that no record of its streams will be committed any
+        more, and that the committed ids of these streams are known here."""
+        self.active = {stream_id: holder for stream_id, holder in self.active.items() if holder != name}
+        if (link := self._links.pop(name, None)) is not None:
+            self._names.pop(link, None)
+        self._unreported.discard(name)
+
     def _gateway_of(self, link: int) -> str | None:
         """Return the gateway of a link, unless a later link has replaced it."""
         return self._names.get(link)

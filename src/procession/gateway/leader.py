@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError, RoundError
 from procession.gateway.confirmation import check_held
 from procession.gateway.gateway_events import Event, LeaderFound, StreamGranted, StreamRefused, StreamRelinquished
 from procession.gateway.global_registry import LEADER, GlobalRegistry, Grant
@@ -87,7 +87,7 @@ class Leadership:
 
     @property
     def departed(self) -> list[str]:
-        """Names of the gateways that have left and not come back."""
+        """Names of the gateways that have left and not come back, or were abandoned."""
         return self._members.left
 
     # Requests of this gateway itself, which are answered at once.
@@ -224,6 +224,8 @@ class Leadership:
         it may leave. It may leave only when the leader's snapshot has these epochs, too. Otherwise the last ids of its
         streams would be lost if the leader crashed."""
         name = self._links[link]
+        if self.registry.is_superseded(link):
+            return False
         kept = self._state.snapshot.clocks
         # The leader must have the progress of these streams on disk, too. The next commit writes it.
         are_kept = all(
@@ -236,6 +238,16 @@ class Leadership:
         self.registry.leave(name)
         self._members.stand(name, MemberStatus.LEFT)
         return True
+
+    def abandon(self, name: str, identity: str, epochs: int) -> None:
+        """Remove a gateway that is lost for good, for a driver that will never commit records of it any more. Its
+        streams may then be opened elsewhere. Raises RoundError unless this gateway has all `epochs` that the driver
+        knows as committed on disk: their positions are where the streams continue."""
+        if name == LEADER:
+            raise ConfigError("The first gateway leads, and cannot be abandoned.")
+        if self._state.snapshot.epoch + 1 < epochs:
+            raise RoundError("The leader lacks the last commit, so it does not know where streams continue.")
+        self.registry.abandon(self._members.abandon(name, identity))
 
     def status(self) -> list[dict[str, Any]]:
         """Return the gateways, whether they are connected, and how many streams each holds."""

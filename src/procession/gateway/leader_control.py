@@ -50,6 +50,14 @@ class LeaderControl:
             return {}
         return {"gateways": [member.as_dict() for member in self._leadership.gateways.values()]}
 
+    def abandon(self, request: Mapping[str, Any]) -> None:
+        """Handle a driver's report of a gateway that is lost for good. The caller has checked the driver's fence."""
+        name, identity = request.get("name"), request.get("lost_identity")
+        if self._leadership is None or not isinstance(name, str) or not isinstance(identity, str):
+            raise RemoteProtocolError("abandon needs a leader, and the name and identity of a gateway")
+        self._leadership.abandon(name, identity, *integers(request, "epochs"))
+        log.warning("gateway.member_abandoned", gateway=name)
+
     def answer(self, connection: ConnectionTask, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the reply, or None if this is not a request to a leader."""
         op = request.get("op")

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.format_number import check_format
 
-FORMAT = 2
-"""Format number. A file of format 1 has no number and contains only the members."""
+FORMAT = 3
+"""Format number. A file of format 1 has no number and contains only the members. Before format 3, no gateway is
+abandoned."""
 NAME_CHARS_MAX = 64
 
 
@@ -30,6 +31,11 @@ class MemberStatus(StrEnum):
     """The gateway accepts no new streams, and leaves when all its records are committed."""
     LEFT = "left"
     """The gateway has left, and may come back with the same directory."""
+    ABANDONED = "abandoned"
+    """The gateway is lost for good. Its name and its directory are refused forever."""
+
+
+GONE = (MemberStatus.LEFT, MemberStatus.ABANDONED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +106,23 @@ class Members:
 
     @property
     def present(self) -> dict[str, Member]:
-        """The gateways that have not left."""
-        return {name: member for name, member in sorted(self._all.items()) if member.standing is not MemberStatus.LEFT}
+        """The gateways that have not left and were not abandoned."""
+        return {name: member for name, member in sorted(self._all.items()) if member.standing not in GONE}
 
     @property
     def left(self) -> list[str]:
-        return sorted(name for name, member in self._all.items() if member.standing is MemberStatus.LEFT)
+        """Names of the gateways that have left or were abandoned."""
+        return sorted(name for name, member in self._all.items() if member.standing in GONE)
 
     def join(self, joining: Member) -> Member:
         """Add a gateway, or update the address of a known gateway. A gateway without a name gets the next name. Raises
-        ConfigError if another gateway has the name."""
+        ConfigError if another gateway has the name, or if the gateway was abandoned."""
         known = self._all.get(self._by_identity.get(joining.identity, ""))
+        if (found := known or self._all.get(joining.name)) is not None and found.standing is MemberStatus.ABANDONED:
+            raise ConfigError(
+                f"Gateway {found.name!r} was abandoned: its streams continue at other gateways.",
+                next_step="Delete its directory. To replace it, join a gateway with a new directory and a new name.",
+            )
         if known is not None and joining.name not in ("", known.name):
             raise ConfigError(
                 f"The directory of gateway {joining.name!r} belongs to {known.name!r}.",
@@ -131,7 +143,14 @@ class Members:
         return self._keep(replace(joining, name=name, standing=standing))
 
     def stand(self, name: str, standing: MemberStatus) -> None:
+        assert self._all[name].standing is not MemberStatus.ABANDONED, "an abandoned gateway never comes back"
         self._keep(replace(self._all[name], standing=standing))
+
+    def abandon(self, name: str, identity: str) -> str:
+        """Refuse a gateway from now on, even if it is not known yet. Returns the name under which it is known."""
+        name = self._by_identity.get(identity, name)
+        known = self._all.get(name) or Member(name, identity, "", "", "")
+        return self._keep(replace(known, standing=MemberStatus.ABANDONED)).name
 
     def _next_name(self) -> str:
         return next(name for number in range(1, len(self._all) + 2) if (name := f"gateway-{number}") not in self._all)

@@ -35,7 +35,8 @@ def bottleneck(snapshot: Mapping[str, Any]) -> Bottleneck | None:
     for path in snapshot["disks_low"]:
         return Bottleneck(str(path).rpartition("/")[2], "its disk is nearly full: producers wait")
     for name in snapshot["away"]:
-        return Bottleneck(name, "the first gateway cannot reach it")
+        ways = f"`procession restore` if it has replicas, else `procession gateways abandon {name}`"
+        return Bottleneck(name, f"the first gateway cannot reach it. If its machine is lost for good: {ways}")
     if snapshot["driver"] is None:
         return Bottleneck("driver", "it is starting, or being restarted")
     if not snapshot["driver"].get("is_ready", True):

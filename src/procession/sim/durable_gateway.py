@@ -72,9 +72,11 @@ def set_aside(part: str) -> str:
     return f"{part}.newest"
 
 
-def check_acknowledgement(site: Environment, durable: Callable[[], Positions], frame: AnyFrame) -> None:
+def check_acknowledgement(
+    site: Environment, durable: Callable[[], Positions], frame: AnyFrame, *, is_zombie: bool = False
+) -> None:
     """A gateway sends this frame, and has this snapshot on disk."""
-    if isinstance(frame, NotifyAck) and frame.success:
+    if isinstance(frame, NotifyAck) and frame.success and not is_zombie:
         site.oracle.opened(frame.stream_id, frame.point_of_reference)
     match frame:
         case Ack():

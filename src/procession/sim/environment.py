@@ -8,7 +8,7 @@ and implements the faults; all processes use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,12 @@ class Environment:
         """Gateways whose directories are currently set back or lost."""
         self.was_set_back: set[str] = set()
         """Gateways whose directories were ever set back or lost."""
+        self.gone_for_good: set[str] = set()
+        """Gateways that never start again: their directory is lost, or they were told that they are abandoned."""
+        self.offered: Callable[[Collection[str]], None]
+        """Called for each new epoch of Spark, with the names of the gateways that have records in it."""
+        self.abandoned: set[str] = set()
+        """Gateways that the operator has abandoned."""
         self.refused: Callable[[str], None]
         """Called for every gateway that refuses a driver because of its log."""
         self.confirmed: Callable[[str, int], None]

@@ -71,6 +71,12 @@ machines."""
 SET_BACKS = ("set-back", "lost")
 """A gateway's directory is lost, or replaced by a copy taken at the fault's step, once that copy lacks committed data.
 The newest directory is put back when the gateway has refused the driver."""
+GONE, ZOMBIE_GATEWAY = "gone", "zombie-gateway"
+LOSSES = (GONE, ZOMBIE_GATEWAY)
+"""A gateway is lost for good with its directory, or only seems to be lost and wakes up later. The operator abandons it
+after the fault's time."""
+LOSS_SHARE = 0.25
+"""Share of worlds with several gateways in which one is lost."""
 SET_BACK_SHARE = 0.04
 """Share of worlds with one gateway that have set-backs. In these a gateway waits until its directory is confirmed."""
 SET_BACK_SHARE_OF_SEVERAL = 0.15
@@ -250,9 +256,11 @@ class FaultPlan:
                 yield f"a fault is for {fault.part!r}, and there is no such part"
             elif fault.kind in SET_BACKS and fault.part not in self.gateway_parts:
                 yield f"{fault.kind!r} is done to a gateway, if at all"
+            elif fault.kind in LOSSES and fault.part not in self.gateway_parts[1:]:
+                yield f"{fault.kind!r} is done to a gateway that does not lead, if at all"
             elif fault.kind in DISK_FAULTS and _role(fault.part) not in EDGES:
                 yield f"{fault.kind!r} is done to a part with a disk"
-            elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, *DISK_FAULTS, "blackout"):
+            elif fault.kind not in (*KINDS[_role(fault.part)], *SET_BACKS, *LOSSES, *DISK_FAULTS, "blackout"):
                 yield f"{fault.kind!r} is nothing that can be done to {fault.part!r}"
 
     def with_faults(self, faults: tuple[PlannedFault, ...]) -> FaultPlan:
@@ -304,6 +312,11 @@ def make_plan(seed: int, chance: Randomness) -> FaultPlan:
         step = 1 + int(EDGES[_role(part)] * size.reach * chance.random())
         seconds = round(0.3 * chance.random(), 3)
         plan = plan.with_faults((*plan.faults, PlannedFault(part, step, kind, seconds, is_at_edge=True)))
+    if plan.gateways > 1 and chance.random() < LOSS_SHARE:
+        part, kind = chance.choice(plan.gateway_parts[1:]), chance.choice(LOSSES)
+        step = 1 + int(STEPS[_role(part)] * size.reach * chance.random())
+        seconds = round(0.6 * chance.random(), 3)
+        plan = replace(plan.with_faults((*plan.faults, PlannedFault(part, step, kind, seconds))), first_home=1)
     return plan
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from procession.commit.abandoned_gateways import Abandoned
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_record import RoundRecord
+from procession.driver.abandonment import unreported
 from procession.driver.gateway_clients import place_of
 from procession.driver.last_commit import LastCommit, epochs_kept, known_members
 from procession.errors import ProcessionError, RoundError, StorageError
@@ -65,6 +67,12 @@ def commit_request(fence: int, record: RoundRecord, name: str) -> Request:
     return _request("commit", fence=fence, epoch=record.epoch, end=end, positions=positions, epochs_kept=kept)
 
 
+def abandon_request(last: LastCommit, lost: Member) -> Request:
+    """Return the request of `gateway/control_client.ControlClient.abandon`."""
+    fields = {"name": lost.name, "lost_identity": lost.identity}
+    return _request("abandon", fence=last.fence, epochs=last.epochs, **fields)
+
+
 def _request(op: str, **fields: Any) -> Request:
     return {"op": op, "format": FORMAT, **fields}
 
@@ -83,6 +91,32 @@ def keep_places(site: Environment, places: LogLocations, gateways: Iterable[Memb
             site.log_event(part, "! refuses: the driver finds that %s", error.sentence)
             site.refused(part)
             raise blamed(error, is_injected_damage=part in site.was_set_back) from error  # the list may be outdated
+
+
+def report_abandoned(
+    clients: SimulatedGatewayClients,
+    last: LastCommit,
+    listed: Iterable[Member],
+    abandoned: Abandoned,
+    done: Callable[[], Any],
+) -> None:
+    """Inform the leader of abandoned gateways, as `driver/abandonment` does. Calls `done` if it has accepted that."""
+    requests = [abandon_request(last, lost) for lost in unreported(listed, abandoned)]
+    if requests and last.record is not None:
+        requests.insert(0, commit_request(last.fence, last.record, LEADER))
+
+    def send(answer: Any = None) -> Any:
+        if isinstance(answer, ProcessionError) and not isinstance(answer, RoundError | GarbledRequest):
+            raise answer
+        if not requests:
+            return done()
+        clients.send(LEADER, requests.pop(0), answered)
+        return None
+
+    def answered(answer: Any) -> Any:
+        return None if answer is None or isinstance(answer, RoundError | GarbledRequest) else send(answer)
+
+    send()
 
 
 class SimulatedGatewayClients:

@@ -9,11 +9,13 @@ network.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procession.address import Address
 from procession.commit import round_events as ev
+from procession.commit.abandoned_gateways import abandoned_before
 from procession.commit.checkpoint import Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.emitter_channel import ListeningEmitter
@@ -24,6 +26,8 @@ from procession.commit.performer import CommitPerformer, DriverCallbacks
 from procession.commit.recovery import recover
 from procession.commit.round_record import RoundRecord
 from procession.commit.sink_link import SinkOptions
+from procession.driver.abandonment import remaining, unreported
+from procession.driver.last_commit import LastCommit
 from procession.errors import FencedError, LocalProtocolError, ProcessionError, RoundError
 from procession.gateway.global_registry import LEADER
 from procession.gateway.members import Member
@@ -40,6 +44,7 @@ from procession.sim.simulated_clients import (
     last_commit,
     list_request,
     members_of,
+    report_abandoned,
 )
 from procession.sim.simulated_emitter import COOKIE, EMITTER
 from procession.sim.simulated_files import SimulatedFileSystem, is_injected_damage
@@ -112,7 +117,7 @@ class SimulatedDriver(AsyncioProcess):
         self._emitted = emitted
         self.spark: Spark | None = None
         self.error: ProcessionError | None = None
-        self._has_claimed = False
+        self.has_claimed = False
         self.leaves_zombie = False
         """Whether the JVM survives when this half dies."""
         self._start_spark = start_spark
@@ -163,7 +168,7 @@ class SimulatedDriver(AsyncioProcess):
         if self.error is not None:
             return
         try:
-            if self._has_claimed:
+            if self.has_claimed:
                 self.checkpoint.check_fence()
         except FencedError as replaced:
             error = replaced  # the cause is that another driver has taken over
@@ -182,8 +187,9 @@ class SimulatedDriver(AsyncioProcess):
 
     def _begin(self) -> Steps:
         checkpoint = self.checkpoint = yield from self.blocking(self._claim)
-        self._has_claimed = True
+        self.has_claimed = True
         self._places = checkpoint.places
+        self._abandoned = abandoned_before(self._places.abandoned, checkpoint.fence)
         self.site.oracle.check()
         self.site.log_event(
             self.part,
@@ -253,24 +259,28 @@ class SimulatedDriver(AsyncioProcess):
         if answer is None or isinstance(answer, RoundError):
             self.later(RETRY_S, self._raise_fence)
             return
-        gateways = members_of(answer)
-        self._meet(gateways)
-        keep_places(self.site, self._places, gateways)
+        listed = members_of(answer)
+        self._meet(listed)
+        keep_places(self.site, self._places, remaining(listed, self._abandoned))
         checkpoint, offsets = self.checkpoint, self.checkpoint.log.offsets
         last = last_commit(checkpoint, checkpoint.log.committed)
         self._fences.ask(
             {name: fence_request(last, name, offsets.get(name, LogOffset())) for name in self._fences.names},
-            self._raised,
+            partial(self._raised, last, listed),
         )
 
-    def _raised(self, answers: Answers) -> None:
+    def _raised(self, last: LastCommit, listed: Sequence[Member], answers: Answers) -> None:
         self._fenced |= answers.keys()
-        if all(name in self._fenced for name in self._fences.names):
+        if LEADER in answers and unreported(listed, self._abandoned):
+            self.later(RETRY_S, self._raise_fence)  # until the leader no longer lists them
+            report_abandoned(self._fences, last, listed, self._abandoned, lambda: None)
+        elif all(name in self._fenced for name in self._fences.names):
             self.spark = self._start_spark(self)
         else:
             self.later(RETRY_S, self._raise_fence)
 
-    def _meet(self, gateways: Sequence[Member]) -> None:
+    def _meet(self, listed: Sequence[Member]) -> None:
+        gateways = remaining(listed, self._abandoned)
         self._fences.meet(gateways)
         self._commits.meet(gateways)
 

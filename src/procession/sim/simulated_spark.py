@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from procession.commit.abandoned_gateways import abandoned_before
 from procession.commit.checkpoint import Checkpoint
+from procession.driver.abandonment import remaining
 from procession.driver.last_commit import LastCommit
 from procession.errors import ProcessionError, StorageError
 from procession.gateway.global_registry import LEADER
@@ -33,6 +35,7 @@ from procession.sim.simulated_clients import (
     last_commit,
     members_of,
     offer_request,
+    report_abandoned,
 )
 from procession.sim.simulated_files import SimulatedFileSystem
 from procession.sim.simulated_process import SimulatedProcess, Steps
@@ -80,6 +83,7 @@ class Spark(SimulatedProcess):
         self._checkpoint = Checkpoint(claimed.root, claimed.id, claimed.fence, files)
         self._clients = SimulatedGatewayClients(self, self._checkpoint.check_fence)
         self._places = self._checkpoint.places
+        self._abandoned = abandoned_before(self._places.abandoned, claimed.fence)
         self._spark_files = SparkFiles(claimed.directory, files)
         self._keeping = SimulatedStateStore(self, machine.disk, self._checkpoint, site.oracle)
         self._tasks = tasks
@@ -153,7 +157,9 @@ class Spark(SimulatedProcess):
             elif reply["end"] > ends.get(name, LogOffset()).sequence:
                 ends[name] = offset(reply, "offset") or LogOffset(reply["end"])
         if LEADER in answers:
-            gateways = members_of(answers[LEADER][1])
+            listed, abandoned = members_of(answers[LEADER][1]), self._abandoned
+            report_abandoned(self._clients, self._last, listed, abandoned, lambda: None)
+            gateways = remaining(listed, abandoned)
             self._clients.meet(gateways)
             keep_places(self.site, self._places, gateways)
         if not answers or (ends == self._ends and self._number >= 0) or self.is_stopping:
@@ -172,6 +178,7 @@ class Spark(SimulatedProcess):
         self._number += 1
         self._starts, self._ends = self._ends, ends
         yield from self._spark_files.write_offset(self._number, ends)
+        self.site.offered([name for name, end in ends.items() if end != self._starts.get(name)])
         yield from self._run_tasks()
 
     # Tasks, `foreachBatch`, `commits/N`
@@ -186,7 +193,7 @@ class Spark(SimulatedProcess):
         self.site.runs += 1
         attempt = self.site.runs
         first, last = numbered_from(starts), numbered_from(ends)
-        logs = [self._read(name, start, self._ends[name]) for name, start, _ in ranges]
+        logs = [self._read(name, start, self._ends[name]) if start < end else [] for name, start, end in ranges]
         rows: list[Row] = []
         positions: dict[int, int] = {}
         number = first
@@ -217,7 +224,7 @@ class Spark(SimulatedProcess):
         try:
             return [row for batch in self._logs[name].read(start, end.sequence, end) for row in _rows(batch)]
         except StorageError as error:
-            raise blamed(error, is_injected_damage=part in self.site.set_back) from error
+            raise blamed(error, is_injected_damage=part in self.site.set_back | self.site.gone_for_good) from error
 
     def _observe(self, name: str, start: int, end: int, log: list[LogRow]) -> None:
         part = part_of(name)

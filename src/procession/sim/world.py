@@ -17,9 +17,10 @@ import structlog
 from procession.errors import FencedError
 from procession.gateway.gateway_limits import Limits
 from procession.sim.environment import Environment, Machine
-from procession.sim.fault_plan import DRIVER, GATEWAY, SPARK, FaultPlan, PlannedFault, SinkPlan
+from procession.sim.fault_plan import DRIVER, GATEWAY, LOSSES, SPARK, FaultPlan, PlannedFault, SinkPlan
 from procession.sim.foreign_sink import ForeignSink
 from procession.sim.gateway_addresses import listen_address
+from procession.sim.lost_gateway import OPERATOR, LostGatewayOperator
 from procession.sim.observed_sink import durable_output
 from procession.sim.oracle import InvariantViolation, Oracle
 from procession.sim.randomness import Randomness
@@ -89,6 +90,8 @@ class World:
         self._producers: dict[str, Producer] = {}
         self._operator = SetBackOperator(site, self._machines, self._kill)
         site.refused, site.confirmed = self._operator.refused, self._operator.confirmed
+        self._losses = LostGatewayOperator(site, self._machines, self._kill)
+        site.offered = self._losses.offered
         self._absence_s: dict[str, float] = {}
         """Downtime of a part after a fault."""
 
@@ -181,6 +184,8 @@ class World:
         if machine.disk.is_full or machine.disk.is_read_only:
             self.site.clock.after(0.1, self._start, part)  # first an operator frees space or mounts the disk again
             return
+        if part in self.site.gone_for_good:
+            return
         if part in self._gateways:
             limits = Limits(credits_max=self.plan.credits_max, streams_retire_after_s=RETIRE_AFTER_S)
             segment_bytes_max = ROW_BYTES * self.plan.segment_rows_max
@@ -232,7 +237,7 @@ class World:
     def _gone(self, process: SimulatedProcess) -> None:
         if isinstance(process, Producer) and process.is_done:
             return
-        if process.part == SPARK:
+        if process.part in (SPARK, OPERATOR):
             return
         delay_s = self._absence_s.pop(process.part, RESTART_S)
         if isinstance(process, SimulatedGateway) and process.has_left:
@@ -300,6 +305,8 @@ class World:
                 process.later(0.0, process.stop)
             case "set-back" | "lost":
                 self._operator.begin(process.part, fault.kind, fault.seconds)
+            case kind if kind in LOSSES:
+                self._losses.begin(process.part, kind, fault.seconds)
             case _:
                 self._inject_other(fault, process)
 

@@ -10,7 +10,7 @@ import errno
 from pathlib import Path
 
 from procession.errors import ConfigError, FencedError, StorageError
-from procession.runtime.files import FileSystem
+from procession.runtime.files import FileSystem, HeldLock, OpenMode
 from procession.runtime.host_files import HOST_FILES
 from procession.storage.durable import storage_error
 
@@ -22,6 +22,15 @@ CHECKPOINT = "checkpoint"
 def checkpoint_of(directory: Path) -> Path:
     """Return the checkpoint of the pipeline in this directory."""
     return directory / CHECKPOINT
+
+
+def lock_checkpoint(root: Path, files: FileSystem = HOST_FILES) -> HeldLock:
+    """Take the lock of claims and changes. Waits while another process holds it."""
+    try:
+        files.open(root / "LOCK", OpenMode.CREATE).close()
+        return files.lock(root / "LOCK", waits=True)
+    except OSError as error:
+        raise storage_error(root / "LOCK", "lock", error) from error
 
 
 def read_claim(checkpoint: Path, files: FileSystem = HOST_FILES) -> int:
