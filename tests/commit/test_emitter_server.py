@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from procession.address import Address, listening_socket
 from procession.commit.emitter_channel import ListeningEmitter
@@ -181,7 +182,7 @@ async def test_a_stranger_ends_only_its_own_connection(tmp_path: Path, data: byt
         writer.write_eof()
         async with asyncio.timeout(30):
             reply = await reader.read()
-        assert b"accepted" not in reply
+        assert b"refused" in reply
         assert (f"at most {GREETING_BYTES_MAX} are allowed".encode() in reply) == (
             int.from_bytes(data[:4], "big") > GREETING_BYTES_MAX
         )
@@ -241,9 +242,12 @@ async def test_an_error_in_a_session_ends_only_the_session(tmp_path: Path, monke
 
     async with serving(tmp_path) as (address, _):
         monkeypatch.setattr("procession.commit.sink_link.SinkLink.run", fail)
-        driver = await Driver.connected(address)
-        driver.order(OpenConnections(identified(tmp_path), (SINK,)))
-        await driver.until_closed()
+        with capture_logs() as logs:
+            driver = await Driver.connected(address)
+            driver.order(OpenConnections(identified(tmp_path), (SINK,)))
+            await driver.until_closed()
+        (failed,) = [line for line in logs if line["event"] == "emitter.session_failed"]
+        assert failed["reason"] == "ZeroDivisionError()"
         await Driver.connected(address)
 
 
