@@ -19,7 +19,7 @@ from tests.systems.namespace_cluster import needs_cluster
 from tests.systems.namespace_cluster import running as running_cluster
 from tests.walk.commands import Running, running
 from tests.walk.commands import command as command_line
-from tests.walk.test_namespace_cluster import APPS, Job, lose_an_executor
+from tests.walk.test_namespace_cluster import APPS, Job, lose_an_executor, lose_the_link
 
 pytestmark = [needs_cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -37,10 +37,12 @@ def cluster(cluster_with_replicas: NamespaceCluster) -> Iterator[NamespaceCluste
         yield cluster_with_replicas
     finally:
         first = cluster_with_replicas.head
-        set_link(first, is_up=True)
+        for host in cluster_with_replicas.hosts:
+            set_link(host, is_up=True)
         moved = find(cluster_with_replicas.name)
         if moved.head != first:
             moved.move_driver(first)
+        find(cluster_with_replicas.name).start()
 
 
 def lose_the_driver_host(cluster: NamespaceCluster, command: Running) -> None:
@@ -57,7 +59,20 @@ def lose_an_executor_and_the_driver_host(cluster: NamespaceCluster, command: Run
     lose_the_driver_host(cluster, command)
 
 
-CASES = [(kind, lose_the_driver_host) for kind in APPS] + [("joined", lose_an_executor_and_the_driver_host)]
+def lose_a_link_and_the_driver_host(cluster: NamespaceCluster, command: Running) -> None:
+    lose_the_link(cluster, command)
+    lose_the_driver_host(cluster, command)
+
+
+def lose_the_gateway_and_the_driver_host(cluster: NamespaceCluster, command: Running) -> None:
+    """Kill all processes of both hosts at once. The gateways' host keeps its disk and comes back."""
+    kill_host(cluster.edge.namespace)
+    lose_the_driver_host(cluster, command)
+
+
+CASES = [(kind, lose_the_driver_host) for kind in APPS]
+CASES += [("joined", lose_an_executor_and_the_driver_host), ("keyed", lose_a_link_and_the_driver_host)]
+CASES += [("windowed", lose_the_gateway_and_the_driver_host)]
 
 
 @pytest.mark.parametrize(("kind", "lose"), CASES)

@@ -17,10 +17,12 @@ from procession.cluster.host_faults import HostFaults, executors_on, loss_of
 from procession.cluster.namespace_cluster import NamespaceCluster
 from procession.cluster.namespace_hosts import kill_host, set_link
 from procession.commit.emitter_server import ANNOUNCEMENT, announced_address
+from procession.commit.spark_log import SparkLog
 from procession.deployment.cluster_pipeline import driver_directory, ends_directory
 from procession.deployment.local_pipeline import EMITTER
 from procession.driver.epoch_log import EpochTail
 from procession.exit_status import Status
+from procession.storage.driver_claim import checkpoint_of, read_claim
 from procession.testing import run as run_in_process
 from procession.verify.sink_outputs import committed_output
 from tests.systems.namespace_cluster import needs_cluster
@@ -92,12 +94,20 @@ class Job:
             self._committed = line["records_in"]
         return self._committed
 
+    def is_epoch_open(self) -> bool:
+        """Whether an epoch has begun and is not decided."""
+        checkpoint = checkpoint_of(driver_directory(self.cluster, self.name))
+        log = SparkLog(checkpoint / f"{read_claim(checkpoint):010d}")
+        return log.offered > log.committed
+
     def await_middle(self, command: Running) -> None:
-        """Wait until some epochs are committed, and check that most of the input is still to come."""
+        """Wait until some epochs are committed and another one is open, and check that most of the input is still to
+        come."""
         wait_for(lambda: "ready: connectors send to" in command.said, "the start", lambda: command.said)
         wait_for(lambda: self.committed() > 0, "the first epoch", lambda: command.said)
         wait_for(lambda: self.committed() >= 3 * EPOCH_RECORDS, "an epoch", lambda: command.said)
         assert self.committed() < RECORDS // 2
+        wait_for(self.is_epoch_open, "an open epoch", lambda: command.said)
 
     def output(self) -> bytes:
         return b"".join(committed_output(ends_directory(self.cluster, self.name) / "output", None))
@@ -227,12 +237,25 @@ def lose_an_executor_and_the_gateway_host(cluster: NamespaceCluster, command: Ru
     lose_the_gateway_host(cluster, command)
 
 
+def lose_the_link_and_the_gateway_host(cluster: NamespaceCluster, command: Running) -> None:
+    lose_the_link(cluster, command)
+    lose_the_gateway_host(cluster, command)
+
+
+def lose_the_link_and_the_other_executor(cluster: NamespaceCluster, command: Running) -> None:
+    lose_the_link(cluster, command)
+    os.kill(executors_on(cluster.workers[1])[0], signal.SIGKILL)
+
+
+FAULTS = (lose_an_executor, lose_the_link, lose_the_gateway_host, lose_an_executor_and_the_gateway_host)
+CASES = [(kind, fault) for fault in FAULTS for kind in APPS]
+CASES += [("windowed", lose_the_link_and_the_gateway_host), ("keyed", lose_the_link_and_the_other_executor)]
+"""Each fault with each kind of pipeline, and each pair of faults. `test_driver_host` has those of the driver's host."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", APPS)
-@pytest.mark.parametrize(
-    "fault", [lose_an_executor, lose_the_link, lose_the_gateway_host, lose_an_executor_and_the_gateway_host]
-)
+@pytest.mark.parametrize(("kind", "fault"), CASES)
 def test_the_output_is_the_same_when_a_host_is_lost_in_the_middle(
     cluster_of_hosts: NamespaceCluster, tmp_path: Path, kind: str, fault: Callable[[NamespaceCluster, Running], None]
 ) -> None:
