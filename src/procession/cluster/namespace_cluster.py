@@ -54,7 +54,8 @@ SERVICE_PORT = 7300
 REPLICA_PORT = 7400
 MASTER, WORKER, SERVICE, REPLICA = "master", "worker", "host-service", "object-service"
 REGISTERED = "Successfully registered with master"
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
+"""It ends a hang. A program that has ended is noticed at once, and a busy machine may take minutes to start six JVMs."""
 
 MEGABYTE = 1 << 20
 DAEMON_MEMORY = "256m"
