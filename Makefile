@@ -29,6 +29,7 @@ test: setup systems ## run all tests except the slow ones, on two workers (ARGS=
 
 test-all: setup systems ## run all tests, including the slow ones
 	@scripts/s3 || true
+	@scripts/yarn || true
 	@PROCESSION_TEST_ALL=1 $(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow" $(ARGS)
 
 check: setup ## check format, lint, types (also of tests and of programs in tests) and house rules

@@ -12,7 +12,7 @@ import pytest
 from procession.deployment.app_packages import AppPackages
 from procession.deployment.environment_archive import NO_PYTHON, packed
 from procession.errors import ConfigError
-from procession.jobs.submit_app import check_archive
+from procession.spark.shipped_environment import check_archive
 from tests.systems.standalone_cluster import PLAIN_PYTHON, VERSION
 
 SMALL = AppPackages({}, {"procession", "msgpack"})
@@ -109,4 +109,6 @@ def test_an_archive_that_is_missing_or_of_another_kind_is_reported_in_one_senten
     (tmp_path / "some.zip").touch()
     with pytest.raises(ConfigError, match=r"does not end in \.tar\.gz"):
         check_archive(str(tmp_path / "some.zip"))
+    with pytest.raises(ConfigError, match="There is no environment archive file:"):
+        check_archive(f"file://{tmp_path}/nothing.tar.gz")
     assert check_archive("hdfs://name/environment.tar.gz") == "hdfs://name/environment.tar.gz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -150,15 +151,17 @@ def test_a_sink_that_checks_the_order_gets_the_order_that_the_pipeline_keeps(
 
 
 class Timed(Started):
-    """Records the start time of the command that each part receives."""
+    """Records the start time of the command and the time-out that each part receives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.told: dict[str, str | None] = {}
+        self.ready_timeout_s: dict[str, float] = {}
 
     def start(self, part: Part) -> None:
         super().start(part)
         self.told[part.name] = part.env.get(COMMAND_STARTED)
+        self.ready_timeout_s[part.name] = part.ready_timeout_s
 
 
 def test_a_driver_gets_the_start_time_of_the_command(tmp_path: Path) -> None:
@@ -174,6 +177,19 @@ def test_an_abandoned_gateway_is_replaced_by_a_new_one_with_another_name(tmp_pat
     Checkpoint.claim(checkpoint, name="p", fingerprint="f")
     abandon(checkpoint, "gateway-1", "its identity")
     assert list(started(tmp_path, gateways=3)) == ["gateway", "gateway-2", "gateway-3", "driver"]
+
+
+@pytest.mark.parametrize(
+    ("master", "is_patient"),
+    [(None, False), ("local-cluster[1,1,1024]", False), ("spark://h:7077", True), ("yarn", True)],
+)
+def test_a_driver_may_wait_for_the_executors_of_a_cluster_for_any_time(
+    tmp_path: Path, master: str | None, is_patient: bool
+) -> None:
+    supervisor: Any = Timed()
+    settings = Settings(master=master)
+    LocalPipeline(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, settings).start()
+    assert math.isinf(supervisor.ready_timeout_s["driver"]) == is_patient
 
 
 class Looking(Started):

@@ -1,4 +1,4 @@
-"""Heartbeats of Spark's process."""
+"""Heartbeats of Spark's process, and the errors that end a query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 
-from procession.driver.spark_process import Heartbeat, descendants, processor_ns
+from procession.driver.spark_process import Heartbeat, descendants, processor_ns, query_error
+from procession.errors import ConfigError
 
 
 def test_missing_heartbeats_are_noticed_once() -> None:
@@ -41,3 +42,11 @@ def test_processor_time_includes_all_processes_that_we_started() -> None:
         process.communicate("\n")
     assert descendants(process.pid) == []
     assert processor_ns(process.pid) == 0
+
+
+def test_an_executor_that_comes_later_and_has_another_python_stops_the_pipeline_with_a_sentence() -> None:
+    mismatch = "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: 3.11, x"
+    found = query_error(Exception(mismatch))
+    assert isinstance(found, ConfigError)
+    assert found.sentence == "Executors run Python 3.10, the driver runs 3.11."
+    assert str(query_error(Exception("java.io.FileNotFoundException: shuffle_1"))).endswith("shuffle_1"), "as it is"

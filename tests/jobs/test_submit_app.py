@@ -11,6 +11,7 @@ import pytest
 from procession.deployment.settings import Settings
 from procession.errors import ConfigError, UsageError
 from procession.jobs.submit_app import submitted
+from procession.spark.master import YARN_FILE
 
 APP = """
 from procession import Pipeline
@@ -50,7 +51,9 @@ def test_an_archive_and_the_addresses_of_this_machine_are_added_to_the_settings(
     assert said == []
 
 
-def test_a_given_address_is_used(app: Path) -> None:
+def test_a_given_address_is_used(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (app.parent / YARN_FILE).touch()
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(app.parent))
     settings = Settings(master="yarn", environment_archive=str(app.parent / "ours.tar.gz"), flight="10.0.0.1:7102")
     _, found = submitted(app, None, settings, print, address="10.0.0.1")
     assert (found.driver_files, found.flight) == ("10.0.0.1:0", "10.0.0.1:7102")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from procession.errors import UsageError
+from procession.errors import ConfigError, UsageError
 from procession.spark.master import (
     GRACE_S,
     PATIENCE_S,
     REPEAT_S,
+    YARN_FILE,
     ExecutorNotice,
     check_master,
     first_notice,
@@ -35,7 +37,11 @@ TAKEN = (
 
 
 @pytest.mark.parametrize("master", TAKEN)
-def test_all_forms_of_a_master_that_spark_knows_are_accepted(master: str) -> None:
+def test_all_forms_of_a_master_that_spark_knows_are_accepted(
+    master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / YARN_FILE).touch()
+    monkeypatch.setenv("YARN_CONF_DIR", str(tmp_path))
     check_master(master)
     assert has_executors(master) == (not master.startswith("local") or master.startswith("local-cluster"))
 
@@ -48,6 +54,16 @@ def test_a_text_that_is_not_a_master_address_is_refused_with_the_allowed_forms(m
     with pytest.raises(UsageError, match="is not a valid address of a Spark master") as caught:
         check_master(master)
     assert "spark://HOST:PORT" in caught.value.next_step
+
+
+@pytest.mark.parametrize("directory", ["", "missing"])
+def test_yarn_is_refused_if_the_environment_does_not_say_where_it_is(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / directory))
+    with pytest.raises(ConfigError, match="Neither HADOOP_CONF_DIR nor YARN_CONF_DIR names a directory"):
+        check_master("yarn")
 
 
 def test_a_master_that_does_not_listen_is_reported_with_the_reason() -> None:

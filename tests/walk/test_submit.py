@@ -1,4 +1,4 @@
-"""`procession submit` on a real standalone cluster whose machines have Spark and a plain Python, without our
+"""`procession submit` on real clusters, standalone and YARN, whose machines have Spark and a plain Python, without our
 package."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 
 import procession
@@ -27,6 +28,8 @@ from procession.verify.sink_outputs import committed_output
 from tests.certificates import Authority
 from tests.systems.standalone_cluster import HERE, VERSION, StandaloneCluster
 from tests.systems.standalone_cluster import running as cluster_running
+from tests.systems.yarn_cluster import YarnCluster, needs_yarn
+from tests.systems.yarn_cluster import running as yarn_running
 from tests.walk.cluster import wait_for
 from tests.walk.commands import error_line, running
 
@@ -183,3 +186,38 @@ def test_executors_that_share_nothing_get_the_secret_in_a_file_from_spark(
     assert shipped, "a task could not have read the log without it"
     assert {stat.S_IMODE(path.stat().st_mode) for path in shipped} == {0o600}
     assert output(place) == expected(place)
+
+
+def containers(yarn: YarnCluster) -> list[int]:
+    """Return the JVMs of Spark's executors in YARN's containers."""
+    lines = processes(b"YarnCoarseGrainedExecutorBackend")
+    ours = [pid for pid, line in lines.items() if str(yarn.local).encode() in line]
+    return [pid for pid in ours if not lines[pid].startswith(b"/bin/bash")]
+
+
+@needs_yarn
+def test_containers_of_yarn_run_an_app_although_one_is_killed(place: Path) -> None:
+    tail = EpochTail(place / ".procession/spread/epochs.jsonl")
+    with yarn_running(place / "yarn") as yarn:
+        spark = {
+            "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
+            "spark.yarn.stagingDir": f"file://{place}/staging",
+            "spark.executor.memory": "512m",
+        }
+        conf = [word for name, value in spark.items() for word in ("--conf", f"{name}={value}")]
+        given = ("--input", "input.txt", "--listen", "127.0.0.1:0", "--epoch-records-max", "30")
+        on_yarn = ("--master", "yarn", "--address", HERE)
+        with running("submit", "app.py", *given, *on_yarn, *conf, cwd=place, HADOOP_CONF_DIR=str(yarn.conf)) as command:
+            wait_for(lambda: "ready: connectors send to" in command.said, "the start", lambda: command.said)
+            wait_for(lambda: bool(tail.new()), "an epoch", lambda: command.said)
+            secret = path_of(place / ".procession/spread", Secret.CONTROL).read_text().strip()
+            assert processes(secret.encode()) == {}, "the secret is on no command line"
+            assert processes(secret.encode().hex().encode()) == {}
+            shipped = list(yarn.local.rglob(SHIPPED_FILE))
+            assert {stat.S_IMODE(path.stat().st_mode) for path in shipped} == {0o600}, "nobody else can read it"
+            first, second = containers(yarn)
+            os.kill(first, signal.SIGKILL)
+            wait_for(lambda: set(containers(yarn)) - {first, second} != set(), "another", lambda: command.said)
+            assert command.wait() == Status.DONE, command.said
+        assert output(place) == expected(place)
+        wait_for(lambda: not processes(str(yarn.local).encode()), "the end of the containers", lambda: "")

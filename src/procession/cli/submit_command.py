@@ -91,8 +91,9 @@ def pack(
 ) -> None:
     """Pack Procession, its dependencies and an app's modules for executors, as `submit` does."""
     from procession.deployment.app_packages import app_packages
-    from procession.deployment.environment_archive import SUFFIX, archive_files, write_archive
+    from procession.deployment.environment_archive import archive_files, write_archive
     from procession.errors import UsageError
+    from procession.spark.shipped_environment import SUFFIX
 
     if not output.name.endswith(SUFFIX):
         raise UsageError(

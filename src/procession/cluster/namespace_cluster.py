@@ -55,7 +55,7 @@ REPLICA_PORT = 7400
 MASTER, WORKER, SERVICE, REPLICA = "master", "worker", "host-service", "object-service"
 REGISTERED = "Successfully registered with master"
 START_TIMEOUT_S = 300.0
-"""It ends a hang. A program that has ended is noticed at once, and a busy machine may take minutes to start six JVMs."""
+"""It ends a hang. A program that has ended is noticed at once, and a busy machine may need minutes for so many JVMs."""
 
 MEGABYTE = 1 << 20
 DAEMON_MEMORY = "256m"

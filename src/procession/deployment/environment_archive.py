@@ -23,13 +23,11 @@ from typing import Any
 
 from procession.deployment.app_packages import OURS, AppPackages
 from procession.errors import ConfigError
-from procession.spark.shipped_environment import PACKED_PYTHON, VERSION
+from procession.spark.shipped_environment import PACKED_PYTHON, SUFFIX, VERSION
 from procession.storage.durable import make_directory, storage_error
 
 PACKAGES, APP, PYTHON = "packages", "app", "python"
 """Folders of the archive."""
-SUFFIX = ".tar.gz"
-"""Suffix of archives. Spark preserves file modes only for archives with this suffix."""
 KEPT = 2
 """Number of archives that a directory keeps: the current one, and the previous one, which a driver may still ship."""
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from procession.address import Address, other_port, parse_address
@@ -40,6 +41,7 @@ from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node, SinkConnection
 from procession.storage.driver_claim import checkpoint_of
+from procession.spark.master import is_on_this_machine
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.part import Part
 from procession.supervisor.supervisor import Supervisor
@@ -197,7 +199,12 @@ class LocalPipeline:
         return replace(self._driver_part(argv, spare), turn=turn.encode())
 
     def _driver_part(self, argv: list[str], spare: tuple[str, ...]) -> Part:
-        return self._part(DRIVER, argv, self.directory / READY, 1, 45.0, spare)
+        part = self._part(DRIVER, argv, self.directory / READY, 1, 45.0, spare)
+        if is_on_this_machine(self.settings.master or "local"):
+            return part
+        # A cluster may give executors at any time, and on YARN a new driver waits behind all others. The driver itself
+        # notices a JVM that hangs.
+        return replace(part, ready_timeout_s=inf)
 
     def _sink_addresses(self) -> list[str]:
         """Return NAME=HOST:PORT of each sink that was started."""

@@ -18,7 +18,7 @@ from procession.driver.app_file import App
 from procession.driver.epoch_log import LOG_BYTES_MAX
 from procession.driver.spark_process import SparkProcess
 from procession.planner.graph import Graph
-from procession.spark.shipped_environment import ShippedEnvironment
+from procession.spark.shipped_environment import ShippedEnvironment, check_archive
 from procession.storage.state_store import KEYS_MAX
 from procession.tls import ClientTls
 
@@ -85,7 +85,10 @@ class DriverConfig:
         if self.environment_archive is None:
             return None
         return ShippedEnvironment(
-            self.environment_archive, parse_address(self.driver_files).host, bytes(self.control_cookie), self.tls
+            check_archive(self.environment_archive),
+            parse_address(self.driver_files).host,
+            bytes(self.control_cookie),
+            self.tls,
         )
 
     def start_spark(self, app: App, say: Any) -> SparkProcess:

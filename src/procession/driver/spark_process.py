@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from procession.driver.scratch_directory import ScratchDirectory
 from procession.errors import ProcessionError, RoundError, error_in_text
 from procession.planner.plan import Plan
+from procession.spark.executor_check import python_failure
 from procession.spark.master import (
     LOCAL_CLUSTER,
     REPEAT_S,
@@ -73,9 +74,12 @@ def ends(query: Query) -> bool:
 
 
 def query_error(error: Exception) -> Exception:
-    """Return the error that ended a query. Spark's trace is removed if the error has a sentence of Procession, or if
-    the Python process that plans epochs has ended. Spark does not restart that process, so the driver must restart."""
+    """Return the error that ended a query. Spark's trace is removed if the error has a sentence of Procession, if an
+    executor that came later lacks Python, or if the Python process that plans epochs has ended. Spark does not restart
+    that process, so the driver must restart."""
     trace = f"{error}\n{getattr(error, '_stackTrace', '')}"
+    if (wrong := python_failure(trace)) is not None:
+        return wrong
     if (ours := error_in_text(trace)) is not None:
         return ours
     if SOURCE_RUNNER in trace and any(sign in trace for sign in CONNECTION_ENDED):

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from procession.deployment.app_packages import app_packages
-from procession.deployment.environment_archive import SUFFIX, packed
+from procession.deployment.environment_archive import packed
 from procession.deployment.settings import Settings
 from procession.driver.app_file import load_app
 from procession.errors import ConfigError, UsageError
 from procession.planner.graph import Exchange
 from procession.spark.master import STANDALONE, check_master, is_on_this_machine, unreachable
+from procession.spark.shipped_environment import check_archive
 from procession.storage.executor_host import own_address
 
 FOLDER = "environment"
@@ -69,23 +70,6 @@ def submitted(
         "flight": settings.flight or here,
     }
     return directory, settings.model_copy(update=changed)
-
-
-def check_archive(archive: str) -> str:
-    """Return the archive as Spark needs it. Raises ConfigError if it is a file that does not exist."""
-    if "://" in archive:
-        return archive
-    path = Path(archive).resolve()
-    if not path.is_file():
-        raise ConfigError(
-            f"There is no environment archive {archive}.", next_step=f"Make it: procession pack --output {archive}."
-        )
-    if not path.name.endswith(SUFFIX):
-        raise ConfigError(
-            f"The environment archive {archive} does not end in {SUFFIX}: Spark would lose the modes of its files.",
-            next_step="Make it with `procession pack`.",
-        )
-    return str(path)
 
 
 def _checked_master(settings: Settings) -> str:

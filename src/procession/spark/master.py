@@ -10,10 +10,16 @@ from __future__ import annotations
 import os
 import re
 import socket
+from pathlib import Path
 
-from procession.errors import UsageError
+from procession.errors import ConfigError, UsageError
 
 STANDALONE = "spark://"
+YARN = "yarn"
+YARN_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Environment variables with the directory of a YARN cluster's configuration."""
+YARN_FILE = "yarn-site.xml"
+"""File of that configuration with the addresses of the cluster."""
 LOCAL_CLUSTER = "local-cluster["
 """Prefix of masters whose executors are JVMs on this machine, so they can use the driver's class archive."""
 
@@ -41,9 +47,15 @@ REACH_TIMEOUT_S = 2.0
 
 
 def check_master(master: str | None) -> None:
-    """Raise UsageError unless Spark supports this form of address."""
+    """Raise UsageError unless Spark supports this form of address. For YARN, raise ConfigError if the environment does
+    not say where the cluster is."""
     if master is not None and not FORMS.fullmatch(master):
         raise UsageError(f"{master!r} is not a valid address of a Spark master.", next_step=f"Use one of {FORMS_TEXT}.")
+    if master == YARN and not any(Path(os.environ.get(name, ""), YARN_FILE).is_file() for name in YARN_VARIABLES):
+        raise ConfigError(
+            f"Neither {YARN_VARIABLES[0]} nor {YARN_VARIABLES[1]} names a directory with {YARN_FILE}.",
+            next_step=f"Set {YARN_VARIABLES[0]} to a directory of this machine with the cluster's configuration.",
+        )
 
 
 def has_executors(master: str) -> bool:

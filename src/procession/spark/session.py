@@ -23,11 +23,14 @@ from pyspark.sql import SparkSession
 from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
 from procession.spark.java import java_build
-from procession.spark.master import LOCAL_CLUSTER, STANDALONE, is_on_this_machine
+from procession.spark.master import LOCAL_CLUSTER, STANDALONE, YARN, is_on_this_machine
 from procession.spark.shipped_environment import PYTHON, ShippedEnvironment, make_place
 
 Session = SparkSession
 """The session's type, for packages that do not import pyspark."""
+
+FILES = "spark.hadoop.fs.file.impl"
+RAW_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
 
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
@@ -35,7 +38,7 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "the default forks and execs a program for each checkpoint file",
     ),
-    ("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem", "no .crc beside each checkpoint file"),
+    (FILES, RAW_FILES, "no .crc beside each checkpoint file; on YARN it is set after Spark has started"),
     (
         "spark.hadoop.fs.permissions.umask-mode",
         "077",
@@ -77,6 +80,11 @@ SECURITY_SETTINGS: tuple[tuple[str, str, str], ...] = (
 """Further settings for YARN and Kubernetes, where Spark creates a secret for each application, and for a standalone
 cluster with a configured secret."""
 
+YARN_SETTINGS: tuple[tuple[str, str, str], ...] = (
+    ("spark.python.unix.domain.socket.enabled", "false", "the paths of containers are too long for such sockets"),
+)
+"""Further settings for YARN."""
+
 LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.python.daemon.module", "procession.spark.worker_daemon", "workers share the imports of our modules"),
 )
@@ -90,6 +98,8 @@ JAVA_OPTIONS = (
     "-Xshare:auto",
 )
 
+PYTHON_ARCHIVES = "PYSPARK_ARCHIVES_PATH"
+"""Environment variable of Spark's client of YARN."""
 JOINED = ("spark.files",)
 """Properties that are lists: the user's values are added to ours."""
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -127,7 +137,7 @@ def open_session(
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     is_apart = not is_on_this_machine(master or "local")
-    for key, value, _ in (*SETTINGS, *(CLUSTER_SETTINGS if is_apart else LOCAL_SETTINGS)):
+    for key, value, _ in settings_of(master or "local"):
         builder = builder.config(key, value)
     if is_apart and (spark_secret or not (master or "").startswith(STANDALONE)):
         for key, value, _ in SECURITY_SETTINGS:
@@ -153,17 +163,56 @@ def open_session(
         builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
     options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
     builder = builder.config(DRIVER_JAVA_OPTIONS, " ".join(options))
+    if master == YARN:
+        os.environ[PYTHON_ARCHIVES] = ",".join(map(str, python_archives()))
     for key, value in given.items():
         is_added = key == DRIVER_JAVA_OPTIONS
         builder = builder.config(key, f"{value} {' '.join(options)}" if is_added else value)
     try:
         if place is not None or spark_secret:
             _start_context(builder, place, spark_secret)
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
     except Py4JJavaError as error:
         if refused := _refused(error, master):
             raise refused from error
         raise
+    if master == YARN:
+        _use_raw_files(session)
+    return session
+
+
+def settings_of(master: str) -> list[tuple[str, str, str]]:
+    """Return the settings with which Spark starts at this master, each with its reason."""
+    if is_on_this_machine(master):
+        return [*SETTINGS, *LOCAL_SETTINGS]
+    if master == YARN:
+        started = [setting for setting in SETTINGS if setting[0] != FILES]  # see _use_raw_files
+        return [*started, *CLUSTER_SETTINGS, *YARN_SETTINGS]
+    return [*SETTINGS, *CLUSTER_SETTINGS]
+
+
+def _use_raw_files(session: SparkSession) -> None:
+    """Let Spark write its checkpoint with RAW_FILES from now on. Spark's client of YARN cannot copy its own files with
+    that class, so Spark starts with Hadoop's default, and the instance that Hadoop keeps is replaced."""
+    context, jvm = session.sparkContext, session._jvm
+    assert jvm is not None
+    hadoop = context._jsc.hadoopConfiguration()
+    local = jvm.java.net.URI("file:///")
+    jvm.org.apache.hadoop.fs.FileSystem.get(local, hadoop).close()
+    hadoop.set(FILES.removeprefix("spark.hadoop."), RAW_FILES)
+    found = jvm.org.apache.hadoop.fs.FileSystem.get(local, hadoop).getClass().getName()
+    if found != RAW_FILES:
+        raise ConfigError(
+            f"Spark would write its checkpoint with {found} and not with {RAW_FILES}.",
+            next_step=f"Remove {FILES.removeprefix('spark.hadoop.')} from the configuration in HADOOP_CONF_DIR.",
+        )
+
+
+def python_archives() -> list[Path]:
+    """Return Spark's own archives of PySpark and Py4J, which its client of YARN sends to executors. `spark_home` has
+    directories in their place."""
+    found = Path(pyspark.__file__).parent / "python" / "lib"
+    return [found / "pyspark.zip", *found.glob("py4j-*-src.zip")]
 
 
 def _start_context(builder: SparkSession.Builder, place: Path | None, spark_secret: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from procession.errors import ConfigError
 from procession.storage.executor_host import SHIPPED_FILE, ShippedFile
 from procession.storage.secret import Secret, find_secret, make_private, write_private
 from procession.storage.shipped_tls import TlsFiles
@@ -30,8 +31,11 @@ VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PACKED_PYTHON = f"python/bin/python{VERSION}"
 """Path of Python in an archive that contains Python. It is among the first files."""
 FIRST_FILES = 2
+SUFFIX = ".tar.gz"
+"""Suffix of archives. Spark preserves file modes only for archives with this suffix."""
 SHIPPED = "shipped"
 """Folder of a driver with what it ships."""
+FILE_URL = "file://"
 DAEMON = "procession.spark.worker_daemon"
 
 
@@ -88,6 +92,24 @@ class ShippedEnvironment:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         script.chmod(0o700)
+
+
+def check_archive(archive: str) -> str:
+    """Return the archive as Spark needs it: a URL, or an absolute path. Raises ConfigError if it is a file of this
+    machine that does not exist."""
+    if "://" in archive and not archive.startswith(FILE_URL):
+        return archive
+    path = Path(archive.removeprefix(FILE_URL)).resolve()
+    if not path.is_file():
+        raise ConfigError(
+            f"There is no environment archive {archive}.", next_step=f"Make it: procession pack --output {archive}."
+        )
+    if not path.name.endswith(SUFFIX):
+        raise ConfigError(
+            f"The environment archive {archive} does not end in {SUFFIX}: Spark would lose the modes of its files.",
+            next_step="Make it with `procession pack`.",
+        )
+    return str(path)
 
 
 class ShippedSecret(bytes):
