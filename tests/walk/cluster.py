@@ -189,8 +189,10 @@ def committed(instance: Path) -> bytes:
     return b"".join(data[start:end] for start, end in ranges)
 
 
-def wait_for(holds: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_for(
+    holds: Callable[[], bool], what: str, tell: Callable[[], str] = str, *, patience_s: float = PATIENCE_S
+) -> None:
+    deadline = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < deadline, f"timed out waiting for {what}\n{tell()}"
         time.sleep(POLL_INTERVAL_S)

@@ -49,8 +49,8 @@ class Running:
     def said(self) -> str:
         return self._output_path.read_text(errors="replace")
 
-    def wait(self) -> int:
-        return self.process.wait(TIMEOUT_S)
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        return self.process.wait(timeout_s)
 
 
 @contextmanager

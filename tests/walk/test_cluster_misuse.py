@@ -31,6 +31,8 @@ from procession import Pipeline
 Pipeline("mistaken", parallelism=2).source("words", codec="text").sink("output", to="file:output", codec="text")
 """
 LIMIT_S = 10.0
+PATIENCE_S = 300.0
+"""It ends a hang. On a busy machine Spark needs minutes to start."""
 REGISTERED = re.compile(r"^(\S+ \S+) INFO CoarseGrainedExecutorBackend: Successfully registered with driver", re.M)
 
 
@@ -84,7 +86,10 @@ class Said:
         def is_said() -> bool:
             return re.search(pattern, command.said) is not None
 
-        wait_for(lambda: is_said() or command.process.poll() is not None, pattern, lambda: command.said)
+        def is_over() -> bool:
+            return is_said() or command.process.poll() is not None
+
+        wait_for(is_over, pattern, lambda: command.said, patience_s=PATIENCE_S)
         assert is_said(), command.said
         return time.time() - began
 

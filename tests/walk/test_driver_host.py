@@ -19,9 +19,9 @@ from tests.systems.namespace_cluster import needs_cluster
 from tests.systems.namespace_cluster import running as running_cluster
 from tests.walk.commands import Running, running
 from tests.walk.commands import command as command_line
-from tests.walk.test_namespace_cluster import APPS, Job, lose_an_executor, lose_the_link
+from tests.walk.test_namespace_cluster import APPS, FAULTS_TIMEOUT_S, Job, lose_an_executor, lose_the_link
 
-pytestmark = [needs_cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [needs_cluster, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_driver_continues_on_another_host_when_its_own_is_lost_with_its_disk(
     assert moved.returncode == 0, moved.stderr
     restoring = moved.stdout.split("--restore-from ")[1].strip().replace("PIPELINE", job.name)
     with running(*job.arguments, "--restore-from", restoring, cwd=tmp_path) as command:
-        assert command.wait() == Status.DONE, command.said
+        assert command.wait(FAULTS_TIMEOUT_S) == Status.DONE, command.said
     assert job.output() == job.expected()
     assert job.output().startswith(before), "visible output stays"
     assert read_claim(checkpoint_of(driver_directory(find(cluster.name), job.name))) > fence

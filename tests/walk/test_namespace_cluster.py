@@ -33,6 +33,8 @@ pytestmark = needs_cluster
 
 RECORDS = 3000
 EPOCH_RECORDS = 100
+START_PATIENCE_S = 300.0
+"""It ends a hang. On a busy machine Spark needs minutes to start."""
 FAULTS_TIMEOUT_S = 900.0
 """It ends a hang. A run with all faults of hosts takes 100 to 200 s on two busy cores, because Spark starts again."""
 WORDS = [json.dumps({"number": number, "letter": "abcdefg"[number % 7]}) for number in range(RECORDS)]
@@ -103,8 +105,12 @@ class Job:
     def await_middle(self, command: Running) -> None:
         """Wait until some epochs are committed and another one is open, and check that most of the input is still to
         come."""
-        wait_for(lambda: "ready: connectors send to" in command.said, "the start", lambda: command.said)
-        wait_for(lambda: self.committed() > 0, "the first epoch", lambda: command.said)
+
+        def wait(holds: Callable[[], bool], what: str) -> None:
+            wait_for(holds, what, lambda: command.said, patience_s=START_PATIENCE_S)
+
+        wait(lambda: "ready: connectors send to" in command.said, "the start")
+        wait(lambda: self.committed() > 0, "the first epoch")
         wait_for(lambda: self.committed() >= 3 * EPOCH_RECORDS, "an epoch", lambda: command.said)
         assert self.committed() < RECORDS // 2
         wait_for(self.is_epoch_open, "an open epoch", lambda: command.said)
@@ -141,7 +147,7 @@ def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
         assert first, "each worker has an executor"
         assert second
         os.kill(first[0], signal.SIGKILL)
-        assert command.wait() == Status.DONE, command.said
+        assert command.wait(FAULTS_TIMEOUT_S) == Status.DONE, command.said
     assert job.output() == job.expected()
     assert not list(cluster_of_hosts.head.directory.glob("*/*/gateway")), "the gateway is on another host"
     for host in cluster_of_hosts.workers:
@@ -180,7 +186,7 @@ def services_of(cluster: NamespaceCluster) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [18001, 18002])
 def test_the_demo_is_clean_although_everything_on_the_hosts_is_killed_and_links_are_cut(
     cluster_of_hosts: NamespaceCluster, tmp_path: Path, seed: int
@@ -254,7 +260,7 @@ CASES += [("windowed", lose_the_link_and_the_gateway_host), ("keyed", lose_the_l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("kind", "fault"), CASES)
 def test_the_output_is_the_same_when_a_host_is_lost_in_the_middle(
     cluster_of_hosts: NamespaceCluster, tmp_path: Path, kind: str, fault: Callable[[NamespaceCluster, Running], None]
@@ -264,7 +270,7 @@ def test_the_output_is_the_same_when_a_host_is_lost_in_the_middle(
         with running(*job.arguments, cwd=tmp_path) as command:
             job.await_middle(command)
             fault(cluster_of_hosts, command)
-            assert command.wait() == Status.DONE, command.said
+            assert command.wait(FAULTS_TIMEOUT_S) == Status.DONE, command.said
         assert job.output() == job.expected()
     finally:
         for host in cluster_of_hosts.hosts:
