@@ -137,6 +137,7 @@ class Job:
         return run_in_process(pipeline, {"words": [json.loads(word) for word in WORDS]}).bytes["output"]
 
 
+@pytest.mark.timeout(900)
 def test_a_keyed_pipeline_on_four_hosts_survives_the_loss_of_an_executor(
     cluster_of_hosts: NamespaceCluster, tmp_path: Path
 ) -> None:

@@ -53,8 +53,8 @@ def check_master(master: str | None) -> None:
         raise UsageError(f"{master!r} is not a valid address of a Spark master.", next_step=f"Use one of {FORMS_TEXT}.")
     if master == YARN and not any(Path(os.environ.get(name, ""), YARN_FILE).is_file() for name in YARN_VARIABLES):
         raise ConfigError(
-            f"Neither {YARN_VARIABLES[0]} nor {YARN_VARIABLES[1]} names a directory with {YARN_FILE}.",
-            next_step=f"Set {YARN_VARIABLES[0]} to a directory of this machine with the cluster's configuration.",
+            "Neither HADOOP_CONF_DIR nor YARN_CONF_DIR names a directory with yarn-site.xml.",
+            next_step="Set HADOOP_CONF_DIR to a directory of this machine with the cluster's configuration.",
         )
 
 
