@@ -17,7 +17,8 @@ import pyspark
 
 from procession.spark.java import java
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
+"""It ends a hang. A busy machine may need minutes to start two JVMs."""
 HERE = "127.0.0.1"
 PLAIN_PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 """The Python that the test environment was created from. It has none of the environment's packages."""

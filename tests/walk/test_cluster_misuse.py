@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 APP = """
 from procession import Pipeline
 
-Pipeline("mistaken", parallelism=2).source("words", codec="text").sink("output", to="file:output", codec="text")
+pipeline = Pipeline("mistaken", parallelism=2)
+pipeline.source("words", codec="text").sink("output", to="file:output", codec="text")
 """
 LIMIT_S = 10.0
 PATIENCE_S = 300.0
