@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 
 from procession.commit.spark_log import OFFSETS_VERSION
 from procession.errors import UsageError
-from procession.spark.session import SETTINGS
+from procession.spark.session import FILES, SETTINGS, python_archives, settings_of
 from procession.spark.spark_conf import REFUSED, parse_properties, task_failures_max
 
 
@@ -77,3 +79,16 @@ def test_a_text_that_is_not_a_property_is_refused(text: str) -> None:
 )
 def test_the_last_attempt_is_the_one_that_spark_makes_last(master: str, value: str | None, failures: int) -> None:
     assert task_failures_max(master, value) == failures
+
+
+@pytest.mark.parametrize("master", ["local", "local-cluster[2,1,1024]", "spark://h:7077", "k8s://h", "yarn"])
+def test_yarn_starts_without_the_raw_file_system_and_without_sockets_of_files(master: str) -> None:
+    settings = {name: value for name, value, _ in settings_of(master)}
+    is_yarn = master == "yarn"
+    assert (FILES in settings) != is_yarn
+    assert (settings["spark.python.unix.domain.socket.enabled"] == "false") == is_yarn
+    assert ("spark.network.timeout" in settings) != master.startswith("local")
+
+
+def test_the_archives_that_yarn_gets_are_those_of_spark() -> None:
+    assert [zipfile.is_zipfile(path) for path in python_archives()] == [True, True]
