@@ -114,6 +114,8 @@ class SparkProcess:
         self._say = say
         self._shipped = shipped
         self._secret = secret
+        self._fail: Callable[[ProcessionError], None] | None = None
+        """Called if the JVM hangs; None: nothing is watched yet."""
         self._master = master or "local"
         self._tasks = plan.tasks_max
         self._has_executors = has_executors(self._master)
@@ -171,7 +173,11 @@ class SparkProcess:
         return is_over
 
     def watch(self, fail: Callable[[ProcessionError], None]) -> None:
-        """Start to check that the JVM answers and, on a cluster, that there are executors."""
+        """Start to check that the JVM answers and, on a cluster, that there are executors. A later call only replaces
+        `fail`."""
+        is_watched, self._fail = self._fail is not None, fail
+        if is_watched:
+            return
         timeout_s = self._timeout_s
         context = self.session.sparkContext
         java = context._jsc.sc()
@@ -180,7 +186,8 @@ class SparkProcess:
 
         def kill() -> None:
             _kill(pid)
-            fail(hung(timeout_s))
+            if self._fail is not None:
+                self._fail(hung(timeout_s))
 
         beat = Heartbeat(timeout_s, kill)
         notice = ExecutorNotice(self._master, self._notice_due, time.monotonic())
@@ -222,6 +229,8 @@ class SparkProcess:
         from procession.spark.executor_probe import check_machines
 
         if self._shipped is not None:
+            # The check waits for executors, also in a driver that has not had its turn. If the JVM is killed, it fails.
+            self.watch(lambda error: None)
             check_machines(self.session, self._shipped)
             self.session.sparkContext.addArchive(self._shipped.location)
         elif self._secret:
