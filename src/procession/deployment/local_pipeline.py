@@ -40,8 +40,8 @@ from procession.gateway.input_pins import pin_new_gateway
 from procession.gateway.listen_address import ADDRESS_FILE, addresses
 from procession.planner.connector import Packing
 from procession.planner.graph import Graph, Node, SinkConnection
-from procession.storage.driver_claim import checkpoint_of
 from procession.spark.master import is_on_this_machine
+from procession.storage.driver_claim import checkpoint_of
 from procession.storage.secret import Secret, make_pipeline_private, make_secret, path_of
 from procession.supervisor.part import Part
 from procession.supervisor.supervisor import Supervisor
