@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from procession.commit import abandoned_gateways, checkpoint, log_locations, round_files, round_record
+from procession.commit import (
+    abandoned_gateways,
+    checkpoint,
+    emitter_frames,
+    emitter_server,
+    log_locations,
+    round_files,
+    round_record,
+)
 from procession.commit.checkpoint import Checkpoint, read_pipeline
 from procession.commit.log_locations import LogLocations
 from procession.commit.round_files import (
@@ -342,6 +350,8 @@ def test_the_page_of_formats_has_the_numbers_that_are_written() -> None:
         "requests to a driver's file service": shared_files.REQUEST_FORMAT,
         "`host.json` (`procession host`)": host_runs.FORMAT,
         "`procession-executor.json` (`procession submit`)": executor_host.FORMAT,
+        "`emitter.json` (`procession emitter`)": emitter_server.ANNOUNCEMENT_FORMAT,
+        "greeting and requests to an emitter": emitter_frames.FORMAT,
         "`volumes/*/volume.json`": sos_recovery.FORMAT,
         "`volumes/*/*.object`": object_file.FORMAT,
         "the bytes of objects: a journal of file operations": file_operations.FORMAT,
