@@ -23,7 +23,7 @@ from procession.cli.main import app
 from procession.deployment.settings import Settings
 from procession.planner import guarantee, strategies
 from procession.sos import sos_lifecycle
-from procession.spark import session
+from procession.spark import jvm_launch, session
 from procession.wire import draft_lifecycle, lifecycle, two_phase_commit
 from procession.wire import stream_lifecycle as stream
 
@@ -310,11 +310,11 @@ def spark_settings(page: str) -> str:
     kept = {name: effect.strip() for name, effect in re.findall(r"^\| `([^`]+)` \|.*\|([^|]*)\|$", page, re.MULTILINE)}
     rows = [
         (name, f"`{value.rpartition('.')[2] if value.startswith('org.') else value}`", why)
-        for name, value, why in (*session.SETTINGS, *session.CLUSTER_SETTINGS)
+        for name, value, why in (*session.SETTINGS, *session.MANIFEST_SETTINGS, *session.CLUSTER_SETTINGS)
     ]
     # Java's options have their reasons in comments.
-    reasons = dict(re.findall(r'^    "(-X[^"]+)",(?:  # (.*))?$', inspect.getsource(session), re.MULTILINE))
-    rows += [(option, "", reasons[option]) for option in session.JAVA_OPTIONS]
+    reasons = dict(re.findall(r'^    "(-X[^"]+)",(?:  # (.*))?$', inspect.getsource(jvm_launch), re.MULTILINE))
+    rows += [(option, "", reasons[option]) for option in jvm_launch.JAVA_OPTIONS]
     return table(
         ["setting", "value", "why", "measured"],
         ([f"`{name}`", value, why, kept.get(name, NOT_MEASURED)] for name, value, why in rows),

@@ -26,7 +26,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"log_format"}),
     frozenset({"record", "metrics", "faults", "address", "background_loading", "allocation", "tls"})
     | frozenset({"exit_status", "times", "cache", "compiled_kernels", "format_number", "pandas_loading"}),
-    frozenset({"runtime"}),
+    frozenset({"runtime", "process_start"}),
     frozenset({"planner", "merge", "wire", "storage"}),
     frozenset({"operators"}),
     frozenset({"api", "gateway", "commit", "spark", "sdk", "sos"}),
@@ -548,7 +548,7 @@ KEPT: dict[str, str] = {
     "driver.app_file.*": "one process loads one app; a simulated driver has none",
     "driver.app_values.*": "the command line sets it before an app is loaded; a simulated driver has none",
     "driver.defined_pipeline.*": "the process of a user's program, which imports its file; a simulated driver has none",
-    "driver.spark_process.os.environ": "what the JVM inherits; the simulator has a model of Spark",
+    "driver.early_jvm.os.environ": "what the JVM inherits; the simulator has a model of Spark",
     "driver.executor_files._record()": "in Spark's workers, where objects live for one task; the simulator has none",
     "driver.offsets._kept()": "in Spark's helper, which unpickles the feed for each call; the simulator has none",
     "operators.tables._read": "in Spark's workers, by what names a version of a file; the simulator has no tables",

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from procession.allocation import keep_arrow_memory
-from procession.pandas_loading import defer_pandas
+from procession.process_start import prepare_imports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     keep_arrow_memory()
-    defer_pandas()
+    prepare_imports()
     is_handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # unless it is ignored, as under nohup
     if is_handled:
         signal.signal(signal.SIGINT, _leave_at_once)

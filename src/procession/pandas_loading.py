@@ -3,8 +3,7 @@
 Invariant: it changes when pandas is loaded, never results. At its first conversion, Arrow tries to import pandas, to
 recognize pandas' objects. This takes half of a process's start time, and 40 MB. A process that has not imported pandas
 has no such objects, so this module hides pandas from Arrow. When any code imports pandas, Arrow imports it, too. Arrow
-also imports pandas to infer the types of Python objects. The command, Spark's workers and the resident worker call
-`defer_pandas` first.
+also imports pandas to infer the types of Python objects. `process_start` calls `defer_pandas`.
 """
 
 from __future__ import annotations
@@ -12,10 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:
+    Loader = MetaPathFinder = object  # the abstract classes add nothing, and take 10 ms to import
 
 ARROW, PANDAS = "pyarrow", "pandas"
 

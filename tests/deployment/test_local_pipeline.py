@@ -211,3 +211,34 @@ def test_the_shared_secrets_of_gateways_exist_before_the_first_one_starts(tmp_pa
     LocalPipeline(supervisor, tmp_path / "app.py", graph, tmp_path, tmp_path, Settings(gateways=3)).start()
     for gateway in ("gateway", "gateway-1", "gateway-2"):
         assert {Secret.CONTROL, Secret.PRODUCERS} <= supervisor.found[gateway]
+
+
+class Waiting(Started):
+    """Records the order in which parts are started and waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def replace(self, name: str, part: Part) -> None:
+        super().replace(name, part)
+        self.events.append(f"{name} takes its turn")
+
+    def wait_ready(self, *names: str) -> bool:
+        self.events.append(f"{', '.join(names)} ready")
+        return True
+
+
+def test_what_need_not_wait_for_the_driver_starts_beside_it(tmp_path: Path) -> None:
+    supervisor: Any = Waiting()
+    local = LocalPipeline(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, Settings())
+    local.start(lambda: supervisor.events.append("beside"))
+    assert supervisor.events == ["gateway ready", "driver takes its turn", "beside", "driver ready"]
+
+
+def test_a_pipeline_is_new_until_its_gateway_has_a_directory(tmp_path: Path) -> None:
+    supervisor: Any = Started()
+    local = LocalPipeline(supervisor, tmp_path / "app.py", Graph("p", (), 1), tmp_path, tmp_path, Settings())
+    assert local.is_new
+    local.gateway_directory.mkdir()
+    assert not local.is_new

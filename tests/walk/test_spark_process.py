@@ -17,7 +17,7 @@ import pytest
 
 from procession.address import Address, listening_socket
 from procession.exit_status import Status
-from procession.spark.session import JAVA_OPTIONS, archive_options, spark_home
+from procession.spark.jvm_launch import JAVA_OPTIONS, archive_options, spark_home
 from procession.supervisor import cleanup
 from procession.verify.sink_outputs import committed_output
 from tests.walk.cluster import jvms, wait_for

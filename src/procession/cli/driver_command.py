@@ -52,8 +52,7 @@ def driver(
     from procession.deployment.cookies import read_cookie
     from procession.deployment.settings import load_settings
     from procession.driver.app_values import export
-    from procession.driver.driver import Turn, run_driver
-    from procession.driver.driver_config import DriverConfig
+    from procession.driver.early_jvm import start_early
     from procession.storage.secret import Secret, make_pipeline_private, make_secret
 
     settings = load_settings(**options.chosen(), **vars(tls))
@@ -61,6 +60,13 @@ def driver(
     directory = directory.resolve()
     sink_cookie = read_cookie(settings.sink_cookie_file)
     make_pipeline_private(directory)
+    spark_secret = read_cookie(settings.spark_secret_file).decode()
+    shipped = settings.environment_archive
+    jvm = start_early(directory, app_file, settings.master, settings.conf or {}, shipped, spark_secret)
+    # Imported late, because the JVM starts meanwhile.
+    from procession.driver.driver import Turn, run_driver
+    from procession.driver.driver_config import DriverConfig
+
     config = DriverConfig(
         app=app_file.resolve(),
         directory=directory,
@@ -87,15 +93,20 @@ def driver(
         spark_properties=settings.conf or {},
         host_services=settings.host_services,
         driver_files=settings.driver_files,
-        environment_archive=settings.environment_archive,
-        spark_secret=read_cookie(settings.spark_secret_file).decode(),
+        environment_archive=shipped,
+        spark_secret=spark_secret,
         control_cookie=settings.control_cookie or make_secret(directory, Secret.CONTROL),
         sink_cookie=sink_cookie,
         file_sink_cookie=sink_cookie or make_secret(directory, Secret.SINKS),
         tls=settings.client_tls,
+        early_jvm=jvm,
     )
     turn = None if not (spare or early) else Turn(sys.stdin, is_spare=spare)
-    run_driver(config, note, turn, replication.driver_host(directory))
+    try:
+        run_driver(config, note, turn, replication.driver_host(directory))
+    finally:
+        if jvm is not None:
+            jvm.close()
 
 
 def _named_address(text: str) -> tuple[str, str]:

@@ -231,7 +231,7 @@ class NamespaceCluster:
             yield self._object_service(host)
 
     def _spark(self, name: str, host: NamespaceHost, main: str, arguments: Sequence[str], ready: str) -> Service:
-        from procession.spark.session import JAVA_OPTIONS, archive_options, spark_home
+        from procession.spark.jvm_launch import JAVA_OPTIONS, archive_options, spark_home
 
         home = spark_home()
         argv = (str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments)

@@ -9,7 +9,7 @@ has replicas, they store the driver's directory, and a driver can continue on an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from procession.cluster.namespace_cluster import NamespaceCluster
 from procession.cluster.namespace_hosts import NamespaceHost, entered
-from procession.deployment.local_pipeline import DRIVER, LocalPipeline
+from procession.deployment.local_pipeline import DRIVER, LocalPipeline, nothing
 from procession.deployment.pipeline_replicas import PipelineReplicas, check_place
 from procession.deployment.run_inputs import FilePattern
 from procession.deployment.settings import Settings
@@ -93,8 +93,12 @@ class ClusterPipeline:
     def control(self) -> str:
         return self.ends.control
 
-    def start(self) -> bool:
-        """Start gateways and sinks, then the driver. Return False if asked to stop meanwhile."""
+    @property
+    def is_new(self) -> bool:
+        return self.ends.is_new
+
+    def start(self, beside: Callable[[], None] = nothing) -> bool:
+        """Start gateways and sinks, then the driver, and call `beside`. Return False if asked to stop meanwhile."""
         for local in (self.ends, self.driver):
             make_private(local.directory.parent)
             make_private(local.directory)
@@ -104,7 +108,7 @@ class ClusterPipeline:
         settings = self.settings
         if self.ends.has_emitter:
             settings = settings.model_copy(update={"emitters_at": self.ends.emitter_address})
-        return replace(self.driver, gateway_at=control, settings=settings).start_driver()
+        return replace(self.driver, gateway_at=control, settings=settings).start_driver(beside)
 
     def start_source(self, paths: Sequence[Path], **options: Any) -> None:
         """Start a file source on the host of the gateways."""
@@ -195,7 +199,7 @@ def on_cluster(
 
 def spark_properties(cluster: NamespaceCluster) -> dict[str, str]:
     """Return the properties of Spark for a driver on this cluster. The secret is in the host's configuration file."""
-    from procession.spark.session import JAVA_OPTIONS, archive_options
+    from procession.spark.jvm_launch import JAVA_OPTIONS, archive_options
 
     return {
         "spark.driver.host": cluster.head.address,

@@ -64,6 +64,10 @@ STARTED = time.monotonic()
 COMMAND = (sys.executable, "-m", "procession")
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 def _as_it_is(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv)
 
@@ -155,9 +159,15 @@ class LocalPipeline:
     def _addresses(self) -> list[str]:
         return [str(addresses(self.directory / part)["listen"]) for part in self.gateway_parts]
 
-    def start(self) -> bool:
-        """Start gateways, sinks and the driver. Return False if asked to stop meanwhile."""
-        return self.start_ends(has_early_driver=True) and self.start_driver()
+    @property
+    def is_new(self) -> bool:
+        """Whether the first gateway admits producers before a driver has confirmed its log: nothing was ever in it."""
+        return not self.gateway_directory.exists()
+
+    def start(self, beside: Callable[[], None] = nothing) -> bool:
+        """Start gateways, sinks and the driver. Return False if asked to stop meanwhile. `beside` is called when
+        gateways and sinks are ready, and starts what need not wait for the driver."""
+        return self.start_ends(has_early_driver=True) and self.start_driver(beside)
 
     def start_ends(self, *, has_early_driver: bool = False) -> bool:
         """Start gateways and sinks. Return False if asked to stop meanwhile. With `has_early_driver`, also start a
@@ -180,14 +190,15 @@ class LocalPipeline:
             self.supervisor.start_early(self._driver_part(self._driver(), EARLY))
         return self.supervisor.wait_ready(*names)
 
-    def start_driver(self) -> bool:
-        """Start the driver, or let the early driver take over. The sinks must be ready. Return False if asked to stop
-        meanwhile."""
+    def start_driver(self, beside: Callable[[], None] = nothing) -> bool:
+        """Start the driver, or let the early driver take over, and call `beside`. The sinks must be ready. Return False
+        if asked to stop meanwhile."""
         part = self.driver_part()
         if self.supervisor.has(DRIVER):
             self.supervisor.replace(DRIVER, part)
         else:
             self.supervisor.start(part)
+        beside()
         return self.supervisor.wait_ready(DRIVER)
 
     def driver_part(self) -> Part:

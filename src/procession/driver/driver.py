@@ -116,6 +116,7 @@ def run_driver(
         if turn.is_spare:
             from procession.spark.class_archive import warm_up
 
+            spark.start_resident_worker()
             warm_up(spark.session)
             announce_spare(config.directory / SPARE_READY)
         else:

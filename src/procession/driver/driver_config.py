@@ -15,6 +15,7 @@ from procession.address import Address, parse_address
 from procession.commit.coordinator import REFUSALS_MAX
 from procession.driver import executor_files
 from procession.driver.app_file import App
+from procession.driver.early_jvm import EarlyJvm
 from procession.driver.epoch_log import LOG_BYTES_MAX
 from procession.driver.spark_process import SparkProcess
 from procession.planner.graph import Graph
@@ -74,6 +75,8 @@ class DriverConfig:
     """The secret for the file sinks that Procession starts."""
     tls: ClientTls | None = None
     """TLS to the sinks and the gateways."""
+    early_jvm: EarlyJvm | None = None
+    """The JVM that the command has started already; None: Spark starts it."""
 
     def log_directory(self, graph: Graph) -> Path:
         """Return the directory of the log that tasks read. With event-time order it is the sorted log."""
@@ -103,5 +106,6 @@ class DriverConfig:
             shipped=self.shipped,
             spark_secret=self.spark_secret,
             secret=bytes(self.control_cookie) if executor_files.is_secret_shipped(app.graph, self.master) else b"",
+            early=self.early_jvm,
             has_worker=bool(self.small_epoch_records_max) and executor_files.are_tasks_local(app.graph, self.master),
         )

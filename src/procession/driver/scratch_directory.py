@@ -15,6 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+SCRATCH = "scratch"
+"""Name of the scratch directory in the pipeline's directory."""
+
 SOCKET_DIRECTORY_MAX = 60
 """Maximum path length of the socket directory: a Unix socket path has 107 bytes, and Spark's names take 43 of them."""
 

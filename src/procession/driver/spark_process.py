@@ -16,8 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from procession.driver.scratch_directory import ScratchDirectory
+from procession.driver.early_jvm import LOG, EarlyJvm, add_to_path
+from procession.driver.scratch_directory import SCRATCH, ScratchDirectory
 from procession.errors import ProcessionError, RoundError, error_in_text
+from procession.planner.graph import Exchange, Kind
 from procession.planner.plan import Plan
 from procession.spark.executor_check import python_failure
 from procession.spark.master import (
@@ -33,9 +35,6 @@ from procession.spark.shipped_environment import ShippedEnvironment, write_secre
 
 if TYPE_CHECKING:
     from procession.spark.session import Session
-
-SCRATCH = "scratch"
-"""Name of the scratch directory in the pipeline's directory."""
 
 BEAT_S = 1.0
 """Interval of the heartbeat requests to the JVM."""
@@ -87,6 +86,10 @@ def query_error(error: Exception) -> Exception:
     return error
 
 
+def _has_transforms(plan: Plan) -> bool:
+    return any(node.kind is Kind.TRANSFORM for node in plan.graph.nodes)
+
+
 class SparkProcess:
     """Spark, started for the pipeline in this directory. The owner must `close` it."""
 
@@ -104,13 +107,13 @@ class SparkProcess:
         spark_secret: str = "",
         secret: bytes = b"",
         has_worker: bool = False,
+        early: EarlyJvm | None = None,
     ) -> None:
         # Imported late, so that the sinks recover while Python loads Spark's modules.
         from procession.spark.resident_worker import ResidentWorker
         from procession.spark.session import open_session
 
-        path = (str(app.parent.resolve()), os.environ.get("PYTHONPATH"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        add_to_path(app)
         self._say = say
         self._shipped = shipped
         self._secret = secret
@@ -120,8 +123,7 @@ class SparkProcess:
         self._tasks = plan.tasks_max
         self._has_executors = has_executors(self._master)
         self._notice_due = first_notice(float(os.environ.get(COMMAND_STARTED, STARTED)), STARTED)
-        self.scratch = ScratchDirectory(directory / SCRATCH)
-        # The worker imports its modules while the JVM starts.
+        self.scratch = early.scratch if early is not None else ScratchDirectory(directory / SCRATCH)
         self.worker = ResidentWorker() if has_worker else None
         executors = self.scratch.directory / "executors" if self._master.startswith(LOCAL_CLUSTER) else None
         waiting = self._report_while_waiting()
@@ -133,13 +135,15 @@ class SparkProcess:
                 plan.graph.name,
                 plan.tasks_max,
                 master=master,
-                log_file=directory / "logs" / "spark.log",
+                log_file=directory / LOG,
                 home=executors,
                 scratch=self.scratch.directory,
                 sockets=self.scratch.sockets,
                 properties=properties,
                 shipped=shipped,
                 spark_secret=spark_secret,
+                jvm=None if early is None else early.take(),
+                is_for_manifests=plan.graph.exchange is not Exchange.SPARK and not _has_transforms(plan),
             )
         except ProcessionError:
             raise
@@ -242,6 +246,11 @@ class SparkProcess:
 
         if is_on_this_machine(self._master):
             start_python_workers(self.session, self._tasks)
+
+    def start_resident_worker(self) -> None:
+        """Start the resident worker before an epoch needs it."""
+        if self.worker is not None:
+            self.worker.start()
 
     def check_executors(self, *, has_services: bool) -> None:
         """Raise ConfigError if an executor on another machine cannot run our tasks. Waits until there are executors."""

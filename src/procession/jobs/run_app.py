@@ -122,11 +122,7 @@ def run_app(
             are_done = (supervisor.has(part) and supervisor.is_done(part) for part in ending)
             return bool(ending) and all(are_done) and is_delivered(local)
 
-        write_details(local, app, reading.paths.values())
-        if local.start():
-            # Loaded now, because the installation's files may have changed when an upgrade is requested.
-            from procession.jobs.upgrade_switch import UpgradeSwitch
-
+        def start_sources() -> None:
             if reading.files:
                 local.start_source(reading.files, event_time=event_time)
             elif records_file is not None and isinstance(local, LocalPipeline):
@@ -134,6 +130,16 @@ def run_app(
             for turn, pattern in enumerate(reading.patterns):
                 local.start_pattern(pattern, turn=turn, event_time=event_time)
             local.start_connected()
+
+        write_details(local, app, reading.paths.values())
+        # A gateway with an older log refuses producers until the driver has confirmed the log.
+        is_new = local.is_new
+        if local.start(start_sources if is_new else lambda: None):
+            # Loaded now, because the installation's files may have changed when an upgrade is requested.
+            from procession.jobs.upgrade_switch import UpgradeSwitch
+
+            if not is_new:
+                start_sources()
             for line in connector_lines(graph):
                 display.say(line)
             if cluster is not None:

@@ -21,7 +21,8 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.cache import VARIABLE
 from procession.errors import StorageError
-from procession.spark.session import archive_path, local_url, open_session
+from procession.spark.jvm_launch import JAVA_OPTIONS, archive_path, driver_options, launch_path, record_launch
+from procession.spark.session import local_url, open_session
 
 EPOCHS = 3
 WARM_UP_TIMEOUT_S = 120
@@ -31,8 +32,9 @@ DUMP = "PROCESSION_DUMP_CLASSES"
 def warm() -> Path | None:
     """Create the archive if there is none. Return its path, or None if this Java cannot create one."""
     archive = archive_path()
-    if archive.exists():
+    if archive.exists() and launch_path().exists():
         return archive
+    launch_path().unlink(missing_ok=True)  # Spark's launcher must start the JVM
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,7 +103,11 @@ def warm_up(spark: SparkSession, *, fails: bool = False) -> None:
 
 def dump_classes(archive: str) -> None:
     """Run the warm-up epochs in a JVM that writes the archive when it exits."""
-    spark = open_session("warmup", 2, java_options=[f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"])
+    options = [f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"]
+    spark = open_session("warmup", 2, java_options=options)
+    with suppress(ValueError):
+        pid = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+        record_launch(pid, driver_options([*JAVA_OPTIONS, *options], None, None))
     warm_up(spark, fails=True)  # so that the archive also has the classes for failures
     spark.stop()
 

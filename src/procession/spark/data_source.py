@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from pyspark import cloudpickle
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 FORMAT = "procession"
+WARM_UP = "procession-warm-up"
+COUNT = "count"
+"""The option of the warm-up source: its number of partitions."""
 SCHEMA = "at int, envelope string, cell binary"
 """A row in Spark: the partition that the envelope goes to next, the envelope, and, with exchange="spark", one chunk of
 its run."""
@@ -36,9 +39,9 @@ class PackedReader(DataSourceStreamReader):
 
     @cached_property
     def _reader(self) -> DataSourceStreamReader:
-        from procession.pandas_loading import defer_pandas
+        from procession.process_start import prepare_imports
 
-        defer_pandas()
+        prepare_imports()
         reader: DataSourceStreamReader = cloudpickle.loads(self._data)
         return reader
 
@@ -73,3 +76,30 @@ class IngressSource(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         return self.packed
+
+
+class EmptyReader(DataSourceReader):
+    """A reader of partitions without rows."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(number) for number in range(self._count)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return iter(())
+
+
+class RowlessSource(DataSource):
+    """A source without rows. Reading it starts each kind of Python process that an epoch needs."""
+
+    @classmethod
+    def name(cls) -> str:
+        return WARM_UP
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return EmptyReader(int(self.options[COUNT]))

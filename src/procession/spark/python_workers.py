@@ -1,33 +1,28 @@
-"""Starts Spark's Python workers before the first epoch needs them.
+"""Starts Spark's Python processes before the first epoch needs them.
 
-Invariant: this module only changes when processes start. Otherwise Spark would start the daemon of its Python workers
-with the first task, although a core is idle during parts of the driver's start. A job without input starts them as
-soon as there is a session, and Spark keeps them for the epochs. An error here occurs again in the first epoch, which
-reports it. Used by `driver/driver`.
+Invariant: this module only changes when processes start. Otherwise Spark would start the daemons of its Python
+processes, one after the other, when the query plans its source, plans its first epoch and runs its first task, although
+a core is idle during parts of the driver's start. A job on a source without rows starts them as soon as there is a
+session, and Spark keeps them for the query. An error here occurs again in the query, which reports it. Used by
+`driver/driver`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from procession.spark.exchange import map_in_arrow
-
-
-def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches unchanged: the function of the job that starts the workers."""
-    yield from batches
+from procession.spark.data_source import COUNT, WARM_UP, RowlessSource
 
 
 def start_python_workers(spark: SparkSession, count: int) -> None:
-    """Let Spark start this many Python workers in the background."""
+    """Let Spark start this many Python workers in the background, and the processes that plan their work."""
 
     def run() -> None:
         with suppress(Exception):
-            map_in_arrow(spark.range(0, count, 1, count), unchanged, "id long").collect()
+            spark.dataSource.register(RowlessSource)
+            spark.read.format(WARM_UP).option(COUNT, count).load().collect()
 
     threading.Thread(target=run, name="python workers", daemon=True).start()

@@ -30,15 +30,16 @@ log = structlog.get_logger("driver")
 
 ATTEMPTS_PER_EPOCH = 1 << 20
 
-PROGRAM = f"from procession.pandas_loading import defer_pandas; defer_pandas(); from {__name__} import main; main()"
-"""The program of the process. The import of pandas must be deferred before this module's imports load Arrow."""
+PROGRAM = f"from procession.process_start import prepare_imports as p; p(); from {__name__} import main; main()"
+"""The program of the process. Imports are prepared before this module's imports load Arrow."""
 
 Reply = list[RoutedManifest] | str
 """The worker's result of an epoch, or the reason why there is none."""
 
 
 class ResidentWorker:
-    """The driver's side: one worker process, replaced when it ends."""
+    """The driver's side: one worker process, replaced when it ends. Its first epoch starts it, unless `start` is called
+    before: at the driver's start, other processes need the cores."""
 
     def __init__(self) -> None:
         self._program: bytes | None = None
@@ -46,13 +47,13 @@ class ResidentWorker:
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_ready = False
-        self._start()
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Start a process, which imports its modules while the driver continues."""
         with self._lock:
             if self._is_closed:
@@ -75,7 +76,8 @@ class ResidentWorker:
         from procession.spark.pickled_program import pickled
 
         self._program = pickled(task)
-        self._send(self._program)
+        if self._process is not None:
+            self._send(self._program)
 
     def _send(self, data: bytes) -> bool:
         try:
@@ -86,6 +88,9 @@ class ResidentWorker:
 
     def run(self, epoch: int, first: int, pieces: tuple[LogRange, ...]) -> list[RoutedManifest] | None:
         """Run the tasks of an epoch. Return None if the worker is not ready, or has not finished them."""
+        if self._process is None:
+            self.start()
+            return None
         try:
             if not self._is_ready:
                 if not self._connection.poll():
@@ -104,23 +109,26 @@ class ResidentWorker:
         return reply
 
     def _replace(self, epoch: int) -> None:
-        self._end()
+        status = self._end()
         if not self._is_closed:
-            log.warning("small_epoch.worker_ended", epoch=epoch, status=self._process.returncode)
-            self._start()
+            log.warning("small_epoch.worker_ended", epoch=epoch, status=status)
+            self.start()
 
-    def _end(self) -> None:
-        """Wait until the process has ended, because it must not write while Spark's tasks run."""
+    def _end(self) -> int:
+        """Wait until the process has ended, because it must not write while Spark's tasks run. Return its status."""
+        assert self._process is not None
         self._process.kill()
-        self._process.wait()
+        status = self._process.wait()
         self._connection.close()
+        return status
 
     def close(self) -> None:
         """End the process. A `run` in another thread returns None."""
         with self._lock:
             self._is_closed = True
-            self._process.kill()
-            self._process.wait()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
 
 
 def serve(connection: Connection) -> None:

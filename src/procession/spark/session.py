@@ -7,22 +7,31 @@ manifests do. So the JVM is tuned for many small jobs and a quick start, not for
 
 from __future__ import annotations
 
-import hashlib
 import os
+import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import py4j
 import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from procession.cache import INSTALLED, VARIABLE, cache_directory
 from procession.errors import ConfigError
-from procession.spark.java import java_build
+from procession.spark import jvm_launch
+from procession.spark.jvm_launch import (
+    MEMORY,
+    Jvm,
+    archive_options,
+    driver_options,
+    is_direct,
+    set_variables,
+    start_jvm,
+)
 from procession.spark.master import LOCAL_CLUSTER, STANDALONE, YARN, is_on_this_machine
 from procession.spark.shipped_environment import PYTHON, ShippedEnvironment, make_place
 
@@ -31,6 +40,7 @@ Session = SparkSession
 
 FILES = "spark.hadoop.fs.file.impl"
 RAW_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
+MEMORY_PROPERTY = "spark.driver.memory"
 
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
@@ -62,8 +72,14 @@ SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.ui.retainedTasks", "100", "kept in memory even without the user interface"),
     ("spark.driver.host", "127.0.0.1", "listen on loopback by default"),
     ("spark.driver.bindAddress", "127.0.0.1", "listen on loopback by default"),
-    ("spark.driver.memory", "1g", "manifests are small"),
+    (MEMORY_PROPERTY, MEMORY, "manifests are small"),
 )
+
+MANIFEST_SETTINGS: tuple[tuple[str, str, str], ...] = (
+    ("spark.sql.codegen.wholeStage", "false", "a plan for a few manifests takes longer to compile than to run"),
+    ("spark.sql.codegen.factoryMode", "NO_CODEGEN", "as above; loading the compiler also delays the first epoch"),
+)
+"""Further settings for pipelines without Spark SQL transforms, whose rows are all manifests."""
 
 CLUSTER_SETTINGS: tuple[tuple[str, str, str], ...] = (
     ("spark.network.timeout", "20s", "a host that hangs counts as lost after this time; the default is two minutes"),
@@ -91,19 +107,17 @@ LOCAL_SETTINGS: tuple[tuple[str, str, str], ...] = (
 """Further settings for executors on this machine. On other machines the package may be missing, which
 `spark/executor_check` must be able to report."""
 
-JAVA_OPTIONS = (
-    "-Xss16m",  # Spark matches whole Python tracebacks with one regular expression, which overflows smaller stacks
-    "-XX:TieredStopAtLevel=1",  # the JVM handles only manifests: prefer fast compilation to fast code
-    "-XX:+UseSerialGC",  # a small heap on few cores
-    "-Xshare:auto",
-)
-
 PYTHON_ARCHIVES = "PYSPARK_ARCHIVES_PATH"
 """Environment variable of Spark's client of YARN."""
 JOINED = ("spark.files",)
 """Properties that are lists: the user's values are added to ours."""
+JAVA_OPTIONS: tuple[str, ...] = jvm_launch.JAVA_OPTIONS
+"""The options of every JVM of a session. Benchmarks leave some out."""
 DRIVER_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 MEMORY_REFUSED = "Asked to launch cluster with"
+
+SOURCE_PACKAGES = "pyspark_"
+"""Prefix of the names of packages in which Spark looks for Python data sources."""
 
 TASK_FAILURES_MAX = 4
 """Maximum number of attempts of a task whose worker was killed. A user's error is not retried; the manifest contains
@@ -123,6 +137,8 @@ def open_session(
     properties: Mapping[str, str] | None = None,
     shipped: ShippedEnvironment | None = None,
     spark_secret: str = "",
+    jvm: Jvm | None = None,
+    is_for_manifests: bool = False,
 ) -> SparkSession:
     """Open a session with SETTINGS, on `master` or on as many local threads as the plan has tasks. `properties` are
     the user's properties, which override SETTINGS and `master`.
@@ -130,14 +146,15 @@ def open_session(
     Executors that Spark starts on this machine, for a `local-cluster`, write their logs to `work` in `home`. Temporary
     files are in `scratch`, sockets in `sockets`; both must be on this machine. The default is the system's temporary
     directory. Executors on other machines get the environment `shipped`. `spark_secret` is the secret of the cluster's
-    ports."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable if shipped is None else PYTHON
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_HOME"] = str(spark_home(home))
+    ports. `jvm` was started earlier for this session (`driver/early_jvm`).
+    With `is_for_manifests`, MANIFEST_SETTINGS also apply."""
+    set_variables(scratch, python=sys.executable if shipped is None else PYTHON, home=home)
     options = [*JAVA_OPTIONS, *(archive_options() if java_options is None else java_options)]
     builder = SparkSession.Builder().appName(name).master(master or f"local[{parallelism},{TASK_FAILURES_MAX}]")
     is_apart = not is_on_this_machine(master or "local")
     for key, value, _ in settings_of(master or "local"):
+        builder = builder.config(key, value)
+    for key, value, _ in MANIFEST_SETTINGS if is_for_manifests else ():
         builder = builder.config(key, value)
     if is_apart and (spark_secret or not (master or "").startswith(STANDALONE)):
         for key, value, _ in SECURITY_SETTINGS:
@@ -156,21 +173,22 @@ def open_session(
             builder = builder.config("spark.python.unix.domain.socket.dir", str(sockets))
         else:
             temporary = sockets  # the setting would also apply to executors, whose machines have other directories
-    if scratch is not None:
-        os.environ["SPARK_LOCAL_DIRS"] = os.environ["TMPDIR"] = str(scratch)
-        options.append(f'"-Djava.io.tmpdir={temporary}"')
+    temporary = temporary if scratch is not None else None
+    of_driver = driver_options(options, temporary, log_file)
     if (master or "").startswith(LOCAL_CLUSTER):
-        builder = builder.config("spark.executor.extraJavaOptions", " ".join(options))
-    options.append(f"-Dlog4j2.configurationFile={_log_settings(log_file)}")
-    builder = builder.config(DRIVER_JAVA_OPTIONS, " ".join(options))
+        builder = builder.config("spark.executor.extraJavaOptions", _quoted(of_driver[:-1]))
+    builder = builder.config(DRIVER_JAVA_OPTIONS, _quoted(of_driver))
     if master == YARN:
         os.environ[PYTHON_ARCHIVES] = ",".join(map(str, python_archives()))
     for key, value in given.items():
         is_added = key == DRIVER_JAVA_OPTIONS
-        builder = builder.config(key, f"{value} {' '.join(options)}" if is_added else value)
+        builder = builder.config(key, f"{value} {_quoted(of_driver)}" if is_added else value)
     try:
-        if place is not None or spark_secret:
-            _start_context(builder, place, spark_secret)
+        if jvm is None and home is None and SparkContext._gateway is None:
+            is_recorded = is_direct(master, given, place, spark_secret)
+            jvm = start_jvm(of_driver, _memory()) if is_recorded else None
+        if jvm is not None or place is not None or spark_secret:
+            _start_context(builder, place, spark_secret, jvm)
         session = builder.getOrCreate()
     except Py4JJavaError as error:
         if refused := _refused(error, master):
@@ -178,6 +196,7 @@ def open_session(
         raise
     if master == YARN:
         _use_raw_files(session)
+    _skip_lookup(session)
     return session
 
 
@@ -215,14 +234,35 @@ def python_archives() -> list[Path]:
     return [found / "pyspark.zip", *found.glob("py4j-*-src.zip")]
 
 
-def _start_context(builder: SparkSession.Builder, place: Path | None, spark_secret: str) -> None:
-    """Start the JVM in this directory, and Spark in it. The secret is sent over the JVM's socket, because properties
-    at its start are visible on its command line."""
+def _skip_lookup(session: SparkSession) -> None:
+    """Tell Spark that no installed package has a Python data source. Otherwise it starts a Python process that looks
+    for packages with this prefix."""
+    if any(found.name.startswith(SOURCE_PACKAGES) for found in pkgutil.iter_modules()):
+        return
+    with suppress(Exception):  # another version of Spark: it looks for them itself
+        jvm: Any = session._jvm
+        manager = getattr(getattr(jvm.org.apache.spark.sql.execution.datasources, "DataSourceManager$"), "MODULE$")
+        empty = getattr(getattr(jvm.scala.collection.immutable, "Map$"), "MODULE$").empty()
+        getattr(manager, "dataSourceBuilders_$eq")(jvm.scala.Some(empty))
+
+
+def _memory() -> str:
+    return next(value for name, value, _ in SETTINGS if name == MEMORY_PROPERTY)
+
+
+def _quoted(options: Sequence[str]) -> str:
+    """Return the options as one property, which Spark splits like a shell."""
+    return " ".join(f'"{option}"' if " " in option else option for option in options)
+
+
+def _start_context(builder: SparkSession.Builder, place: Path | None, spark_secret: str, jvm: Jvm | None) -> None:
+    """Start Spark in this JVM, or in a new one in this directory. The secret is sent over the JVM's socket, because
+    properties at its start are visible on its command line."""
     conf = SparkConf()
     for key, value in builder._options.items():
         conf.set(key, value)
     popen = None if place is None else {"cwd": str(place)}
-    gateway = launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
+    gateway = jvm.gateway() if jvm is not None else launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
     if spark_secret:
         conf.set("spark.authenticate.secret", spark_secret)
     SparkContext(conf=conf, gateway=gateway)
@@ -244,59 +284,3 @@ def local_url(directory: Path) -> str:
     """Return how Spark names a directory of this machine. A bare path is one of the default file system, which may be
     HDFS. Spark takes the text as it is, so a space must not be written as `%20`, as a URI would have it."""
     return f"file://{directory.absolute()}"
-
-
-def spark_home(home: Path | None = None) -> Path:
-    """Return a SPARK_HOME whose Python path is the installed package.
-
-    Spark's own zip has no compiled modules, and importing it costs each worker most of a second."""
-    package = Path(pyspark.__file__).parent
-    name = f"spark-home-{pyspark.__version__}"
-    links = {"bin": package / "bin", "jars": package / "jars", "python/lib/pyspark.zip": package.parent}
-    for archive in (package / "python" / "lib").glob("py4j-*-src.zip"):
-        links[f"python/lib/{archive.name}"] = Path(py4j.__file__).parent.parent
-    if home is None and all(_is_link(INSTALLED / name / link, target) for link, target in links.items()):
-        return INSTALLED / name  # the installation may be read-only
-    home = home or _cache() / name
-    for link, target in links.items():
-        (home / link).parent.mkdir(parents=True, exist_ok=True)
-        if not _is_link(home / link, target):
-            draft = (home / link).with_name(f"{(home / link).name}.{os.getpid()}")
-            draft.symlink_to(target)
-            draft.replace(home / link)
-    return home
-
-
-def _is_link(name: Path, target: Path) -> bool:
-    return name.is_symlink() and name.readlink() == target
-
-
-def archive_options() -> list[str]:
-    """Return the JVM options for the class-data-sharing archive, if there is one for this Java and this Spark."""
-    archive = archive_path()
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
-
-
-def archive_path() -> Path:
-    """Return the path of the archive, whether or not it exists."""
-    key = hashlib.sha256(f"{java_build()}{pyspark.__version__}".encode()).hexdigest()[:12]
-    installed = INSTALLED / f"classes-{key}.jsa"
-    return installed if installed.exists() else _cache() / installed.name
-
-
-def _cache() -> Path:
-    directory = cache_directory()
-    if directory is None:
-        raise ConfigError(
-            f"there is no directory for the cache: neither {sys.prefix} nor a home directory is writable",
-            next_step=f"set {VARIABLE} to a directory of your own",
-        )
-    return directory
-
-
-def _log_settings(log_file: Path | None) -> Path:
-    """Return the log4j settings: warnings to a rotated file, or errors to the standard error stream."""
-    name = "log4j2-file.properties" if log_file else "log4j2-console.properties"
-    if log_file:
-        os.environ["PROCESSION_SPARK_LOG"] = str(log_file)
-    return Path(__file__).with_name(name)

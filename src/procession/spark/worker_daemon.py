@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyspark.daemon
 
-from procession.pandas_loading import defer_pandas
+from procession.process_start import prepare_imports
 
 WORKER = "pyspark.worker"
 """The module whose workers run tasks."""
@@ -33,7 +33,7 @@ def load() -> None:
     before = os.environ.get(ARROW_ALLOCATOR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault(ARROW_ALLOCATOR, "background_thread:false")
-    defer_pandas()
+    prepare_imports()
     import_module(WORKER)
     import_module(TASKS)
 
