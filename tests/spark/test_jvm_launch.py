@@ -16,7 +16,15 @@ from procession.cache import VARIABLE
 from procession.driver.early_jvm import EarlyJvm, add_to_path, start_early
 from procession.driver.scratch_directory import ScratchDirectory
 from procession.spark import jvm_launch
-from procession.spark.jvm_launch import SUBMIT, is_direct, launch_path, record_launch, spark_version, start_jvm
+from procession.spark.jvm_launch import (
+    SUBMIT,
+    is_direct,
+    jar_path,
+    launch_path,
+    record_launch,
+    spark_version,
+    start_jvm,
+)
 
 WAITING = "import sys; print('started', flush=True); sys.stdin.read()"
 OPTIONS = ["-Da=1", "-Db=two words"]
@@ -73,6 +81,24 @@ def test_the_launcher_starts_a_jvm_that_the_user_configures(name: str, monkeypat
         launch_path().unlink()
         record_launch(pid, OPTIONS)
     assert not launch_path().exists()
+
+
+@pytest.mark.parametrize("name", ["SPARK_HOME", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"])
+def test_variables_that_pyspark_sets_do_not_count_as_configuration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with launched(*OPTIONS) as pid:
+        record_launch(pid, OPTIONS)
+    assert launch_path().exists()
+
+
+def test_the_jar_is_at_the_end_of_the_class_path() -> None:
+    with launched(*OPTIONS) as pid:
+        record_launch(pid, OPTIONS)
+    jar_path().touch()
+    jvm = start_jvm(OPTIONS)
+    assert jvm is not None
+    assert f"{WAITING}:{jar_path()}" in jvm.popen.args  # type: ignore[operator]
+    jvm.close()
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"home": "/elsewhere"}'])

@@ -22,7 +22,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,8 @@ ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 
 @dataclass(frozen=True)
 class KeyedStateSetup:
-    """The options of the measurement. Spark's states are measured only in the first `spark_rounds`, because they take
-    most of the time."""
+    """The options of the measurement. Spark's states are measured only in the first `spark_rounds` (0: not at all),
+    because they take most of the time."""
 
     keys: int
     records: int
@@ -71,10 +71,10 @@ def measure(setup: KeyedStateSetup) -> dict[str, Any]:
         whole, rest = divmod(setup.records, setup.epoch_records)
         ends = _written(work / "log", setup.keys, (first, *[setup.epoch_records] * whole, *([rest] if rest else ())))
         plain_loop(work / "log", work / "expected", ends)
-        with _process(_open_ours, setup.cores) as ours, _process(_open_sparks, setup.cores) as sparks:
-            homes = {
-                variant: sparks if variant in OF_SPARK else ours for variant in VARIANTS if variant != "dictionary"
-            }
+        of_spark = OF_SPARK if setup.spark_rounds else ()
+        opened = _process(_open_sparks, setup.cores) if of_spark else nullcontext(_no_process)
+        with _process(_open_ours, setup.cores) as ours, opened as sparks:
+            homes: dict[str, Callable[..., Any]] = {"ours": ours} | dict.fromkeys(of_spark, sparks)
             for variant, home in homes.items():
                 home(_run, variant, setup.cores, _folder(work, f"warm-{variant}"), warm, None)
             found: dict[str, list[EpochCosts]] = defaultdict(list)
@@ -100,12 +100,13 @@ def _figures(found: Mapping[str, list[EpochCosts]], records: int) -> dict[str, A
             "cpu_us_per_record": statistics.median(result.used_s for result in found[variant]) / records * 1e6,
         }
         for variant in VARIANTS
+        if variant in found
     }
     return {**rates, "ours_to_dictionary": statistics.median(ratios)}
 
 
 def report_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    for variant in VARIANTS:
+    for variant in filter(figures.__contains__, VARIANTS):
         rate, used = figures[variant]["records_per_second"], figures[variant]["cpu_us_per_record"]
         yield f"{variant:12} {rate:11,.0f} records/s, {1e6 / rate:6.2f} µs a record, {used:6.2f} µs of processor time"
     yield f"ours / dictionary {figures['ours_to_dictionary']:.2f}, with {figures['keys']:,} keys"
@@ -132,6 +133,10 @@ def _scattered(numbers: npt.NDArray[np.uint64], keys: int) -> npt.NDArray[np.uin
 def _folder(work: Path, name: str) -> Path:
     (work / name).mkdir()
     return work / name
+
+
+def _no_process(*_: object) -> None:
+    raise AssertionError("Spark's states are not measured")
 
 
 # In separate processes

@@ -18,7 +18,7 @@ def state(
     keys: Annotated[int, typer.Option(min=1, max=9_999_999, help="Number of keys.")] = 10_000,
     records: Annotated[int, typer.Option(min=1, help="Records that are measured per round.")] = 1_000_000,
     rounds: Rounds = 3,
-    spark_rounds: Annotated[int, typer.Option(min=1, help="Rounds that also measure Spark's own state stores.")] = 1,
+    spark_rounds: Annotated[int, typer.Option(min=0, help="Rounds that also measure Spark's own state stores.")] = 1,
     epoch_records: Annotated[int, typer.Option(min=1, help="Records per epoch.")] = 250_000,
     many_keys: Annotated[
         int, typer.Option(min=1, max=9_999_999, help="Number of keys for the test that uses only a few of them.")

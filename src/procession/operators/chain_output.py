@@ -54,7 +54,8 @@ class Delivery(FunctionCalls):
     """One slice of rows in a chain, and its output. `flows` is the output of each stage so far."""
 
     def __init__(self, chain: Chain, rows: ChainRows) -> None:
-        super().__init__(chain.plan, chain.keys, DeadLetters(chain.plan, rows, chain.find))
+        lines_of = chain.lines_of if chain.plan.graph.is_fused else None
+        super().__init__(chain.plan, chain.keys, DeadLetters(chain.plan, rows, chain.find), lines_of)
         self.chain = chain
         self.rows = rows
         self.flows: dict[int, StageRows] = {}

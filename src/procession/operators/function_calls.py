@@ -20,6 +20,8 @@ from procession.operators.column_stages import as_values, computed, kept_rows
 from procession.operators.column_values import NotColumnar, Settled, as_objects, is_records, settled
 from procession.operators.dead_letters import DeadLetters
 from procession.operators.expressions import Expression
+from procession.operators.fusion import fused
+from procession.operators.inlining import LinesOf
 from procession.operators.stage_rows import Numbers, StageRows
 from procession.planner.graph import Kind, Node
 from procession.planner.keys import KeyCodec
@@ -30,8 +32,9 @@ from procession.times import all_nanoseconds, nanoseconds
 class FunctionCalls:
     """The calls of one pass of a chain."""
 
-    def __init__(self, plan: Plan, keys: KeyCodec, dead_letters: DeadLetters) -> None:
+    def __init__(self, plan: Plan, keys: KeyCodec, dead_letters: DeadLetters, lines_of: LinesOf | None = None) -> None:
         self.plan = plan
+        self.lines_of = lines_of
         self.key_codec = keys
         self.dead_letters = dead_letters
 
@@ -97,7 +100,12 @@ class FunctionCalls:
             else:
                 found = computed(function, flow.values)
                 return self._without_errors(index, flow, found), found.values
-        results, rows = self._each(index, function, flow)
+
+        def failed(_place: int, row: int, error: Exception) -> None:
+            self.dead_letters.add(index, flow, row, error)
+
+        # One function, so that a key or a time that is a single expression is inlined.
+        results, rows = fused((Kind.MAP,), (function,), flow.as_list(), failed, self.lines_of)
         return flow.only(rows), results
 
     def _without_errors(self, index: int, flow: StageRows, found: Settled) -> StageRows:

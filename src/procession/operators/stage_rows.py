@@ -71,7 +71,7 @@ class StageRows:
             None if self.times is None else self.times[start:end],
         )
 
-    def only(self, rows: list[int] | None) -> StageRows:
+    def only(self, rows: Sequence[int] | Numbers | None) -> StageRows:
         """Return these rows (None: all rows)."""
         return self if rows is None else self.take(np.asarray(rows, dtype=np.int64))
 

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -21,18 +23,19 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from procession.cache import VARIABLE
 from procession.errors import StorageError
-from procession.spark.jvm_launch import JAVA_OPTIONS, archive_path, driver_options, launch_path, record_launch
+from procession.spark.jvm_launch import JAVA_OPTIONS, archive_path, driver_options, jar_path, launch_path, record_launch
 from procession.spark.session import local_url, open_session
 
 EPOCHS = 3
 WARM_UP_TIMEOUT_S = 120
 DUMP = "PROCESSION_DUMP_CLASSES"
+SOURCE = Path(__file__).with_name("NioLocalFileSystem.java")
 
 
 def warm() -> Path | None:
     """Create the archive if there is none. Return its path, or None if this Java cannot create one."""
     archive = archive_path()
-    if archive.exists() and launch_path().exists():
+    if archive.exists() and launch_path().exists() and jar_path().exists():
         return archive
     launch_path().unlink(missing_ok=True)  # Spark's launcher must start the JVM
     try:
@@ -101,6 +104,18 @@ def warm_up(spark: SparkSession, *, fails: bool = False) -> None:
             query.awaitTermination(WARM_UP_TIMEOUT_S) if fails else query.stop()
 
 
+def write_jar(spark: SparkSession) -> None:
+    """Compile our file system with Spark's compiler of queries, because a Java runtime has no other."""
+    jvm: Any = spark._jvm
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.cook(SOURCE.read_text())
+    draft = jar_path().with_suffix(f".{os.getpid()}")
+    with ZipFile(draft, "w") as jar:
+        for name, code in compiler.getBytecodes().items():
+            jar.writestr(f"{name.replace('.', '/')}.class", bytes(code))
+    draft.replace(jar_path())
+
+
 def dump_classes(archive: str) -> None:
     """Run the warm-up epochs in a JVM that writes the archive when it exits."""
     options = [f"-XX:ArchiveClassesAtExit={archive}", "-Xlog:cds=off"]
@@ -108,6 +123,8 @@ def dump_classes(archive: str) -> None:
     with suppress(ValueError):
         pid = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
         record_launch(pid, driver_options([*JAVA_OPTIONS, *options], None, None))
+    with suppress(Exception):  # a version of Spark with another compiler: chmod sets the permissions
+        write_jar(spark)
     warm_up(spark, fails=True)  # so that the archive also has the classes for failures
     spark.stop()
 

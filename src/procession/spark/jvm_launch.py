@@ -45,8 +45,11 @@ CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """PySpark's environment variable for the file to which the JVM writes its port and its secret."""
 ATTACHED = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")
 """PySpark's environment variables for a JVM that runs already."""
-OF_USERS = re.compile(r"(SPARK_(?!HOME$|LOCAL_DIRS$)|PYSPARK_SUBMIT_ARGS$|HADOOP_CONF_DIR$|YARN_CONF_DIR$)")
-"""Environment variables from which Spark's launcher makes another command."""
+OF_USERS = re.compile(
+    r"SPARK_(?!HOME$|LOCAL_DIRS$|AUTH_SOCKET_TIMEOUT$|BUFFER_SIZE$)|PYSPARK_SUBMIT_ARGS$|HADOOP_CONF_DIR$|YARN_CONF_DIR$"
+)
+"""Environment variables from which Spark's launcher makes another command. The excepted ones are set by `set_variables`
+and by PySpark itself."""
 OF_LAUNCHER = re.compile(r"SPARK_(SCALA_VERSION|ENV_LOADED|CONF_DIR|CONNECT_MODE)$|PYTHONHASHSEED$")
 """Environment variables that Spark's scripts set."""
 POLL_S = 0.01
@@ -111,7 +114,10 @@ def start_jvm(options: Sequence[str], memory: str = MEMORY) -> Jvm | None:
         recorded = json.loads(launch_path().read_text())
         if recorded["home"] != str(spark_home()):
             return None
-        command = [*recorded["before"], f"-Xmx{memory}", *options, *recorded["after"], SHELL]
+        *before, class_path = recorded["before"]
+        if jar_path().exists():  # at the end, so that the class archive stays valid
+            class_path = f"{class_path}{os.pathsep}{jar_path()}"
+        command = [*before, class_path, f"-Xmx{memory}", *options, *recorded["after"], SHELL]
         return Jvm(command, os.environ | recorded["environment"])
     except (OSError, ValueError, LookupError):
         return None
@@ -227,6 +233,11 @@ def archive_path() -> Path:
 def launch_path() -> Path:
     """Return the path of the recorded command, whether or not it exists."""
     return _cached("launch", "json")
+
+
+def jar_path() -> Path:
+    """Return the path of the jar with our class for the JVM, whether or not it exists."""
+    return _cached("file-system", "jar")
 
 
 def _cached(name: str, suffix: str) -> Path:

@@ -29,6 +29,7 @@ from procession.spark.jvm_launch import (
     archive_options,
     driver_options,
     is_direct,
+    jar_path,
     set_variables,
     start_jvm,
 )
@@ -41,6 +42,8 @@ Session = SparkSession
 FILES = "spark.hadoop.fs.file.impl"
 RAW_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
 MEMORY_PROPERTY = "spark.driver.memory"
+OUR_FILES = "procession.NioLocalFileSystem"
+"""RAW_FILES without a process for each change of permissions. Only in a JVM that was started with its jar."""
 
 SETTINGS: tuple[tuple[str, str, str], ...] = (
     (
@@ -187,6 +190,8 @@ def open_session(
         if jvm is None and home is None and SparkContext._gateway is None:
             is_recorded = is_direct(master, given, place, spark_secret)
             jvm = start_jvm(of_driver, _memory()) if is_recorded else None
+        if jvm is not None and jar_path().exists() and builder._options.get(FILES) == RAW_FILES:
+            builder = builder.config(FILES, OUR_FILES)
         if jvm is not None or place is not None or spark_secret:
             _start_context(builder, place, spark_secret, jvm)
         session = builder.getOrCreate()

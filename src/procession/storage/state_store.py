@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ class TaskStates:
             self._write()
             self.known.clear()
         if self._opened:
-            missing = [key for key in set(keys).difference(self.known) if key not in self._touched]
-            if missing:
+            # Nearly always there are none, so this is a loop in C.
+            unknown = set(filterfalse(self.known.__contains__, keys))
+            if missing := [key for key in unknown if key not in self._touched]:
                 self._fetch(missing)
         return self.known
 
