@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 from decimal import Decimal
 from typing import Any
@@ -83,3 +84,28 @@ def test_a_function_that_raises_on_a_record_is_called_for_the_others() -> None:
     results, rows = made._each(0, lambda record: 1 // record["n"], StageRows(list(RECORDS)))
     assert (results, rows) == ([1, 0], [0, 3])
     assert [row for row, _ in errors.found] == [1, 2]
+
+
+def first_number(record: dict[str, Any]) -> Any:
+    return record["n"] // record["n"]
+
+
+def test_the_function_of_a_key_is_inlined_if_it_is_one_expression() -> None:
+    """An error of an inlined function has a note, because its traceback does not name the function."""
+    found = []
+    for lines_of in (None, linecache.getlines):
+        made, errors = calls()
+        made.lines_of = lines_of
+        notes: list[Any] = []
+        add = errors.add
+
+        def noted(stage: int, flow: StageRows, row: int, error: Exception, add: Any = add, to: Any = notes) -> None:
+            to.append(getattr(error, "__notes__", None))
+            add(stage, flow, row, error)
+
+        errors.add = noted  # type: ignore[method-assign]
+        flow, keys = made._evaluated(0, first_number, StageRows(list(RECORDS)))
+        found.append((flow.all_origins().tolist(), keys, errors.found))
+        assert all(("first_number" in str(note)) == (lines_of is not None) for note in notes)
+        assert len(notes) == 2
+    assert found[0] == found[1]
