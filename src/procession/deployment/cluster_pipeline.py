@@ -17,7 +17,7 @@ from typing import Any
 
 from procession.cluster.namespace_cluster import NamespaceCluster
 from procession.cluster.namespace_hosts import NamespaceHost, entered
-from procession.deployment.local_pipeline import DRIVER, LocalPipeline, nothing
+from procession.deployment.local_pipeline import DRIVER, LocalPipeline
 from procession.deployment.pipeline_replicas import PipelineReplicas, check_place
 from procession.deployment.run_inputs import FilePattern
 from procession.deployment.settings import Settings
@@ -97,7 +97,7 @@ class ClusterPipeline:
     def is_new(self) -> bool:
         return self.ends.is_new
 
-    def start(self, beside: Callable[[], None] = nothing) -> bool:
+    def start(self, beside: Callable[[], None] = lambda: None) -> bool:
         """Start gateways and sinks, then the driver, and call `beside`. Return False if asked to stop meanwhile."""
         for local in (self.ends, self.driver):
             make_private(local.directory.parent)

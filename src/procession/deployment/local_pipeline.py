@@ -64,10 +64,6 @@ STARTED = time.monotonic()
 COMMAND = (sys.executable, "-m", "procession")
 
 
-def nothing() -> None:
-    """Do nothing."""
-
-
 def _as_it_is(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv)
 
@@ -164,7 +160,7 @@ class LocalPipeline:
         """Whether the first gateway admits producers before a driver has confirmed its log: nothing was ever in it."""
         return not self.gateway_directory.exists()
 
-    def start(self, beside: Callable[[], None] = nothing) -> bool:
+    def start(self, beside: Callable[[], None] = lambda: None) -> bool:
         """Start gateways, sinks and the driver. Return False if asked to stop meanwhile. `beside` is called when
         gateways and sinks are ready, and starts what need not wait for the driver."""
         return self.start_ends(has_early_driver=True) and self.start_driver(beside)
@@ -190,7 +186,7 @@ class LocalPipeline:
             self.supervisor.start_early(self._driver_part(self._driver(), EARLY))
         return self.supervisor.wait_ready(*names)
 
-    def start_driver(self, beside: Callable[[], None] = nothing) -> bool:
+    def start_driver(self, beside: Callable[[], None] = lambda: None) -> bool:
         """Start the driver, or let the early driver take over, and call `beside`. The sinks must be ready. Return False
         if asked to stop meanwhile."""
         part = self.driver_part()
