@@ -126,9 +126,9 @@ async def test_the_driver_of_the_same_fence_or_a_later_one_replaces_and_an_earli
 @on_a_loop
 async def test_only_so_many_checkpoints_without_a_driver_are_remembered(tmp_path: Path) -> None:
     async with serving(tmp_path) as (address, server):
-        kept = await Driver.connected(address, replace(GREETING, checkpoint="kept"))
+        kept = await Driver.connected(address, replace(GREETING, checkpoint_id="kept"))
         for number in range(CHECKPOINTS_MAX + 3):
-            driver = await Driver.connected(address, replace(GREETING, checkpoint=f"id {number}"))
+            driver = await Driver.connected(address, replace(GREETING, checkpoint_id=f"id {number}"))
             driver.writer.close()
         assert len(server._drivers) <= CHECKPOINTS_MAX
         assert "kept" in server._drivers
@@ -168,8 +168,8 @@ HOSTILE = {
     "not JSON": b"\0\0\0\1x",
     "not an object": b"\0\0\0\2[]",
     "no greeting": b"\0\0\0\2{}",
-    "wrong types": framed({"checkpoint": [1], "fence": "x", "cookie": 2, "format": "y"}),
-    "cookie is not hexadecimal": framed({"checkpoint": "x", "fence": 1, "cookie": "zz", "format": 1}),
+    "wrong types": framed({"checkpoint_id": [1], "fence": "x", "cookie": 2, "format": "y"}),
+    "cookie is not hexadecimal": framed({"checkpoint_id": "x", "fence": 1, "cookie": "zz", "format": 1}),
 }
 
 
@@ -197,7 +197,7 @@ async def test_silent_strangers_make_room_and_lose_their_connection_in_time(tmp_
         silent = [await asyncio.open_connection(*address) for _ in range(3)]
         async with asyncio.timeout(5):
             assert await silent[0][0].read() == b"", "the oldest makes room"
-        await Driver.connected(address, replace(GREETING, checkpoint="another"))
+        await Driver.connected(address, replace(GREETING, checkpoint_id="another"))
         assert not served.writer.is_closing()
     async with serving(tmp_path, lambda config: replace(config, greeting_timeout_s=0.05)) as (address, _):
         reader, _ = await asyncio.open_connection(*address)

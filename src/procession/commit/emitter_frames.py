@@ -53,7 +53,7 @@ EVENTS: Mapping[str, type[Event]] = {
 class DriverGreeting:
     """The first message over the network: the driver of this checkpoint, and its fence."""
 
-    checkpoint: str
+    checkpoint_id: str
     fence: int
     cookie: bytes = field(default=b"", repr=False)
     format: int = FORMAT
@@ -140,7 +140,7 @@ def written_greeting(greeting: DriverGreeting) -> bytes:
 def read_greeting(document: Mapping[str, Any]) -> DriverGreeting:
     """Parse a greeting. Raises RemoteProtocolError if the document is not a greeting."""
     match document:
-        case {"checkpoint": str(checkpoint), "fence": int(fence), "cookie": str(cookie), "format": int(number)}:
+        case {"checkpoint_id": str(checkpoint), "fence": int(fence), "cookie": str(cookie), "format": int(number)}:
             with suppress(ValueError):
                 return DriverGreeting(checkpoint, fence, bytes.fromhex(cookie), number)
     raise RemoteProtocolError("The first message to an emitter is not the greeting of a driver.")

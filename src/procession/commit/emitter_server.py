@@ -138,13 +138,13 @@ class EmitterServer:
             self._strangers.pop(task, None)
             frames.bytes_max = FRAME_BYTES_MAX
             writer.write(written_reply(None))
-            log.info("emitter.driver_connected", peer=peer, checkpoint=greeting.checkpoint, fence=greeting.fence)
+            log.info("emitter.driver_connected", peer=peer, checkpoint=greeting.checkpoint_id, fence=greeting.fence)
             try:
                 await EmitterSession(writer, self._adapted, self._links).serve(requests)
             finally:
                 if driver.session is task:
                     driver.session = None
-                log.info("emitter.driver_left", peer=peer, checkpoint=greeting.checkpoint, fence=greeting.fence)
+                log.info("emitter.driver_left", peer=peer, checkpoint=greeting.checkpoint_id, fence=greeting.fence)
         except ProcessionError as error:
             log.warning("emitter.refused", peer=peer, reason=error.sentence)
             if task in self._strangers and not writer.is_closing():
@@ -166,17 +166,17 @@ class EmitterServer:
                 f"The emitter refuses the driver: it speaks format {greeting.format}, the emitter 1 to {FORMAT}.",
                 next_step="Start the driver and the emitter in the same version.",
             )
-        known = self._drivers.get(greeting.checkpoint)
+        known = self._drivers.get(greeting.checkpoint_id)
         if known is not None and greeting.fence < known.fence:
             raise FencedError(
                 f"The emitter serves a later driver, with fence {known.fence} instead of {greeting.fence}.",
                 next_step="If there is no later driver, restart the emitter.",
             )
         if known is not None and known.session is not None:
-            log.info("emitter.driver_replaced", checkpoint=greeting.checkpoint, fence=known.fence)
+            log.info("emitter.driver_replaced", checkpoint=greeting.checkpoint_id, fence=known.fence)
             known.session.cancel()
         self._forget()
-        self._drivers[greeting.checkpoint] = served = ServedDriver(greeting.fence, task)
+        self._drivers[greeting.checkpoint_id] = served = ServedDriver(greeting.fence, task)
         return served
 
     def _forget(self) -> None:
