@@ -12,7 +12,7 @@ from procession.sdk.pacing import BURST_S, Backoff, RateLimit
 
 @given(st.integers())
 def test_waits_grow_to_the_limit_are_never_zero_and_can_be_reset(seed: int) -> None:
-    backoff = Backoff(first_s=0.1, limit_s=1.0, chance=random.Random(seed))
+    backoff = Backoff(first_s=0.1, limit_s=1.0, uniform=random.Random(seed).uniform)
     for bound_s in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
         assert bound_s / 2 <= backoff.next_s() <= bound_s
     backoff.reset()

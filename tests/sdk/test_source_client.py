@@ -19,7 +19,7 @@ from procession.sdk.pacing import Backoff
 from procession.sdk.source_client import SourceClient
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream
-from procession.sdk.source_session import CONFIRM_PAUSE_S, StreamFeed
+from procession.sdk.source_session import CONFIRM_PAUSE_S, REFUSED_PAUSE_S, StreamFeed
 from procession.sdk.stream_progress import KnownStreams
 from procession.wire.connection import Connection
 from procession.wire.lifecycle import ConnectionSide, Role
@@ -224,6 +224,21 @@ async def test_a_refused_stream_is_requested_again_after_the_next_ack() -> None:
         assert isinstance(await peer.receive(), Notify)
         peer.send(NotifyAck(True, ONE.id, 4))
         assert await taken(peer, 5) == expected(5, 10)
+
+
+@on_a_loop
+async def test_a_refusal_that_comes_with_an_ack_is_not_repeated_at_once() -> None:
+    """The simulator found this case: with a small window of credits, each refusal comes with an ACK."""
+    repeats = 5
+    async with Gateway() as gateway, running(ListSource({ONE: TEN}), gateway):
+        peer = await greeted(gateway)
+        started_s = asyncio.get_running_loop().time()
+        for _ in range(repeats):
+            assert isinstance(await peer.receive(), Notify)
+            peer.send(NotifyAck(False, ONE.id, 0))
+            peer.send(Ack(1))
+        assert isinstance(await peer.receive(), Notify)
+        assert asyncio.get_running_loop().time() - started_s >= 0.9 * repeats * REFUSED_PAUSE_S
 
 
 @on_a_loop

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from procession.errors import StorageError
 from procession.format_number import check_format
+from procession.runtime.files import FileSystem
+from procession.runtime.host_files import HOST_FILES
 from procession.storage.journal import Entry, Journal, read_journal_from
 
 FORMAT = 2
@@ -24,8 +26,8 @@ FORMAT = 2
 class AckLog:
     """Appends acknowledgements to a file. A restarted source continues the file of its earlier process."""
 
-    def __init__(self, path: Path) -> None:
-        self._journal = Journal(path)
+    def __init__(self, path: Path, files: FileSystem = HOST_FILES) -> None:
+        self._journal = Journal(path, files)
         self._journal.open(lambda entry: _check(entry, path))
         if self._journal.is_empty:
             self._journal.append({"format": FORMAT}, is_synced=False)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from procession.errors import StorageError
+from procession.runtime.host import HOST, Host
 from procession.sdk.source_records import Batch
 from procession.storage.durable import fsync_dir, make_directory, write_durably
 from procession.storage.log import (
@@ -161,14 +162,21 @@ class Spool:
     is_durable = True
     is_unnumbered = False
 
-    def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX) -> None:
+    def __init__(self, directory: Path, *, segment_bytes_max: int = SEGMENT_BYTES_MAX, host: Host = HOST) -> None:
         self.directory = directory
+        self._files = host.files
         self._unsent = directory / UNSENT
-        make_directory(directory)
-        if not segment_bases(directory):
-            write_durably(self._unsent, b"")
-        self._log = IngressLog(directory, segment_bytes_max=segment_bytes_max, use=SPOOL)
-        self._sent_end = 0 if self._unsent.exists() else self._log.next_sequence
+        make_directory(directory, self._files)
+        if not segment_bases(directory, self._files):
+            write_durably(self._unsent, b"", self._files)
+        self._log = IngressLog(
+            directory,
+            segment_bytes_max=segment_bytes_max,
+            use=SPOOL,
+            files=self._files,
+            new_incarnation=lambda: host.random_bits(64) or 1,
+        )
+        self._sent_end = 0 if self._files.exists(self._unsent) else self._log.next_sequence
         """Records from this number on were never sent, so they cannot be committed."""
         self._done = self._log.start_sequence
         """The first record that is not known to be committed."""
@@ -201,9 +209,9 @@ class Spool:
                 path=str(self.directory),
             )
         self._done = max(self._done, following)
-        if self._unsent.exists():
-            self._unsent.unlink()
-            fsync_dir(self.directory)
+        if self._files.exists(self._unsent):
+            self._files.remove(self._unsent)
+            fsync_dir(self.directory, self._files)
 
     def append(self, batch: Batch) -> None:
         count = len(batch)

@@ -8,21 +8,27 @@ twentieth of a second, so a stall is not followed by a burst. Callers pass the t
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 FIRST_S = 0.05
 LIMIT_S = 5.0
 
 
 class Backoff:
-    def __init__(self, first_s: float = FIRST_S, limit_s: float = LIMIT_S, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        first_s: float = FIRST_S,
+        limit_s: float = LIMIT_S,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
         self._first_s = first_s
         self._limit_s = limit_s
         self._bound_s = first_s
-        self._chance = chance or random.Random()
+        self._uniform = uniform
 
     def next_s(self) -> float:
         """Return the seconds to wait now, and increase the next wait."""
-        wait_s = self._bound_s * self._chance.uniform(0.5, 1.0)
+        wait_s = self._bound_s * self._uniform(0.5, 1.0)
         self._bound_s = min(self._limit_s, self._bound_s * 2)
         return wait_s
 

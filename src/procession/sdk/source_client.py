@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable
 
@@ -17,6 +16,7 @@ import structlog
 from procession.address import Address, notice_silence, parse_address, parse_addresses
 from procession.errors import ConfigError, RemoteProtocolError, UsageError
 from procession.log_format import keep_quiet, print_uncaught_as_sentences
+from procession.runtime.host import HOST, Host
 from procession.sdk.ack_log import AckLog
 from procession.sdk.pacing import Backoff, RateLimit
 from procession.sdk.source_options import SourceOptions
@@ -46,13 +46,19 @@ class SourceClient:
             tried.
         options: The options of the source.
         backoff: The waits between two attempts. None: those of the options.
+        host: The clocks and the files that the client uses.
 
     Raises:
         UsageError: The rate or the dialect is not valid.
     """
 
     def __init__(
-        self, source: Source, address: Address | str, options: SourceOptions, backoff: Backoff | None = None
+        self,
+        source: Source,
+        address: Address | str,
+        options: SourceOptions,
+        backoff: Backoff | None = None,
+        host: Host = HOST,
     ) -> None:
         keep_quiet()
         print_uncaught_as_sentences()
@@ -63,19 +69,20 @@ class SourceClient:
                 f"{options.dialect!r} is not a dialect.", next_step=f"Choose one of {', '.join(DIALECTS)}."
             )
         self._source = source
+        self._host = host
         self._homes = deque(parse_addresses(address) if isinstance(address, str) else [address])
         self._address = self._homes[0]
         self._options = options
         self._backoff = backoff or Backoff(options.backoff_first_s, options.backoff_limit_s)
-        self._acks = AckLog(options.acks) if options.acks else None
+        self._acks = AckLog(options.acks, host.files) if options.acks else None
         self._known = KnownStreams()
         self._readings: dict[int, StreamReader] = {}
         self._feed: StreamFeed | None = None
         self._sessions = 0
-        self._disconnected_since_s = time.monotonic()
-        self._reported = (time.monotonic(), 0)
+        self._disconnected_since_s = self._host.monotonic_s()
+        self._reported = (self._host.monotonic_s(), 0)
         self._encoder = new_encoder()
-        self._pace = RateLimit(options.rate, time.monotonic()) if options.rate else None
+        self._pace = RateLimit(options.rate, self._host.monotonic_s()) if options.rate else None
 
     @property
     def committed(self) -> dict[int, int | None]:
@@ -86,7 +93,7 @@ class SourceClient:
         """Return the progress so far."""
         streams = self._known.streams.values()
         sent = sum(progress.sent for progress in streams)
-        (before_s, before), now_s = self._reported, time.monotonic()
+        (before_s, before), now_s = self._reported, self._host.monotonic_s()
         self._reported = (now_s, sent)
         return Report(
             state=self._state(),
@@ -180,7 +187,7 @@ class SourceClient:
     def _progressed(self, progress: StreamProgress) -> None:
         assert progress.committed is not None
         if self._acks:
-            self._acks.record(progress.stream.id, progress.committed, time.time())
+            self._acks.record(progress.stream.id, progress.committed, self._host.wall_clock_s())
         if isinstance(self._source, Forgetful):
             self._source.forget(progress.stream, progress.committed)
 
@@ -190,7 +197,7 @@ class SourceClient:
         complaints = 0
         is_waiting = False
         while True:
-            before, began_s = self.committed, time.monotonic()
+            before, began_s = self.committed, self._host.monotonic_s()
             try:
                 restart = await self._trusted(self._session())
             except OSError as error:
@@ -212,7 +219,7 @@ class SourceClient:
                 if restart is None:
                     return
                 self._go_to(restart)
-            if self.committed != before or time.monotonic() - began_s > self._options.backoff_limit_s:
+            if self.committed != before or self._host.monotonic_s() - began_s > self._options.backoff_limit_s:
                 self._backoff.reset()
                 is_waiting = False
             self._check_patience()
@@ -220,7 +227,7 @@ class SourceClient:
 
     def _check_patience(self) -> None:
         patience_s = self._options.patience_s
-        if patience_s is not None and time.monotonic() - self._disconnected_since_s > patience_s:
+        if patience_s is not None and self._host.monotonic_s() - self._disconnected_since_s > patience_s:
             raise ConfigError(
                 f"No gateway at {', '.join(map(str, self._homes))} opened a session within {patience_s:g} seconds.",
                 next_step="Start the gateway, or check the address; committed records are not sent again.",
@@ -258,13 +265,14 @@ class SourceClient:
                 pace=self._pace,
                 readings=self._readings,
                 encoder=self._encoder,
+                host=self._host,
                 on_progress=self._progressed,
             )
             self._sessions += 1
             return await self._feed.run(hello)
         finally:
             if self._feed and self._feed.is_welcome:
-                self._disconnected_since_s = time.monotonic()
+                self._disconnected_since_s = self._host.monotonic_s()
             self._feed = None
             writer.close()
 

@@ -9,7 +9,6 @@ confirms the end. Batches come from `sdk/stream_reader`; `sdk/source_client` rec
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -20,6 +19,7 @@ import structlog
 
 from procession.background_loading import Readiness
 from procession.errors import ConfigError, RemoteProtocolError
+from procession.runtime.host import HOST, Host
 from procession.sdk.pacing import RateLimit
 from procession.sdk.source_options import SourceOptions
 from procession.sdk.source_records import Batch, Source, Stream, UnnumberedSource
@@ -47,6 +47,10 @@ CONFIRM_PAUSE_S = 0.02
 CONFIRM_RETRY_S = 0.5
 """Minimum and maximum time between two NOTIFYs that ask whether the end of a stream is committed. The next NOTIFY is
 sent earlier if an ACK arrives."""
+
+REFUSED_PAUSE_S = 0.02
+"""Time from an ACK until a refused NOTIFY is repeated. Without it, client and gateway would exchange nothing but
+NOTIFYs and refusals, because with a small window of credits each refusal comes with an ACK."""
 
 ENCODER_FROM_RECORDS = 10_000_000
 """Number of records after which the compiled encoder makes up for its load time."""
@@ -79,6 +83,7 @@ class StreamFeed:
         pace: RateLimit | None = None,
         readings: dict[int, StreamReader] | None = None,
         encoder: Readiness | None = None,
+        host: Host = HOST,
         on_progress: Callable[[StreamProgress], None] | None = None,
     ) -> None:
         """`readings` outlives the session, so a stream has at most one reader at a time. `encoder` also outlives the
@@ -92,6 +97,7 @@ class StreamFeed:
         self._pace = pace
         self._readings = {} if readings is None else readings
         self._encoder = new_encoder() if encoder is None else encoder
+        self._host = host
         self._on_progress = on_progress
         self._credited = asyncio.Event()
         self._acked = asyncio.Event()
@@ -101,6 +107,8 @@ class StreamFeed:
         stream."""
         self._to_notify = deque(known.streams.values())
         self._refused: list[StreamProgress] = []
+        self._is_repeating = False
+        """Whether the refused NOTIFYs are about to be repeated."""
         self._unconfirmed: deque[StreamProgress] = deque()
         """The ended streams that wait for a NOTIFY to confirm their end, ordered by id."""
         self._is_asking = False
@@ -198,8 +206,9 @@ class StreamFeed:
             case Ack(_, positions):
                 for stream_id, point_of_reference in positions:
                     self._commit(self._known.streams[stream_id], point_of_reference)
-                self._to_notify.extend(self._refused)
-                self._refused.clear()
+                if self._refused and not self._is_repeating:
+                    self._is_repeating = True
+                    self._spawn(self._repeat_refused())
                 self._notify()
                 self._credited.set()
                 self._acked.set()
@@ -231,6 +240,13 @@ class StreamFeed:
             self._send(Notify(progress.stream.id, progress.stream.name, reference))
         for answer in self._connection.implied():
             self._take(answer)
+
+    async def _repeat_refused(self) -> None:
+        await asyncio.sleep(REFUSED_PAUSE_S)
+        self._is_repeating = False
+        self._to_notify.extend(self._refused)
+        self._refused.clear()
+        self._notify()
 
     def _begin(self, progress: StreamProgress) -> None:
         progress.accept()
@@ -286,7 +302,8 @@ class StreamFeed:
         if before := self._readings.get(stream.id):
             await before.ended.wait()
         options = self._options
-        reading = begin_reading(stream, after, self._source.read(stream, after), options.gather, options.event_time)
+        items = self._source.read(stream, after)
+        reading = begin_reading(stream, after, items, options.gather, options.event_time, self._host.monotonic_s)
         self._readings[stream.id] = reading
         try:
             async for batch in reading:
@@ -310,7 +327,7 @@ class StreamFeed:
 
     def _send_piece(self, progress: StreamProgress, piece: Batch, size_bytes: int) -> None:
         if self._options.is_stamping:
-            piece = piece.stamped(time.time_ns())
+            piece = piece.stamped(int(self._host.wall_clock_s() * 1e9))
         message_ids = None if progress.stream.is_ephemeral else piece.message_ids
         data = self._connection.send_messages(
             progress.stream.id, message_ids, piece.event_times, piece.keys, piece.payloads
@@ -324,7 +341,7 @@ class StreamFeed:
         while True:
             allowed = min(await self._credit(), wanted, self._options.write_records_max)
             if self._pace:
-                allowed = self._pace.take(allowed, time.monotonic())
+                allowed = self._pace.take(allowed, self._host.monotonic_s())
             if allowed:
                 return allowed
             assert self._pace

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Self
 
 from procession.errors import RecordError
@@ -23,8 +23,9 @@ from procession.sdk.source_records import Batch, Item, Items, Stream
 class StreamReader(ABC):
     """An asynchronous iterator of batches. `stop` ends it; `ended` is set when the author's code has returned."""
 
-    def __init__(self, batcher: StreamBatcher) -> None:
+    def __init__(self, batcher: StreamBatcher, monotonic_s: Callable[[], float]) -> None:
         self._gather = batcher
+        self._monotonic_s = monotonic_s
         self._delay_s = batcher.delay_s
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Condition()
@@ -62,7 +63,7 @@ class StreamReader(ABC):
             return 0.0
         if self._gather.is_empty:
             return None
-        return max(0.0, self._first_s + self._delay_s - time.monotonic())
+        return max(0.0, self._first_s + self._delay_s - self._monotonic_s())
 
     def _put(self, item: Item) -> bool:
         """Add an item that the author's code yields. Returns whether there is something new to read. Called under the
@@ -70,7 +71,7 @@ class StreamReader(ABC):
         was_empty = self._gather.is_empty
         self._gather.add(item)
         if was_empty:
-            self._first_s = time.monotonic()
+            self._first_s = self._monotonic_s()
         return was_empty or self._gather.is_due
 
     def _finish(self, error: BaseException | None) -> None:
@@ -87,8 +88,10 @@ class StreamReader(ABC):
 
 
 class _InThread(StreamReader):
-    def __init__(self, stream: Stream, batcher: StreamBatcher, items: Iterable[Item]) -> None:
-        super().__init__(batcher)
+    def __init__(
+        self, stream: Stream, batcher: StreamBatcher, items: Iterable[Item], monotonic_s: Callable[[], float]
+    ) -> None:
+        super().__init__(batcher, monotonic_s)
         # A daemon thread: an author's read that blocks forever must not keep the program from ending.
         threading.Thread(target=self._run, args=(items,), name=f"read {stream.name}", daemon=True).start()
 
@@ -129,8 +132,10 @@ class _InThread(StreamReader):
 
 
 class _InTask(StreamReader):
-    def __init__(self, stream: Stream, batcher: StreamBatcher, items: AsyncIterable[Item]) -> None:
-        super().__init__(batcher)
+    def __init__(
+        self, stream: Stream, batcher: StreamBatcher, items: AsyncIterable[Item], monotonic_s: Callable[[], float]
+    ) -> None:
+        super().__init__(batcher, monotonic_s)
         self._room = asyncio.Event()
         self._task = self._loop.create_task(self._run(items), name=f"read {stream.name}")
         self._task.add_done_callback(self._done)  # also if it was cancelled before it began
@@ -161,14 +166,19 @@ class _InTask(StreamReader):
 
 
 def begin_reading(
-    stream: Stream, after: int | None, items: Items, limits: GatherLimits, event_time: EventTimeField | None = None
+    stream: Stream,
+    after: int | None,
+    items: Items,
+    limits: GatherLimits,
+    event_time: EventTimeField | None = None,
+    monotonic_s: Callable[[], float] = time.monotonic,
 ) -> StreamReader:
     """Start the author's iterator and return the reader of its batches."""
     batcher = StreamBatcher(stream, after, limits, event_time)
     if isinstance(items, AsyncIterable):
-        return _InTask(stream, batcher, items)
+        return _InTask(stream, batcher, items, monotonic_s)
     if isinstance(items, Iterable):
-        return _InThread(stream, batcher, items)
+        return _InThread(stream, batcher, items, monotonic_s)
     raise RecordError(
         f"The source's read gave {type(items).__name__} for stream {stream.name!r}, which is not an iterator.",
         next_step="Write read as a generator: def or async def, with yield.",
