@@ -17,10 +17,15 @@ from procession.commit.abandoned_gateways import Abandoned
 from procession.commit.checkpoint import PIPELINE, Checkpoint
 from procession.commit.coordinator import Coordinator
 from procession.commit.round_record import RoundRecord, SinkShare
+from procession.commit.spark_log import METADATA
 from procession.errors import ConfigError, FencedError, PlanError, ProcessionError, StorageError
 from procession.runtime.files import FileSystem
+from procession.sim.disk import SimulatedPath
+from procession.sim.simulated_files import SimulatedFileSystem
 from procession.storage.driver_claim import CURRENT
+from procession.storage.durable import write_durably
 from procession.storage.log_ranges import LogLocation
+from tests.runtime.test_files import simulated
 
 
 def claim(root: Path, name: str = "p", fingerprint: str = "f") -> Checkpoint:
@@ -55,6 +60,15 @@ def grown(checkpoint: Checkpoint, committed: int, *, is_open: bool = False) -> C
         write_offsets(checkpoint, committed + 1)
         checkpoint.rounds.write(round_of(committed + 1))
     return checkpoint
+
+
+def test_a_claim_makes_its_copy_of_sparks_metadata_durable() -> None:
+    files: SimulatedFileSystem = simulated()
+    for _ in range(2):
+        claimed = Checkpoint.claim(SimulatedPath("checkpoint"), name="p", fingerprint="f", files=files)
+        metadata = claimed.directory / METADATA
+        assert claimed.fence == 1 or files.disk.durable_file(str(metadata)) == b'{"id":"x"}'
+        write_durably(metadata, b'{"id":"x"}', files)
 
 
 @pytest.mark.parametrize("torn", ["", "v1\n", "v1\n{", "\0" * 40])
