@@ -121,6 +121,15 @@ def test_an_existing_foreign_file_is_not_overwritten(place: Place) -> None:
     assert place.shown() == {EPOCH_0: b"one\n"}
 
 
+def test_a_renamed_file_that_has_both_names_after_a_power_cut_is_committed(place: Place) -> None:
+    participant = place.open()
+    txn = prepare(participant, 0, 0, b"one\n")
+    (place.epochs / EPOCH_0).hardlink_to(place.pending)
+    participant.phase2(txn, True)
+    assert place.shown() == {EPOCH_0: b"one\n"}
+    assert not place.pending.exists()
+
+
 def test_a_file_that_became_shorter_after_the_vote_stops_the_sink(place: Place) -> None:
     participant = place.open()
     prepare(participant, 0, 0, b"one\n")

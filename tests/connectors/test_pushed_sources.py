@@ -14,7 +14,7 @@ from procession.address import parse_address
 from procession.connectors.pushed_sources import SpoolOptions, after_answer, run_pushed
 from procession.connectors.udp_source import UdpSource, datagram_socket
 from procession.errors import StorageError
-from procession.sdk.backlog import Spool
+from procession.sdk.backlog import Buffer, Spool
 from procession.sdk.connector_program import run_source
 from procession.sdk.push_source import PushStream
 from procession.sdk.source_options import SourceOptions
@@ -75,3 +75,20 @@ def test_a_new_spool_receives_nothing_if_the_gateway_has_records_of_its_stream(t
     asyncio.run(life())
     assert spool.next_id == 0
     spool.close()
+
+
+def test_a_stream_that_failed_to_keep_records_does_not_end_as_if_it_were_complete() -> None:
+    class Full(Buffer):
+        def append(self, batch: Batch) -> None:
+            raise StorageError("the disk is full")
+
+    async def life() -> None:
+        pushed = PushStream(Stream.named("changes"), Full())
+        with pytest.raises(StorageError, match="full"):
+            await pushed.put(Batch.gathered([0], [0], [b""], [b"lost"]))
+        pushed.end()  # as the reader of a medium does after an error
+        with pytest.raises(StorageError, match="full"):
+            async for _ in pushed.read(pushed.stream, None):
+                pass
+
+    asyncio.run(life())

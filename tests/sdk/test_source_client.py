@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from procession.address import Address
-from procession.errors import ConfigError, RemoteProtocolError
+from procession.errors import ConfigError, RemoteProtocolError, StorageError
 from procession.sdk.doubles import Crash, Crashed, Gateway, ListSource, Peer
 from procession.sdk.pacing import Backoff
 from procession.sdk.source_client import SourceClient
@@ -533,3 +533,18 @@ def test_an_invalid_rate_is_refused() -> None:
     for rate in (0.0, -1.0):
         with pytest.raises(ConfigError, match="is not a rate"):
             SourceClient(ListSource({}), Address("127.0.0.1", 1), SourceOptions("p", "i", rate=rate))
+
+
+@on_a_loop
+async def test_the_error_of_a_source_keeps_its_cause() -> None:
+    reason = OSError("no space")
+
+    class Unreadable(ListSource):
+        def read(self, stream: Stream, after: int | None) -> Iterator[Batch]:
+            raise StorageError("the source cannot be read") from reason
+
+    async with Gateway() as gateway, running(Unreadable({ONE: TEN}), gateway) as client:
+        await opened(gateway)
+        with pytest.raises(StorageError) as raised:
+            await client
+    assert raised.value.__cause__ is reason

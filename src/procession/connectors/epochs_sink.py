@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from procession import faults
-from procession.connectors.pending_file import PendingFile
+from procession.connectors.pending_file import READ_BYTES, PendingFile
 from procession.errors import StorageError, UsageError
 from procession.runtime.files import FileSystem
 from procession.runtime.host_files import HOST_FILES
@@ -81,6 +81,10 @@ class EpochsOutput(Output):
         try:
             if self._files.exists(self._pending.path):
                 if self._files.exists(path) and transaction.start < transaction.end:
+                    if self._is_in_both(path):
+                        self._renew(path)
+                        self._pending.drop()
+                        return
                     raise StorageError(
                         f"{path} already exists.",
                         next_step="Move it away if it does not belong to this output, then start again.",
@@ -95,6 +99,16 @@ class EpochsOutput(Output):
         if self._files.exists(path):
             # An earlier process renamed it and may have failed to sync the directory: copy and rename it again.
             self._renew(path)
+
+    def _is_in_both(self, path: Path) -> bool:
+        """Return whether this file has the bytes of the pending file. After a power cut, a renamed file may have both
+        names: each directory is synced separately."""
+        with self._files.open(path) as renamed, self._files.open(self._pending.path) as pending:
+            size = pending.size
+            return renamed.size == size and all(
+                renamed.read(READ_BYTES, start) == pending.read(READ_BYTES, start)
+                for start in range(0, size, READ_BYTES)
+            )
 
     def _renew(self, path: Path) -> None:
         try:

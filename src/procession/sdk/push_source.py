@@ -125,6 +125,8 @@ class PushStream:
                 after = int(batch.message_ids[-1])
                 yield batch
             elif is_all:
+                if self._failure:  # then records are missing, so this is not the end of the stream
+                    raise self._failure
                 return
             else:
                 await self._until(partial(self._has_changed, synced))

@@ -126,7 +126,7 @@ class SourceClient:
                     helper.cancel()
         except BaseExceptionGroup as group:
             # The first error is the cause; the others follow from it.
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from group.exceptions[0].__cause__
         finally:
             for reading in self._readings.values():
                 reading.stop()

@@ -134,7 +134,7 @@ class StreamFeed:
                         sender.cancel()
         except BaseExceptionGroup as group:
             # The first error is the cause; the others follow from it.
-            raise group.exceptions[0] from None
+            raise group.exceptions[0] from group.exceptions[0].__cause__
 
     @property
     def needs_credits(self) -> bool:
