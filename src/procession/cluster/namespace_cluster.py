@@ -55,7 +55,8 @@ REPLICA_PORT = 7400
 MASTER, WORKER, SERVICE, REPLICA = "master", "worker", "host-service", "object-service"
 REGISTERED = "Successfully registered with master"
 START_TIMEOUT_S = 300.0
-"""It ends a hang. A program that has ended is noticed at once, and a busy machine may need minutes for so many JVMs."""
+"""Time-out for programs that hang. It is long because several JVMs start at once; a program that ends is noticed at
+once."""
 
 MEGABYTE = 1 << 20
 DAEMON_MEMORY = "256m"

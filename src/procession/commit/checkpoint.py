@@ -157,9 +157,9 @@ class Checkpoint:
         offsets: bytes | None = None,
     ) -> None:
         """Copy the last complete copy for this driver, without an undecided epoch that has records of an abandoned
-        gateway. `change` returns the new content of `pipeline.json` and of the
-        last committed round record. `offsets` are Spark's offsets of that epoch, if they change. Then an undecided
-        epoch is discarded, and so are the records of earlier epochs."""
+        gateway. `change` returns the new content of `pipeline.json` and of the last committed round record. `offsets`
+        are Spark's offsets of that epoch, if they change. Then an undecided epoch is discarded, and so are the records
+        of earlier epochs."""
         files, complete = self.files, _copies(self.root, self.files)
         draft = self.root / f"{self.fence:010d}.draft"
         files.make_directory(draft)
